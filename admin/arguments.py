@@ -13,7 +13,7 @@ from ..protocol.access.rights import AccessGrant, Rights, check_grant, check_gra
 from ..protocol.errors import InvalidRequestError
 from ..protocol.http.access import ChangeGrant
 from ..protocol.reading.instants import since_1970_ms
-from ..protocol.text import bad_text, is_not_a_time, refused_value
+from ..protocol.text import describe_invalid_value, invalid_unicode_text, is_not_a_time
 
 T = TypeVar("T")
 
@@ -32,12 +32,12 @@ def convert_argument(target_type: type[T], value: object, **arguments: str) -> T
     try:
         return msgspec.convert(value, target_type)
     except msgspec.ValidationError as error:
-        text = refused_value(error, target_type)
+        text = describe_invalid_value(error, target_type)
         for field, argument in arguments.items():
             text = text.replace(f"`$.{field}`", argument)
         raise InvalidRequestError(text) from None
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(bad_text(error)) from None
+        raise InvalidRequestError(invalid_unicode_text(error)) from None
 
 
 def check_position_keyword(name: str, value: object, **arguments: str) -> None:

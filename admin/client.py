@@ -15,9 +15,15 @@ import msgspec
 from msgspec.structs import replace
 
 from ..protocol import endpoints
-from ..protocol.access.quota import NO_QUOTA, Quota, check_quota, check_sessions, check_together
+from ..protocol.access.quota import (
+    NO_QUOTA,
+    Quota,
+    check_quota,
+    check_sessions,
+    check_shared_limits,
+)
 from ..protocol.access.rights import ANY, Rights
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.control import (
     AcceptFolder,
     BrokerView,
@@ -213,7 +219,7 @@ class Admin(LoopBoundClient):
         Raises:
             ConfigError: `meta` contains no address, or a time is out of range.
         """
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         self._timeout_ms = call_timeout_ms
         self._connections = Connections(
             None, timeout_ms=call_timeout_ms, what="admin", wait_s=wait_s, tls=tls, token=token
@@ -1494,7 +1500,7 @@ class Admin(LoopBoundClient):
                 raise InvalidRequestError(f"{limit} must be a whole number, not {value!r:.40}")
         limits = Quota(**quota)
         body = convert_argument(SetQuota, {"kind": kind, "name": name, "quota": limits, **counts})
-        check_together(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
+        check_shared_limits(name, subjects, scheduled_bytes, of_subjects=kind == "subject")
         check_sessions(sessions, of_subjects=kind == "subject")
         if limits != NO_QUOTA or not any(counts.values()):
             check_quota(limits)
@@ -1690,7 +1696,7 @@ class Admin(LoopBoundClient):
     def _single_address(self, text: str) -> str:
         """Return the address of one broker. Raises ConfigError, ClosedError, UsageError."""
         self._connections.home.check()
-        addresses = addresses_of(text)
+        addresses = parse_addresses(text)
         if len(addresses) > 1:
             raise ConfigError(f"give the address of one broker, not {text!r:.80}")
         return addresses[0]

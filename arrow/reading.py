@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 import pyarrow as pa
 
 from ..protocol.access.tokens import check_token
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.clock import SystemClock
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
-from ..protocol.reading.instants import instant_ms
+from ..protocol.reading.instants import parse_instant_ms
 from .json_values import json_values
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
@@ -98,7 +98,7 @@ def read(
         CodecError: raised by the reader: a value does not fit the schema.
     """
     options = ReadOptions(
-        meta=tuple(addresses_of(meta)),
+        meta=tuple(parse_addresses(meta)),
         subjects=(Subject(check_name("subject", subject)),),
         partitions=None if partitions is None else _partitions(partitions),
         keys=None if keys is None else frozenset(_keys(keys)),
@@ -149,7 +149,7 @@ def _point(name: str, bound: str | datetime | timedelta) -> Point:
     if not isinstance(bound, str | datetime | timedelta):
         raise ConfigError(f"{name}: give an instant, {alternatives}, not {bound!r:.80}")
     try:
-        return StoredAt(instant_ms(bound, now_ms=SystemClock.wall_ms()))
+        return StoredAt(parse_instant_ms(bound, now_ms=SystemClock.wall_ms()))
     except InvalidRequestError as error:
         raise ConfigError(f"{name}: {error.message}; or give {alternatives}") from None
 

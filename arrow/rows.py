@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..protocol.batch import batch_starts, unpacked
+from ..protocol.batch import batch_starts, unpack_batch
 from ..protocol.errors import CorruptBatchError, KeylaneError
 from ..protocol.record import Header
 from .columns import Piece, column, cut, offsets, same_number, same_text
@@ -68,7 +68,7 @@ class RowBuilder:
         for start, header in batch_starts(payload):
             if self.next_offset >= self._end:
                 break
-            self._add_batch(memoryview(unpacked(payload, header, start)), header)
+            self._add_batch(memoryview(unpack_batch(payload, header, start)), header)
             if self._rows >= self._batch_rows or self._bytes >= BATCH_BYTES_MAX:
                 yield from self.flush()
 

@@ -75,7 +75,7 @@ async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[s
     for number in range(lookups + 1000):
         at_ms, bound = rng.randrange(7 * units), rng.choice(list(TimeBound))
         began, computed = time.perf_counter(), time.thread_time()
-        unit = queues.by_time(1, at_ms, bound)
+        unit = queues.find_by_time(1, at_ms, bound)
         if number >= 1000:
             took.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - computed)

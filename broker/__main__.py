@@ -31,9 +31,9 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         return 1
     running_brokers: list[RunningBroker] = []
 
-    def adopt(changed: BrokerSettings) -> None:
+    def adopt(new_settings: BrokerSettings) -> None:
         for broker in running_brokers:
-            broker.adopt(changed)
+            broker.adopt(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
         ready = partial(say_ready, "broker")

@@ -58,14 +58,14 @@ from .storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
-    note_heard,
     read_operators,
+    record_heard,
     save_operators,
 )
 from .storage.fail_points import make_files
 from .storage.files import Files, is_locked, restrict_permissions
 from .storage.kernel_syncs import KernelSyncs
-from .store.group_changes import forget_told, refuse_old_tokens
+from .store.group_changes import mark_groups_incomplete, refuse_old_tokens
 from .store.group_commit import RunBlocking
 from .store.quick_sync import KernelQuickSync, QuickSync
 from .store.store import Store
@@ -177,36 +177,36 @@ async def running_broker(
     """
     await wait_for_predecessor(settings)
     check_free(settings.host, settings.port, anywhere=settings.is_open)
-    served = ServedNetwork(settings)
+    served_network = ServedNetwork(settings)
     async with contextlib.AsyncExitStack() as stack:
         files = make_files(str(settings.data))
         stack.callback(files.close)  # called last: the lock must outlive all threads
         clock = clock or SystemClock()
-        pools = _pools(stack, settings, clock)
+        pools = _create_pools(stack, settings, clock)
         broker = serving_broker(
             files,
             settings,
             pools=pools,
-            network=network or _own_network(stack, settings, served),
+            network=network or _own_network(stack, settings, served_network),
             clock=clock,
             rng=rng or random.SystemRandom(),
-            names=random.SystemRandom(),
-            listen=partial(_listening, settings, served),
+            naming_rng=random.SystemRandom(),
+            listen=partial(_run_server, settings, served_network),
             on_claimed=partial(restrict_permissions, str(settings.data)),
         )
         running = await stack.enter_async_context(broker)
 
         def adopt(changed: BrokerSettings) -> None:
             running.adopt(changed)
-            served.adopt(changed)
+            served_network.adopt(changed)
 
         yield replace(running, adopt=adopt)
 
 
 @contextlib.asynccontextmanager
-async def _listening(
+async def _run_server(
     settings: BrokerSettings,
-    served: ServedNetwork,
+    served_network: ServedNetwork,
     routes: Sequence[ControlRoute],
     service: DataService,
     metrics: ServerMetrics,
@@ -220,11 +220,11 @@ async def _listening(
         limits=limits,
         on_refusal=metrics.count_refusal,
         serving=settings,
-        tls=served.tls,
+        tls=served_network.tls,
         guard=guard,
         data_connections_max=settings.data_connections_max,
     )
-    metrics.add(served.collect)
+    metrics.add(served_network.collect)
     metrics.connections = lambda: server.connections
     metrics.connections_max = server.data_connections_max
     await server.start(settings.host, settings.port)
@@ -245,7 +245,7 @@ async def serving_broker(
     network: Network,
     clock: Clock,
     rng: random.Random,
-    names: random.Random,
+    naming_rng: random.Random,
     listen: Listen,
     on_claimed: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[RunningBroker]:
@@ -254,59 +254,89 @@ async def serving_broker(
 
     Args:
         rng: draws the broker's id and the backoff pauses.
-        names: draws the name of this opening and the ids of scheduled messages; no two openings
-            may draw the same values.
+        naming_rng: draws the name of this opening and the ids of scheduled messages; no two
+            openings may draw the same values.
         on_claimed: called once the folder is locked and known to belong to this broker, before
             the store is read.
     """
     async with contextlib.AsyncExitStack() as stack:
-        folder = (files, settings, clock, rng, names, pools)
-        opened = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
-        store, scheduler = opened.store, opened.scheduler
+        folder = (files, settings, clock, rng, naming_rng, pools)
+        folder_state = await pools.commit(partial(_open, *folder, on_claimed=on_claimed))
+        store, scheduler = folder_state.store, folder_state.scheduler
         stack.push_async_callback(store.close)
 
         def report() -> BrokerHeartbeat:
-            is_accepted, untold = not registration.problem, cleaning.untold
-            return _report(opened, settings, address, untold=untold, is_accepted=is_accepted)
+            is_accepted, untold = not registration.problem, retention.untold
+            return _build_report(
+                folder_state, settings, address, untold=untold, is_accepted=is_accepted
+            )
 
         meta = MetaClient(network, settings.meta)
-        guarding = _guarding(
-            opened, files, settings, meta, clock=clock, pools=pools, address=lambda: address
+        broker_guard = _open_guard(
+            folder_state, files, settings, meta, clock=clock, pools=pools, address=lambda: address
         )
         registration = Registration(
             meta,
             report,
             rng=rng,
             clock=clock,
-            on_accepted=lambda: pools.background(note_heard, files, opened.opening),
-            on_missed=lambda: forget_told(store),
+            on_accepted=lambda: pools.background(record_heard, files, folder_state.opening),
+            on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
-            on_access=lambda news: None if guarding is None else guarding.judge.update_news(news),
+            on_access=lambda news: (
+                None if broker_guard is None else broker_guard.judge.update_news(news)
+            ),
         )
-        cleaning = _cleaning(opened, files, settings, pools, registration, clock=clock)
+        retention = RetentionLoop(
+            store,
+            files,
+            settings,
+            clock=clock,
+            run_commit=pools.commit,
+            run_read=pools.background,
+            folder_ownership=registration,
+            calendar=scheduler.calendar,
+        )
         service = BrokerService(store, clock=clock, folder_ownership=registration)
-        peers = Peers(service, opened.identity.broker_group, settings.meta, network)
+        peers = Peers(service, folder_state.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
-        control = _control(opened, registration, cleaning, clock=clock)
+        control = BrokerControl(
+            store,
+            broker_group=folder_state.identity.broker_group,
+            broker_id=folder_state.identity.broker_id,
+            opening=folder_state.opening.opening,
+            folder_ownership=registration,
+            clock=clock,
+            registration=lambda: registration.problem,
+            refusal=lambda: registration.refusal,
+            retention=lambda: retention.problem,
+            removed_from_ms=retention.removed_from_ms,
+            scheduled=scheduler.view,
+        )
         posting = MessagePosting(peers, clock=clock, rng=rng)
-        scheduling = _scheduling(
-            opened, service, peers, registration, clock=clock, draw=names.getrandbits
+        scheduling = _create_scheduling(
+            folder_state,
+            service,
+            peers,
+            registration,
+            clock=clock,
+            random_bits=naming_rng.getrandbits,
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
-        metrics = _metrics(store, files, service, clock, guarding)
-        routes = _routes(control, posting, peers, scheduling, parking, metrics)
-        guard = None if guarding is None else guarding.guard
+        metrics = _create_metrics(store, files, service, clock, broker_guard)
+        routes = _collect_routes(control, posting, peers, scheduling, parking, metrics)
+        guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
         loops = [
             registration.run(),
-            cleaning.run(),
+            retention.run(),
             scheduler.run(posting, registration),
             expire_series_loop(store, clock),
         ]
-        _start_loops(stack, loops if guarding is None else [*loops, guarding.audit.run()])
-        yield RunningBroker(address, opened.identity, store, cleaning.adopt)
+        _start_loops(stack, loops if broker_guard is None else [*loops, broker_guard.audit.run()])
+        yield RunningBroker(address, folder_state.identity, store, retention.apply_settings)
 
 
 def _start_loops(
@@ -322,7 +352,7 @@ def _open(
     settings: BrokerSettings,
     clock: Clock,
     rng: random.Random,
-    names: random.Random,
+    naming_rng: random.Random,
     pools: Pools,
     *,
     on_claimed: Callable[[], None],
@@ -343,17 +373,17 @@ def _open(
     scheduler = Scheduler.open(
         files,
         clock=clock,
-        rng=names,
+        rng=naming_rng,
         run_blocking=pools.scheduled,
         broker_group=settings.group,
         count_max=settings.scheduled_count_max,
         bytes_max=settings.scheduled_bytes_max,
     )
-    opening = begin_opening(files, rng=names)
+    opening = begin_opening(files, rng=naming_rng)
     return _Folder(identity, store, opening, scheduler)
 
 
-def _guarding(
+def _open_guard(
     opened: _Folder,
     files: Files,
     settings: BrokerSettings,
@@ -375,7 +405,7 @@ def _guarding(
         partial(meta.call, ACCESS_NEWS),
         own_token=TokenFile(settings.token_file) if settings.token_file else None,
         operators=read_operators(files),
-        keep=lambda operators: asyncio.ensure_future(
+        save_operators=lambda operators: asyncio.ensure_future(
             pools.background(save_operators, files, operators)
         ),
     )
@@ -393,53 +423,14 @@ async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.call(NOTE_AUDIT, NoteAudit(events=events))
 
 
-def _cleaning(
-    opened: _Folder,
-    files: Files,
-    settings: BrokerSettings,
-    pools: Pools,
-    registration: Registration,
-    *,
-    clock: Clock,
-) -> RetentionLoop:
-    return RetentionLoop(
-        opened.store,
-        files,
-        settings,
-        clock=clock,
-        run_commit=pools.commit,
-        run_read=pools.background,
-        folder_ownership=registration,
-        calendar=opened.scheduler.calendar,
-    )
-
-
-def _control(
-    opened: _Folder, registration: Registration, cleaning: RetentionLoop, *, clock: Clock
-) -> BrokerControl:
-    return BrokerControl(
-        opened.store,
-        broker_group=opened.identity.broker_group,
-        broker_id=opened.identity.broker_id,
-        opening=opened.opening.opening,
-        folder_ownership=registration,
-        clock=clock,
-        registration=lambda: registration.problem,
-        refusal=lambda: registration.refusal,
-        retention=lambda: cleaning.problem,
-        removed_from_ms=cleaning.removed_from_ms,
-        scheduled=opened.scheduler.view,
-    )
-
-
-def _scheduling(
+def _create_scheduling(
     opened: _Folder,
     service: BrokerService,
     peers: Peers,
     registration: Registration,
     *,
     clock: Clock,
-    draw: DrawBits,
+    random_bits: DrawBits,
 ) -> Scheduling:
     """Create the handler of scheduled messages, and register it for their frames at `service`."""
     scheduling = Scheduling(
@@ -447,7 +438,7 @@ def _scheduling(
         peers,
         broker_group=opened.identity.broker_group,
         clock=clock,
-        draw=draw,
+        random_bits=random_bits,
         folder_ownership=registration,
         check_writable=lambda: opened.store.commit.check_room(0),
     )
@@ -456,7 +447,7 @@ def _scheduling(
     return scheduling
 
 
-def _routes(
+def _collect_routes(
     control: BrokerControl,
     posting: MessagePosting,
     peers: Peers,
@@ -478,22 +469,22 @@ def _routes(
     ]
 
 
-def _metrics(
+def _create_metrics(
     store: Store,
     files: Files,
     service: BrokerService,
     clock: Clock,
-    guarding: BrokerGuard | None,
+    broker_guard: BrokerGuard | None,
 ) -> ServerMetrics:
     metrics = ServerMetrics("broker", clock.boot_ns)
     broker_metrics = BrokerMetrics(store, files, clock=clock, waiting=lambda: service.waiting)
     metrics.add(broker_metrics.collect)
-    if guarding is not None:
-        metrics.add(access_metrics(guarding.guard, guarding.audit.buffer))
+    if broker_guard is not None:
+        metrics.add(access_metrics(broker_guard.guard, broker_guard.audit.buffer))
     return metrics
 
 
-def _report(
+def _build_report(
     opened: _Folder,
     settings: BrokerSettings,
     address: str,
@@ -503,7 +494,7 @@ def _report(
 ) -> BrokerHeartbeat:
     """Return the broker's report. Omit earlier openings if the last report was accepted."""
     identity, store, opening, _ = opened
-    reason = store.commit.reason
+    reason = store.commit.refusal_reason
     return BrokerHeartbeat(
         broker_group=identity.broker_group,
         broker_id=identity.broker_id,
@@ -511,7 +502,7 @@ def _report(
         writable=not reason,
         problem=reason[:SHORT_TEXT_CHARS_MAX],
         opening=opening.opening,
-        opened_after=() if is_accepted else opening.before,
+        opened_after=() if is_accepted else opening.earlier,
         log_end=store.log.end,
         hosted=len(store.state.partitions),
         highest_id=max(store.state.partitions.ids(), default=0),
@@ -522,16 +513,18 @@ def _report(
 
 
 def _own_network(
-    stack: contextlib.AsyncExitStack, settings: BrokerSettings, served: ServedNetwork
+    stack: contextlib.AsyncExitStack, settings: BrokerSettings, served_network: ServedNetwork
 ) -> Network:
     """Return a network that sends the broker's token. The stack closes it."""
     token = TokenFile(settings.token_file) if settings.token_file else None
-    network = served.outgoing(token)
+    network = served_network.outgoing(token)
     stack.push_async_callback(network.close)
     return network
 
 
-def _pools(stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Clock) -> Pools:
+def _create_pools(
+    stack: contextlib.AsyncExitStack, settings: BrokerSettings, clock: Clock
+) -> Pools:
     commit = WorkerThread("commit")
     stack.callback(commit.close)
     quick: KernelQuickSync | None = None

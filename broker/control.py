@@ -43,13 +43,13 @@ from ..protocol.progress import (
 )
 from ..protocol.reading.bounds import AskBounds, BoundsList, BoundsOf, PartitionBounds
 from ..protocol.reprocess.holds import Held, SetHold
-from ..protocol.text import plain_number
+from ..protocol.text import parse_number
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
-from .partition.damage import damage_of
+from .partition.damage import describe_damage
 from .partition.partition import HostedPartition
-from .store.group_changes import drop_partition, forget_group, know_groups, set_cursor
+from .store.group_changes import drop_partition, forget_group, register_groups_at, set_cursor
 from .store.store import DURABLE, Store
 
 SEARCHES_MAX = 5
@@ -76,7 +76,7 @@ async def bounds_of(
         CorruptLogError: the index of the partition is damaged.
     """
     offsets = [await _first_at(store, partition, at_ms) for at_ms in request.at_ms]
-    head = await store.head(partition)
+    head = await store.first_unit(partition)
     end = partition.readable_offset
     groups = (partition.groups.get(group) for group in request.groups)
     return PartitionBounds(
@@ -88,7 +88,8 @@ async def bounds_of(
         message_bytes=0 if head is None else -(-head.length // head.message_count),
         offsets_at=tuple(None if offset == end else offset for offset in offsets),
         cursors=tuple(
-            None if group is None or not group.kept else group.durable_cursor for group in groups
+            None if group is None or not group.is_durable else group.durable_cursor
+            for group in groups
         ),
     )
 
@@ -103,7 +104,7 @@ async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int
     """
     for _ in range(SEARCHES_MAX):
         end = partition.readable_offset
-        offset = await store.offset_at(partition, at_ms, TimeBound.LOWER)
+        offset = await store.find_offset_at(partition, at_ms, TimeBound.LOWER)
         if offset is not None:
             return offset
         if partition.readable_offset == end:
@@ -140,7 +141,7 @@ class BrokerControl:
         self._store = store
         self._broker_group = broker_group
         self._broker_id = broker_id
-        self._opening = opening
+        self._opening_name = opening
         self._folder_ownership = folder_ownership
         self._clock = clock
         self._registration = registration
@@ -148,9 +149,10 @@ class BrokerControl:
         self._removed_from_ms = removed_from_ms
         self._refusal = refusal
         self._scheduled = scheduled
-        self._ids: list[int] = []
-        """The sorted ids of the hosted partitions, cached for `_ids_version` of the table."""
-        self._ids_version = -1
+        self._hosted_ids: list[int] = []
+        """The sorted ids of the hosted partitions, cached for `_hosted_ids_version` of the table.
+        """
+        self._hosted_ids_version = -1
 
     def routes(self) -> list[ControlRoute]:
         """Return a route for each endpoint of `endpoints.BROKER`."""
@@ -168,7 +170,7 @@ class BrokerControl:
             ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
             ControlRoute(endpoints.HEALTH, self.health),
-            *probe_routes(self._ready),
+            *probe_routes(self._check_ready),
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
@@ -187,38 +189,38 @@ class BrokerControl:
         if body.times_from_ms:
             durable = self._store.begin_times(partition, body.times_from_ms)
         if body.groups is not None:
-            durable = know_groups(
+            durable = register_groups_at(
                 self._store, partition, body.groups, complete=True, tokens_above=body.tokens_above
             )
         await durable
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """Return a page of the hosted partitions by id: at most `limit` ids above `after`, but
+        """Return a page of the hosted partitions by id: at most `limit` ids above `after_id`, but
         fewer if they have many groups.
         """
-        after = whole_number(params, "after", -1, low=-1)
+        after_id = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
-        hosted = self._store.state.partitions
-        if self._ids_version != hosted.version:
-            self._ids = sorted(set(hosted.ids()) - self._store.state.hosting)
-            self._ids_version = hosted.version
+        partitions = self._store.state.partitions
+        if self._hosted_ids_version != partitions.version:
+            self._hosted_ids = sorted(set(partitions.ids()) - self._store.state.hosting)
+            self._hosted_ids_version = partitions.version
         now_ms = self._clock.boot_ms()
-        start = bisect_right(self._ids, after)
+        start = bisect_right(self._hosted_ids, after_id)
         page: list[PartitionStatus] = []
         group_count = 0
-        for partition_id in self._ids[start : start + limit]:
-            page.append(hosted[partition_id].status(now_ms=now_ms))
+        for partition_id in self._hosted_ids[start : start + limit]:
+            page.append(partitions[partition_id].status(now_ms=now_ms))
             group_count += len(page[-1].groups)
             if group_count >= GROUPS_LISTED_MAX:
                 break
-        has_more = start + len(page) < len(self._ids)
+        has_more = start + len(page) < len(self._hosted_ids)
         return PartitionStatusList(
             broker_group=self._broker_group,
             partitions=page,
             broker_id=self._broker_id,
             more_after=page[-1].partition_id if has_more else None,
-            dropped=self._store.state.dropped.subjects if after < 0 else {},
+            dropped=self._store.state.dropped.subjects if after_id < 0 else {},
             dropped_id=self._store.state.dropped.highest_id,
         )
 
@@ -229,7 +231,7 @@ class BrokerControl:
         return replace(
             status,
             unsealable=_seal_problem(self._store, partition),
-            holds=self._store.holds.views(partition),
+            holds=self._store.holds.list_views(partition),
         )
 
     async def find_offset(self, _body: object, params: Params) -> FoundOffset:
@@ -240,10 +242,10 @@ class BrokerControl:
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
         if bound not in set(TimeBound):
             raise InvalidRequestError(f"bound must be lower or upper, not {bound[:40]!r}")
-        at_ms = plain_number(text)
+        at_ms = parse_number(text)
         if at_ms is None or len(text) > 18:
             raise InvalidRequestError(f"at_ms must be milliseconds since 1970, not {text[:40]!r}")
-        offset = await self._store.offset_at(partition, at_ms, TimeBound(bound))
+        offset = await self._store.find_offset_at(partition, at_ms, TimeBound(bound))
         return FoundOffset(
             offset=offset,
             first_offset=partition.first_offset,
@@ -310,17 +312,19 @@ class BrokerControl:
                 outcomes[each.partition_id] = error
         results = await asyncio.gather(*durable.values(), return_exceptions=True)
         outcomes |= zip(durable, results, strict=True)
-        failed = []
+        refused_partitions = []
         for partition_id, failure in outcomes.items():
             if isinstance(failure, KeylaneError):
-                failed.append(NotTold(partition_id=partition_id, reason=failure.message))
+                refused_partitions.append(
+                    NotTold(partition_id=partition_id, reason=failure.message)
+                )
             elif failure is not None:
                 raise failure
-        return ToldGroups(not_told=tuple(failed))
+        return ToldGroups(not_told=tuple(refused_partitions))
 
     def _register(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
-        """Register groups with `know_groups`, or raise PartitionUnknownError."""
-        return know_groups(
+        """Register groups with `register_groups_at`, or raise PartitionUnknownError."""
+        return register_groups_at(
             self._store,
             self._store.state.partition(partition_id),
             know.groups,
@@ -342,8 +346,8 @@ class BrokerControl:
         """Set, renew or end a job's hold, durably."""
         await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
-        await self._store.holds.set(partition, body)
-        return self._store.holds.answer(partition)
+        await self._store.holds.apply_request(partition, body)
+        return self._store.holds.build_reply(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
         """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
@@ -353,7 +357,7 @@ class BrokerControl:
         )
         return Done()
 
-    async def _ready(self) -> Health:
+    async def _check_ready(self) -> Health:
         """Return the readiness for clients: `health`, and a metaserver must have accepted the
         broker.
         """
@@ -367,7 +371,7 @@ class BrokerControl:
         """Return the health. A broker is ready if it accepts writes, and the metaserver does not
         refuse it.
         """
-        read_only = self._store.commit.reason
+        read_only = self._store.commit.refusal_reason
         refusal = self._refusal()
         reason = read_only or (refusal and f"the metaserver refuses this broker: {refusal}")
         snapshot_problem = self._store.snapshotter.problem
@@ -379,7 +383,7 @@ class BrokerControl:
             details={
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
-                "opening": self._opening,
+                "opening": self._opening_name,
                 "writable": not read_only,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),
@@ -390,7 +394,7 @@ class BrokerControl:
                 "snapshot_position": self._store.snapshotter.position,
                 "snapshot": snapshot_problem or "written when it is due",
                 "retention": self._retention() or "ok",
-                "damage": damage_of(self._store.state),
+                "damage": describe_damage(self._store.state),
                 "commits": self._store.commit.commits,
                 "scheduled": self._scheduled(),
             },
@@ -412,7 +416,7 @@ def _seal_problem(store: Store, partition: HostedPartition) -> str:
 
 def partition_id_of(params: Params) -> int:
     """Return the partition id in the path of a call, or raise InvalidRequestError."""
-    partition_id = plain_number(params["id"])
+    partition_id = parse_number(params["id"])
     if partition_id is None:
         raise InvalidRequestError(f"not a partition id: {params['id'][:40]!r}")
     return partition_id

@@ -53,20 +53,20 @@ class _LagScan:
         self.lag: dict[Labels, float] = {}
         self.parked: dict[Labels, float] = {}
         self.removed_unread: dict[Labels, float] = {}
-        self.laggards: list[_Lagging] = []
+        self.lagging_groups: list[_Lagging] = []
         """A heap of the AGED_MAX (partition, group) pairs with the greatest lag."""
         self.locks = 0
-        self.scanned = 0
+        self.partition_count = 0
 
     def add(self, partition: HostedPartition, now_ms: int) -> None:
         """Add a partition to the results."""
-        self.scanned += 1
+        self.partition_count += 1
         subject = partition.facts.subject
         for group in partition.groups.values():
             labels = (("subject", subject), ("group", group.name))
             messages = lag_of(partition, group)
             self.lag[labels] = self.lag.get(labels, 0) + messages
-            self.locks += group.lock.holder(now_ms) is not None
+            self.locks += group.lock.holder_at(now_ms) is not None
             if group.parked_messages:
                 self.parked[labels] = self.parked.get(labels, 0) + group.parked_messages
             if group.removed_unread:
@@ -75,7 +75,7 @@ class _LagScan:
                 )
             if messages:
                 cursor = max(group.acked.cursor, partition.first_offset)
-                lagging = _Lagging(
+                lagging_group = _Lagging(
                     messages,
                     partition.partition_id,
                     group.name,
@@ -83,10 +83,10 @@ class _LagScan:
                     cursor,
                     partition.readable_offset,
                 )
-                if len(self.laggards) < AGED_MAX:
-                    heapq.heappush(self.laggards, lagging)
+                if len(self.lagging_groups) < AGED_MAX:
+                    heapq.heappush(self.lagging_groups, lagging_group)
                 else:
-                    heapq.heappushpop(self.laggards, lagging)
+                    heapq.heappushpop(self.lagging_groups, lagging_group)
 
 
 class _MonotonicSum:
@@ -95,21 +95,21 @@ class _MonotonicSum:
     """
 
     def __init__(self) -> None:
-        self.reported = 0.0
+        self.reported_sum = 0.0
         self._sum = 0.0
 
     def update(self, new_sum: float) -> float:
         """Return the value to report: it rises with the sum, and stays the same when the sum
         falls.
         """
-        self.reported += max(0.0, new_sum - self._sum)
+        self.reported_sum += max(0.0, new_sum - self._sum)
         self._sum = new_sum
-        return self.reported
+        return self.reported_sum
 
 
 def lag_of(partition: HostedPartition, group: Group) -> int:
     """Return the number of messages of a partition that a group has not acked."""
-    return group.acked.unacked(partition.first_offset, partition.readable_offset)
+    return group.acked.count_unacked(partition.first_offset, partition.readable_offset)
 
 
 class BrokerMetrics:
@@ -131,47 +131,51 @@ class BrokerMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         """Scan the partitions, and return all metrics."""
-        scan = await self._scan()
-        ages = await self._store.run_read(self._ages, scan.laggards) if scan.laggards else {}
-        return [*self._traffic(), *self._state(), *self._groups(scan, ages)]
+        scan = await self._scan_partitions()
+        ages = (
+            await self._store.run_read(self._measure_ages, scan.lagging_groups)
+            if scan.lagging_groups
+            else {}
+        )
+        return [*self._collect_traffic(), *self._collect_state(), *self._collect_groups(scan, ages)]
 
-    async def _scan(self) -> _LagScan:
+    async def _scan_partitions(self) -> _LagScan:
         scan = _LagScan()
         table = self._store.state.partitions
         now_ms = self._clock.boot_ms()
         ids = table.ids()[:SCANNED_MAX]
         for start in range(0, len(ids), SCANNED_PER_TURN):
             for partition_id in ids[start : start + SCANNED_PER_TURN]:
-                partition = table.look(partition_id)
+                partition = table.peek(partition_id)
                 if partition is not None:
                     scan.add(partition, now_ms)
             await asyncio.sleep(0)
         return scan
 
-    def _ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
+    def _measure_ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
         """Return (subject, group) → the age of its oldest unacked message in seconds. Blocks."""
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
-        for lagging in laggards:
+        for lagging_group in laggards:
             try:
                 units = self._store.queues.find(
-                    lagging.partition_id,
-                    lagging.cursor,
-                    end=lagging.readable_offset,
+                    lagging_group.partition_id,
+                    lagging_group.cursor,
+                    end=lagging_group.readable_offset,
                     bytes_max=1,
                 )
             except StorageError:
                 continue  # the damage is reported by the read that needs the message
             if units:
-                labels = (("subject", lagging.subject), ("group", lagging.group))
+                labels = (("subject", lagging_group.subject), ("group", lagging_group.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
                 ages[labels] = max(ages.get(labels, 0), age_s)
         return ages
 
-    def _traffic(self) -> Iterable[Metric]:
+    def _collect_traffic(self) -> Iterable[Metric]:
         traffic = self._store.traffic
-        yield from self._flows("stored", "became durable", traffic.stored)
-        yield from self._flows("handed", "went to consumers and readers", traffic.handed)
+        yield from self._collect_flows("stored", "became durable", traffic.stored)
+        yield from self._collect_flows("handed", "went to consumers and readers", traffic.delivered)
         yield histogram(
             "keylane_broker_append_seconds", "From an append's arrival to its ack.", traffic.appends
         )
@@ -182,23 +186,23 @@ class BrokerMetrics:
             "keylane_broker_fences_total", "Times that a partition got a new owner.", traffic.fences
         )
 
-    def _flows(self, name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
+    def _collect_flows(self, name: str, text: str, flows: dict[str, Flow]) -> Iterable[Metric]:
         for unit in ("messages", "bytes", "batches"):
             samples: dict[Labels, float] = {
                 (("subject", subject),): getattr(flow, unit) for subject, flow in flows.items()
             }
             family = f"keylane_broker_{name}_{unit}_total"
             samples = largest(samples)
-            others = self._others.setdefault(family, _MonotonicSum())
-            if OTHERS in samples or others.reported:
-                samples[OTHERS] = others.update(samples.get(OTHERS, 0))
+            other_flows = self._others.setdefault(family, _MonotonicSum())
+            if OTHERS in samples or other_flows.reported_sum:
+                samples[OTHERS] = other_flows.update(samples.get(OTHERS, 0))
             yield labelled(family, f"{unit.capitalize()} that {text}.", samples, counts=True)
 
-    def _state(self) -> Iterable[Metric]:
+    def _collect_state(self) -> Iterable[Metric]:
         store = self._store
         commit = store.commit
         yield gauge(
-            "keylane_broker_writable", "1 if messages are taken.", 0 if commit.reason else 1
+            "keylane_broker_writable", "1 if messages are taken.", 0 if commit.refusal_reason else 1
         )
         yield gauge("keylane_broker_partitions", "Hosted partitions.", len(store.state.partitions))
         yield gauge(
@@ -223,7 +227,7 @@ class BrokerMetrics:
         yield gauge("keylane_broker_disk_free_bytes", "Free on its disk.", self._files.free_bytes())
         yield gauge("keylane_broker_disk_bytes", "Size of its disk.", self._files.total_bytes())
 
-    def _groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
+    def _collect_groups(self, scan: _LagScan, ages: dict[Labels, float]) -> Iterable[Metric]:
         yield labelled(
             "keylane_group_lag_messages", "Messages that a group has not acked.", largest(scan.lag)
         )
@@ -246,9 +250,11 @@ class BrokerMetrics:
             largest(scan.removed_unread),
         )
         yield gauge("keylane_broker_pull_locks", "Pull locks that are held.", scan.locks)
-        uncounted = max(0, len(self._store.state.partitions) - scan.scanned)
+        group_count_without_age = max(0, len(self._store.state.partitions) - scan.partition_count)
         yield gauge(
-            "keylane_broker_partitions_left_out", "Partitions whose lag is not counted.", uncounted
+            "keylane_broker_partitions_left_out",
+            "Partitions whose lag is not counted.",
+            group_count_without_age,
         )
 
 
@@ -266,15 +272,15 @@ async def expire_series(store: Store, *, now_ms: int) -> None:
     """Remove the series of subjects whose last partition was dropped `traffic.SERIES_KEPT_MS` ago.
     Yields to other tasks between partitions.
     """
-    due = store.traffic.due(now_ms)
-    if not due:
+    subjects = store.traffic.due_subjects(now_ms)
+    if not subjects:
         return
-    hosted: set[str] = set()
+    hosted_subjects: set[str] = set()
     ids = store.state.partitions.ids()
     for start in range(0, len(ids), SCANNED_PER_TURN):
         for partition_id in ids[start : start + SCANNED_PER_TURN]:
-            partition = store.state.partitions.look(partition_id)
+            partition = store.state.partitions.peek(partition_id)
             if partition is not None:
-                hosted.add(partition.facts.subject)
+                hosted_subjects.add(partition.facts.subject)
         await asyncio.sleep(0)
-    store.traffic.free(due, hosted)
+    store.traffic.remove_series(subjects, hosted_subjects)

@@ -48,7 +48,7 @@ from ..protocol.frames import (
     TakeParked,
 )
 from ..protocol.groups import TRIES_LIMIT
-from ..protocol.ids import check_name
+from ..protocol.ids import NAME_CHARS_MAX, check_name
 from ..protocol.limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX
 from ..protocol.message import (
     EDITED_PROPERTY,
@@ -74,24 +74,24 @@ from ..protocol.parked import (
     decode_changes,
     encode_parked,
 )
-from ..protocol.routing import logical_partition
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import MAYBE_OLDER_COPY, key_digest, plain_number
+from ..protocol.text import MAYBE_OLDER_COPY, key_digest, parse_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
-from .answering.request_checks import owned
+from .answering.request_checks import check_owner
 from .control import partition_id_of
 from .folder_ownership import FolderOwnership, check_folder_ownership
 from .partition.park_views import (
-    adopted_page,
+    build_adoption_page,
+    build_parked_list,
     changes_for_operator,
     decode_key,
-    detailed_offsets,
-    list_keys_page,
-    parked_keys,
-    parked_offsets,
+    list_offsets_with_failures,
+    list_parked_keys,
+    list_parked_offsets,
 )
 from .partition.parked import NextTry, Parked
+from .partition.parked_key import NO_LOGICAL_PARTITION, logical_partition_of
 from .partition.partition import Group, HostedPartition
 from .service import BrokerService
 from .store.parking import change_parked
@@ -99,8 +99,8 @@ from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
 _NOT_FOR_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | Unneeded
-LISTED_DEFAULT = 100
-LISTED_MAX = 1_000
+LISTED_KEYS_DEFAULT = 100
+LISTED_KEYS_MAX = 1_000
 
 
 class Parking:
@@ -135,20 +135,20 @@ class Parking:
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _handle_change(self, request: ChangeParked, payload: memoryview) -> Handled:
-        partition, group = owned(self._store.state, request, self._clock.boot_ms())
+        partition, group = check_owner(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"unreadable changes: {error}") from error
         if any(isinstance(change, _NOT_FOR_OWNERS) for change in changes):
             raise InvalidRequestError("an owner may not make this change")
-        await self._apply(partition, group, changes, request.next_tries)
+        await self._apply_changes(partition, group, changes, request.next_tries)
         if group.in_flight is not None and group.in_flight.remove_acked(group.acked):
             # A message that must be handled alone may be next.
             self._store.wake(partition.partition_id)
         return ParkedChanged(group.parked_version), b""
 
-    def _apply(
+    def _apply_changes(
         self,
         partition: HostedPartition,
         group: Group,
@@ -161,43 +161,50 @@ class Parking:
         )
 
     async def _handle_list(self, request: ListParked, _payload: memoryview) -> Handled:
-        _, group = owned(self._store.state, request, self._clock.boot_ms())
+        _, group = check_owner(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
             raise InvalidRequestError(f"first must not be negative: {request.first}")
         parked = group.parked
         if parked is not None:
-            parked.taking = set()  # an owner lists keys after it has adopted those of the parents
-        rows = [] if parked is None else parked_keys(parked, request.first)
+            # An owner lists keys after it has adopted those of the parents.
+            parked.partly_adopted_parents = set()
+        rows = [] if parked is None else list_parked_keys(parked, request.first)
         next_row = request.first + len(rows)
         has_more = parked is not None and next_row < len(parked)
-        unneeded = () if parked is None else parked.unneeded()
+        ancestors = () if parked is None else parked.unneeded_ancestors()
         version = group.parked_version
-        if parked is not None and parked.redriving and not self._redrives(group, request.session):
+        if (
+            parked is not None
+            and parked.has_redriving_keys
+            and not self._is_redriver(group, request.session)
+        ):
             rows = [
                 replace(row, state=ParkState.PARKED) if row.state is ParkState.REDRIVING else row
                 for row in rows
             ]
-            # An older version makes it list the keys again with its next ack: the session that
-            # redrives may have ended.
+            # The session that redrives may have ended, so this one lists the keys again with its
+            # next ack, because that answers with a higher version.
             version -= 1
-        answer = ParkedKeys(version, next_row if has_more else None, unneeded)
+        answer = ParkedKeys(version, next_row if has_more else None, ancestors)
         return answer, encode_parked(rows)
 
-    def _redrives(self, group: Group, session: str) -> bool:
+    def _is_redriver(self, group: Group, session: str) -> bool:
         """Return True if this session redrives the group's parked messages. In a shared group only
         one of the sessions does.
         """
-        if not group.lock.shared:
+        if not group.lock.is_shared:
             return True
         return group.current_in_flight().is_redriver(session, self._clock.boot_ms())
 
     async def _handle_read(self, request: ReadParked, _payload: memoryview) -> Handled:
-        _, group = owned(self._store.state, request, self._clock.boot_ms())
+        _, group = check_owner(self._store.state, request, self._clock.boot_ms())
         if request.count < 1 or request.first < 0:
             raise InvalidRequestError("count must be at least 1, and first at least 0")
         if group.parked is None:
             return ParkedRows((), 0), b""
-        page = parked_offsets(group.parked, request.key, count=request.count, first=request.first)
+        page = list_parked_offsets(
+            group.parked, request.key, count=request.count, first=request.first
+        )
         return ParkedRows(tuple(page.rows), page.messages, tuple(page.edited)), b""
 
     async def _handle_take(self, request: TakeParked, _payload: memoryview) -> Handled:
@@ -207,27 +214,30 @@ class Parking:
         if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
             raise InvalidRequestError("not a range of logical partitions, or not a row")
         if group is None or not group.parked:
-            if not (group and partition.ended and group.drained(partition.next_offset)):
-                self._check_folder(partition)
+            if not (group and partition.ended and group.has_drained(partition.next_offset)):
+                self._check_folder_accepted(partition)
             return ParkedTaken(None), encode_parked(())
-        if not (partition.ended and group.drained(partition.next_offset)):
+        if not (partition.ended and group.has_drained(partition.next_offset)):
             raise BusyError(
                 Reason.GROUP_BUSY,
                 f"group {group.name!r} has not handled all of partition {partition.partition_id}",
             )
-        await self._apply(partition, group, [Freeze()])
-        takes_loose = request.start <= partition.facts.partition.range_start < request.end
+        await self._apply_changes(partition, group, [Freeze()])
+        first_logical = partition.facts.partition.range_start
 
-        def is_in_range(key: ParkKey) -> bool:
+        def is_adopted_key(key: ParkKey) -> bool:
             # Loose messages go to the child with the parent's first logical partition.
-            if not isinstance(key, bytes) or not key:
-                return takes_loose
-            return request.start <= logical_partition(key) < request.end
+            logical = logical_partition_of(key)
+            if logical == NO_LOGICAL_PARTITION:
+                logical = first_logical
+            return request.start <= logical < request.end
 
-        keys, next_row = adopted_page(group.parked, is_in_range, first=request.first)
-        return ParkedTaken(next_row, tuple(sorted(group.parked.sources))), encode_parked(keys)
+        keys, next_row = build_adoption_page(group.parked, is_adopted_key, first=request.first)
+        return ParkedTaken(
+            next_row, tuple(sorted(group.parked.retaining_ancestors))
+        ), encode_parked(keys)
 
-    def _check_folder(self, partition: HostedPartition) -> None:
+    def _check_folder_accepted(self, partition: HostedPartition) -> None:
         """
         Raise BusyError if no metaserver has accepted this data folder: it may be an older copy.
 
@@ -253,9 +263,9 @@ class Parking:
             # Only this partition was reset after the owner was granted the child, so it may have
             # parked messages again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
-        takes_loose = request.start <= partition.facts.partition.range_start < request.end
-        change = Unneeded(request.start, request.end, takes_loose)
-        await self._apply(partition, group, [change])
+        includes_loose = request.start <= partition.facts.partition.range_start < request.end
+        change = Unneeded(request.start, request.end, includes_loose)
+        await self._apply_changes(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
@@ -263,8 +273,8 @@ class Parking:
         """Return a page of the keys that a group has parked on a partition."""
         check_params(PARKED, params)
         first = whole_number(params, "first", 0, low=0)
-        count = whole_number(params, "count", LISTED_DEFAULT, low=1, high=LISTED_MAX)
-        partition, group = self._find_group(params, params.get("group", ""))
+        count = whole_number(params, "count", LISTED_KEYS_DEFAULT, low=1, high=LISTED_KEYS_MAX)
+        partition, group = self._find_named_group(params, params.get("group", ""))
         if group.parked is None:
             return ParkedList(
                 partition_id=partition.partition_id,
@@ -274,41 +284,41 @@ class Parking:
                 more=False,
             )
         retrying = whole_number(params, "retrying", 0, low=0, high=1) == 1
-        return list_keys_page(
+        return build_parked_list(
             group.parked,
             group.name,
             first,
             count,
             retrying=retrying,
-            next_tries=self._is_owned(group),
+            next_tries=self._has_owner(group),
         )
 
-    def _is_owned(self, group: Group) -> bool:
+    def _has_owner(self, group: Group) -> bool:
         """Return True while a session holds the lock. The reported times of retries are valid only
         then, because a new owner retries at once.
         """
-        return group.lock.holder(self._clock.boot_ms()) is not None
+        return group.lock.holder_at(self._clock.boot_ms()) is not None
 
     async def list_offsets(self, _body: object, params: Params) -> ParkedOffsets:
         """Return the partitions and offsets of a key's parked messages."""
         check_params(PARKED_OFFSETS, params)
         first = whole_number(params, "first", 0, low=0)
         count = whole_number(params, "count", PARKED_ROWS_MAX, low=1)
-        partition, group = self._find_group(params, params.get("group", ""))
+        partition, group = self._find_named_group(params, params.get("group", ""))
         key: ParkKey = decode_key(params.get("key"))
         if "tries" in params:
             key = whole_number(params, "tries", 0, low=-TRIES_LIMIT, high=TRIES_LIMIT)
         if group.parked is None or group.parked.get(key) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
-        after = params.get("after")
-        if after is None:
-            return parked_offsets(group.parked, key, count=count, first=first)
-        return detailed_offsets(
+        after_ref = params.get("after")
+        if after_ref is None:
+            return list_parked_offsets(group.parked, key, count=count, first=first)
+        return list_offsets_with_failures(
             group.parked,
             key,
-            after=_parse_message_ref(after),
+            after=_parse_message_ref(after_ref),
             count=count,
-            next_tries=self._is_owned(group),
+            next_tries=self._has_owner(group),
         )
 
     async def change_key(self, body: ChangeParkedKey, params: Params) -> ParkedList:
@@ -316,31 +326,33 @@ class Parking:
         nothing.
         """
         await check_folder_ownership(self._folder_ownership)
-        partition, group = self._find_group(params, body.group)
+        partition, group = self._find_named_group(params, body.group)
         changes = changes_for_operator(body)
         parked = group.parked
         if parked is None or parked.get(decode_key(body.key_hex)) is None:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_adoption_finished(parked)
-        await self._apply(partition, group, changes)
+        await self._apply_changes(partition, group, changes)
         # The log's end only rises, even over restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
-        return list_keys_page(parked, group.name, 0, 0)
+        return build_parked_list(parked, group.name, 0, 0)
 
     async def _handle_edit(self, request: EditParked, payload: memoryview) -> Handled:
-        partition, group = self._group_of(request)
+        partition, group = self._find_group(request.partition_id, request.group)
         value, at_ms = bytes(payload), self._clock.wall_ms()
         try:
             properties = dict(unpack_properties(request.properties))
         except CorruptBatchError as error:
             raise InvalidRequestError(error.message) from error
-        packed = pack_properties(properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties)
+        packed_properties = pack_properties(
+            properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties
+        )
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
-        check_message_size(len(request.key or b""), len(value), len(packed), limit)
-        message = EditedMessage(request.source, request.offset, value, packed)
+        check_message_size(len(request.key or b""), len(value), len(packed_properties), limit)
+        message = EditedMessage(request.source, request.offset, value, packed_properties)
         _check_adoption_finished(group.parked)
-        await self._apply(partition, group, [Edit(request.key, message)])
+        await self._apply_changes(partition, group, [Edit(request.key, message)])
         log.info(
             "group %s, partition %d: parked message at offset %d of partition %d, %s, was edited: "
             "%d bytes of value, %s",
@@ -348,53 +360,50 @@ class Parking:
             "a dead letter" if request.key is None else key_digest(request.key),
             *(len(value), f"BLAKE2b {blake2b(value, digest_size=8).hexdigest()}"),
         )
-        return ParkedEdited(packed), value
+        return ParkedEdited(packed_properties), value
 
     async def _handle_read_edited(self, request: ReadEdited, _payload: memoryview) -> Handled:
-        partition, group = self._group_of(request)
-        parked = group.parked_on(partition.partition_id)
-        edited = parked.edited(request.key, (request.source, request.offset))
-        if edited is None:
+        partition, group = self._find_group(request.partition_id, request.group)
+        parked = group.get_or_create_parked(partition.partition_id)
+        edit = parked.find_edit(request.key, (request.source, request.offset))
+        if edit is None:
             return ParkedEdited(None), b""
-        return ParkedEdited(edited.properties), edited.value
+        return ParkedEdited(edit.properties), edit.value
 
-    def _group_of(self, request: EditParked | ReadEdited) -> tuple[HostedPartition, Group]:
-        partition = self._store.state.partition(request.partition_id)
-        group = partition.groups.get(request.group)
-        if group is None:
-            raise GroupUnknownError(
-                f"group {request.group!r:.80} never read partition {request.partition_id}",
-                group=request.group,
-            )
-        return partition, group
-
-    def _find_group(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
-        partition = self._store.state.partition(partition_id_of(params))
-        check_name("consumer group", name)
+    def _find_group(self, partition_id: int, name: str) -> tuple[HostedPartition, Group]:
+        partition = self._store.state.partition(partition_id)
         group = partition.groups.get(name)
         if group is None:
             raise GroupUnknownError(
-                f"group {name!r} never read partition {params['id']}", group=name
+                f"group {name!r:.{NAME_CHARS_MAX + 2}} never read partition {partition_id}",
+                group=name,
             )
         return partition, group
+
+    def _find_named_group(self, params: Params, name: str) -> tuple[HostedPartition, Group]:
+        """Find the partition and the group that an HTTP request names."""
+        partition_id = partition_id_of(params)
+        self._store.state.partition(partition_id)
+        check_name("consumer group", name)
+        return self._find_group(partition_id, name)
 
 
 def _check_adoption_finished(parked: Parked | None) -> None:
     """Raise StaleRouteError while a parent's messages are only partly adopted: if the owner ended
     now, the next one would adopt all of them again.
     """
-    if parked is not None and parked.taking:
+    if parked is not None and parked.partly_adopted_parents:
         raise StaleRouteError(
             Reason.PARK_MOVED,
-            f"partition {parked.own} is adopting the parked messages of partition "
-            f"{min(parked.taking)}: try again",
-            partition_id=parked.own,
+            f"partition {parked.partition_id} is adopting the parked messages of partition "
+            f"{min(parked.partly_adopted_parents)}: try again",
+            partition_id=parked.partition_id,
         )
 
 
 def _parse_message_ref(text: str) -> tuple[int, int]:
     """Parse a partition and an offset such as "7:42", or raise InvalidRequestError."""
-    source, offset = (plain_number(part) for part in text.partition(":")[::2])
+    source, offset = (parse_number(number) for number in text.partition(":")[::2])
     if source is None or offset is None:
         raise InvalidRequestError(
             f"expected a partition and an offset such as 7:42, not {text!r:.80}"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..protocol.errors import NotSentError, SubjectDeletedError, SubjectUnknownError
 from ..protocol.frames import Append, Read
@@ -69,13 +69,7 @@ class Peers:
         cached = self._routes.get(subject)
         if cached is not None:
             return cached.route
-        fetch_task = self._pending_fetches.get(subject)
-        if fetch_task is None:
-            fetch_task = self._pending_fetches[subject] = asyncio.create_task(
-                self.fetch_route(subject)
-            )
-            fetch_task.add_done_callback(lambda _: self._pending_fetches.pop(subject))
-        return await shared(fetch_task, "the broker has stopped")
+        return await _fetch_once(self._pending_fetches, subject, self.fetch_route)
 
     async def route_to_send(self, subject: str) -> Route:
         """Return the route for sending, which may be stale. An unknown subject is created if
@@ -91,13 +85,7 @@ class Peers:
         Fetch the route from the metaserver, which creates the subject if auto-create allows it.
         Concurrent callers share one request.
         """
-        fetch_task = self._pending_creations.get(subject)
-        if fetch_task is None:
-            fetch_task = self._pending_creations[subject] = asyncio.create_task(
-                self._fetch_or_create(subject)
-            )
-            fetch_task.add_done_callback(lambda _: self._pending_creations.pop(subject))
-        return await shared(fetch_task, "the broker has stopped")
+        return await _fetch_once(self._pending_creations, subject, self._fetch_or_create)
 
     async def _fetch_or_create(self, subject: str) -> Route:
         fetch_number = next(self._fetch_numbers)
@@ -205,3 +193,16 @@ class Peers:
             fetch_task.cancel()
         for client in self._clients.values():
             await client.close()
+
+
+async def _fetch_once(
+    pending: dict[str, asyncio.Task[Route]],
+    subject: str,
+    fetch: Callable[[str], Coroutine[Any, Any, Route]],
+) -> Route:
+    """Return the result of the pending fetch of a subject's route, or begin a fetch."""
+    fetch_task = pending.get(subject)
+    if fetch_task is None:
+        fetch_task = pending[subject] = asyncio.create_task(fetch(subject))
+        fetch_task.add_done_callback(lambda _: pending.pop(subject))
+    return await shared(fetch_task, "the broker has stopped")

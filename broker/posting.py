@@ -214,15 +214,15 @@ class MessagePosting:
             # An unreachable broker may have a new address; only a sealed partition certainly
             # has a newer route.
             unreachable = all(isinstance(error, NotSentError) for error in errors)
-            newer = await self._peers.fetch_route(
+            newer_route = await self._peers.fetch_route(
                 post.subject,
                 known_version=-1 if unreachable else route.version,
                 wait_ms=0 if unreachable else remaining_ms,
                 subject_id=subject_id,
             )
-            if newer == route:
+            if newer_route == route:
                 raise errors[0]
-            route = newer
+            route = newer_route
 
     async def _store_with_route(self, post: _PostRequest, route: Route) -> list[KeylaneError]:
         """Store the pending messages with this route, and return the errors of the partitions that
@@ -230,7 +230,7 @@ class MessagePosting:
         """
         post.static = route.static
         if post.has_idempotency_key and post.tried:
-            sealed = [
+            sealed_errors = [
                 (partition, indices)
                 for partition in route.partitions
                 if partition.state is PartitionState.SEALED
@@ -238,23 +238,23 @@ class MessagePosting:
             ]
             errors = [
                 error
-                for error in await self._append_all(post, sealed, sequence=ASKED)
+                for error in await self._append_all(post, sealed_errors, sequence=ASKED)
                 if not isinstance(error, SequenceGapError)  # it stored nothing for this key
             ]
             if errors:
                 return errors
         try:
             post.check_sizes(route)
-            parts = self._split_by_partition(post, route).values()
+            indices_by_partition = self._split_by_partition(post, route).values()
         except (MessageTooLargeError, StaleRouteError) as error:
             return [error]
-        return await self._append_all(post, parts)
+        return await self._append_all(post, indices_by_partition)
 
     def _split_by_partition(
         self, post: _PostRequest, route: Route
     ) -> dict[int, tuple[Partition, list[int]]]:
         """Return partition id → the open partition, and the indexes of its pending messages."""
-        parts: dict[int, tuple[Partition, list[int]]] = {}
+        indices_by_partition: dict[int, tuple[Partition, list[int]]] = {}
         open_partitions = route.open_partitions()
         any_partition = self._choose_partition(open_partitions)
         by_logical = {
@@ -269,24 +269,37 @@ class MessagePosting:
                 raise StaleRouteError(
                     Reason.NO_PARTITION, f"subject {post.subject!r} has no open partition now"
                 )
-            parts.setdefault(partition.partition_id, (partition, []))[1].append(index)
-        return parts
+            indices_by_partition.setdefault(partition.partition_id, (partition, []))[1].append(
+                index
+            )
+        return indices_by_partition
 
     def _choose_partition(self, open_partitions: Iterable[Partition]) -> Partition | None:
         """Choose a random partition for messages without a key: preferably of this broker, then of
         a broker with a known address.
         """
-        ranked: dict[int, list[Partition]] = defaultdict(list)
+        ranked_partitions: dict[int, list[Partition]] = defaultdict(list)
         for partition in open_partitions:
             rank = 0 if self._peers.is_local(partition) else 1 + (partition.address is None)
-            ranked[rank].append(partition)
-        return self._rng.choice(ranked[min(ranked)]) if ranked else None
+            ranked_partitions[rank].append(partition)
+        return (
+            self._rng.choice(ranked_partitions[min(ranked_partitions)])
+            if ranked_partitions
+            else None
+        )
 
     async def _append_all(
-        self, post: _PostRequest, parts: Iterable[tuple[Partition, list[int]]], *, sequence: int = 0
+        self,
+        post: _PostRequest,
+        indices_by_partition: Iterable[tuple[Partition, list[int]]],
+        *,
+        sequence: int = 0,
     ) -> list[KeylaneError]:
         results = await asyncio.gather(
-            *(self._append(post, partition, indices, sequence) for partition, indices in parts),
+            *(
+                self._append(post, partition, indices, sequence)
+                for partition, indices in indices_by_partition
+            ),
             return_exceptions=True,
         )
         errors: list[KeylaneError] = []
@@ -332,15 +345,15 @@ def _is_stale_route(error: KeylaneError) -> bool:
 
 def _partly_stored_reply(post: _PostRequest, error: KeylaneError) -> Reply:
     """Return the reply for a partly stored request, or raise `error` if nothing is stored."""
-    stored = len(post.messages) - len(post.pending())
-    if not stored:
+    stored_count = len(post.messages) - len(post.pending())
+    if not stored_count:
         raise error
     error_body = ErrorBody.of(
         DeliveryError(
             Reason.PARTLY_STORED,
-            f"{stored} of {counted(len(post.messages), 'message')} are stored; then: "
+            f"{stored_count} of {counted(len(post.messages), 'message')} are stored; then: "
             f"{error.message}",
-            stored=stored,
+            stored=stored_count,
             messages=len(post.messages),
         )
     )

@@ -26,7 +26,7 @@ from ..protocol.frames import Batches, Read
 from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.ids import check_name
 from ..protocol.limits import READ_MESSAGES_MAX
-from ..protocol.queues import is_behind_loss, outside
+from ..protocol.queues import is_behind_loss, outside_queue_error
 from ..protocol.routing import Partition, PartitionState, Route
 from ..protocol.text import listed
 from ..rpc.answer_budget import reserve_bytes
@@ -85,17 +85,17 @@ class MessageReading:
             may_be_stale = may_be_stale or error.reason is Reason.QUEUE_UNKNOWN
             if not may_be_stale and error.retry is not RetryRule.AFTER_NEW_ROUTE:
                 raise
-            newer = await self._peers.fetch_route(request.subject)
-            if newer == route:
+            newer_route = await self._peers.fetch_route(request.subject)
+            if newer_route == route:
                 raise
         else:
             if request.queue is None or not page.sealed or page.messages:
                 return page
             # The queue may continue in a partition that the cached route lacks.
-            newer = await self._peers.fetch_route(request.subject)
-            if newer == route:
+            newer_route = await self._peers.fetch_route(request.subject)
+            if newer_route == route:
                 return page
-        return await self._read_with_route(newer, request)
+        return await self._read_with_route(newer_route, request)
 
     async def _read_with_route(self, route: Route, request: _ReadRequest) -> MessagePage:
         partition, offset = _locate(route, request)
@@ -106,11 +106,11 @@ class MessageReading:
         except OffsetOutOfRangeError as error:
             if not logic_start or error.first_offset is None or error.next_offset is None:
                 raise
-            raise outside(
+            raise outside_queue_error(
                 offset, logic_start + error.first_offset, logic_start + error.next_offset
             ) from None
         start = answer.first_offset if physical == FIRST else physical
-        messages = _messages(data, partition, start=start, count=request.count)
+        messages = _decode_messages(data, partition, start=start, count=request.count)
         next_offset = start + len(messages)
         return MessagePage(
             subject=request.subject,
@@ -213,18 +213,24 @@ def _offset_after_loss(
     if request.queue is None or not answer.sealed or next_offset < answer.next_offset:
         return None
     chain = _chain(route, request.queue)
-    later = chain[chain.index(partition) + 1 :]
-    return later[0].logic_start if later and is_behind_loss(later[0]) else None
+    later_partitions = chain[chain.index(partition) + 1 :]
+    return (
+        later_partitions[0].logic_start
+        if later_partitions and is_behind_loss(later_partitions[0])
+        else None
+    )
 
 
-def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> list[MessageView]:
+def _decode_messages(
+    data: bytes, partition: Partition, *, start: int, count: int
+) -> list[MessageView]:
     """Return at most `count` messages of the batches, beginning at offset `start`."""
     views: list[MessageView] = []
     for position, header in batch_starts(data):
         batch = columns(data, header, position)
         first = max(start - header.base_offset, 0)
         for index in range(first, min(header.count, first + count - len(views))):
-            key, value, packed = (
+            key, value, packed_properties = (
                 batch.blob[edges[index] : edges[index + 1]]
                 for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
             )
@@ -239,7 +245,7 @@ def _messages(data: bytes, partition: Partition, *, start: int, count: int) -> l
                         "sent_at_ns": batch.sent_at_ns[index],
                         **bytes_field("key", key),
                         **bytes_field("value", value),
-                        **properties_fields(packed),
+                        **properties_fields(packed_properties),
                     },
                     MessageView,
                 )

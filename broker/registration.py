@@ -199,17 +199,19 @@ class Registration:
         """Log each problem once. A broker may start before its metaserver, so an unreachable one
         is logged at INFO at first.
         """
-        starting = not self._was_accepted and self._boot_ms() - self._started_ms < START_MS
+        is_starting = not self._was_accepted and self._boot_ms() - self._started_ms < START_MS
         level = self._level = (
-            logging.INFO if starting and isinstance(error, UnreachableError) else logging.WARNING
+            logging.INFO if is_starting and isinstance(error, UnreachableError) else logging.WARNING
         )
-        if text := self._failure_log.met(error.message, self._boot_ms(), level):
+        if text := self._failure_log.count_failure(error.message, self._boot_ms(), level):
             hint = f"; {_hint_of(error)}" if isinstance(error, FolderRefusedError) else ""
             log.log(level, "cannot register with the metaserver: %s%s", text, hint)
 
     def _log_recovery(self) -> None:
         again = " again" if self._was_accepted else ""
-        if failures := self._failure_log.over(self._boot_ms(), logging.INFO, logging.WARNING):
+        if failures := self._failure_log.end_failures(
+            self._boot_ms(), logging.INFO, logging.WARNING
+        ):
             log.log(self._level, "registered%s after %s", again, failures)
 
 

@@ -58,7 +58,7 @@ from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
 from .folder_ownership import FolderOwnership, check_folder_ownership
 from .peers import Peers
-from .scheduled.records import Waits, waits_for
+from .scheduled.records import ScheduledMessageRecord, bind_to_subject
 from .scheduled.schedule_index import ScheduledEntry
 from .scheduled.scheduler import Scheduler
 from .store.store import DURABLE
@@ -83,20 +83,20 @@ class Scheduling:
         *,
         broker_group: str,
         clock: Clock,
-        draw: Callable[[int], int],
+        random_bits: Callable[[int], int],
         folder_ownership: FolderOwnership,
         check_writable: Callable[[], None],
     ) -> None:
         """
         Args:
-            draw: returns a random number with the given number of bits, for ids.
+            random_bits: returns a random number with the given number of bits, for ids.
             check_writable: raises BrokerReadOnlyError while the broker accepts no messages.
         """
         self._scheduler = scheduler
         self._peers = peers
         self._broker_group = broker_group
         self._clock = clock
-        self._draw = draw
+        self._random_bits = random_bits
         self._folder_ownership = folder_ownership
         self._check_writable = check_writable
 
@@ -105,7 +105,7 @@ class Scheduling:
         return [
             ControlRoute(SCHEDULE_MESSAGES, self.post),
             ControlRoute(CANCEL_SCHEDULED, self.post_cancel),
-            ControlRoute(SCHEDULED, self.soonest),
+            ControlRoute(SCHEDULED, self.list_soonest),
         ]
 
     # ── frames ────────────────────────────────────────────────────────────────────────────────────
@@ -131,15 +131,20 @@ class Scheduling:
         except UnpackError as error:
             error.hint = SENDER_HINT
             raise
-        key, value, packed = (
+        key, value, packed_properties = (
             batch.blob[edges[0] : edges[1]]
             for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
         )
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
-        check_message_size(0, len(value), len(packed))
-        message = Waits(
-            request.scheduled_id, request.deliver_at_ms, subject, batch.sent_at_ns[0], value, packed
+        check_message_size(0, len(value), len(packed_properties))
+        message = ScheduledMessageRecord(
+            request.scheduled_id,
+            request.deliver_at_ms,
+            subject,
+            batch.sent_at_ns[0],
+            value,
+            packed_properties,
         )
         await (self._scheduler.schedule([message]) if is_repeat else self._add(subject, [message]))
         return Scheduled(self._broker_group, DURABLE), b""
@@ -162,7 +167,7 @@ class Scheduling:
                 now_ms=now_ms,
             )
 
-    async def _add(self, subject: str, messages: list[Waits]) -> list[bool]:
+    async def _add(self, subject: str, messages: list[ScheduledMessageRecord]) -> list[bool]:
         """Add new messages to the scheduler. Return for each whether it was already there."""
         self._check_writable()
         try:
@@ -171,9 +176,13 @@ class Scheduling:
         except UnreachableError:  # the cached route may belong to an earlier subject of this name
             route = await self._peers.route_to_send(subject)
             subject_id = 0
-        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
-        check_sizes(posted, route.message_bytes_max)
-        return await self._scheduler.schedule([waits_for(each, subject_id) for each in messages])
+        posted_messages = [
+            PostedMessage(b"", each.value, each.packed_properties) for each in messages
+        ]
+        check_sizes(posted_messages, route.message_bytes_max)
+        return await self._scheduler.schedule(
+            [bind_to_subject(each, subject_id) for each in messages]
+        )
 
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
@@ -195,10 +204,10 @@ class Scheduling:
         posted = posted_messages(body, params)
         if any(message.key for message in posted):
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
-        ids = self._ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
+        ids = self._assign_ids(subject, posted, deliver_at_ms, params.get(IDEMPOTENCY_KEY))
         sent_at_ns = self._clock.wall_ns()
         messages = [
-            Waits(
+            ScheduledMessageRecord(
                 scheduled_id,
                 deliver_at_ms,
                 subject,
@@ -228,24 +237,24 @@ class Scheduling:
             ]
         )
 
-    def _ids(
+    def _assign_ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
         """Return ids for the messages: random ones, or with an idempotency key the same for every
         repeat of the request.
         """
         if key is None:
-            return [self._draw(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
+            return [self._random_bits(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
         # Another subject may get a request with the same key, messages and time.
         request_key = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return _derived_ids(request_key, len(messages))
 
-    async def soonest(self, _body: object, params: Params) -> ScheduledPage:
+    async def list_soonest(self, _body: object, params: Params) -> ScheduledPage:
         """Return the next `limit` messages by delivery time, of all subjects or of one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._scheduler.calendar.reported_ms()
-        count, entries = await self._scheduler.soonest(limit, params.get("subject"))
+        count, entries = await self._scheduler.list_soonest(limit, params.get("subject"))
         drop_reasons = await self._drop_reasons(entries)
         return ScheduledPage(
             broker_group=self._broker_group,

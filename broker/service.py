@@ -53,10 +53,10 @@ from .answering.request_checks import (
     check_failed,
     check_failing,
     check_held,
+    check_owner,
     check_shared,
-    owned,
 )
-from .answering.stored_batches import check_read, count_delivered, read_batches
+from .answering.stored_batches import check_read, read_batches
 from .answering.unpack_checks import UnpackChecks
 from .answering.waiting import LongPolls
 from .background import BackgroundBudget
@@ -68,11 +68,11 @@ from .partition.pull_lock import (
     check_holder,
     check_session,
     decide_acquire,
-    release,
-    take,
+    grant_lock,
+    release_lock,
 )
-from .store.group_changes import check_told
-from .store.group_commit import Ended
+from .store.group_changes import check_registered
+from .store.group_commit import DoneCallback
 from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
@@ -95,12 +95,12 @@ class BrokerService:
         self._folder_ownership = folder_ownership
         self._clock = clock
         self._boot_ns = clock.boot_ns
-        self._waiting = LongPolls()
+        self._long_polls = LongPolls()
         self._budget = BackgroundBudget()
         self._background_turns = asyncio.Lock()
         self._unpack_checks = UnpackChecks(store.run_read)
-        self._pulls = OpenPulls(store, self._waiting, clock)
-        store.on_change(self._waiting.wake)
+        self._pulls = OpenPulls(store, self._long_polls, clock)
+        store.on_change(self._long_polls.wake)
         self._handlers: dict[type[Any], FrameHandler] = {
             Append: self._append,
             Acquire: self._acquire,
@@ -162,9 +162,9 @@ class BrokerService:
     def _begin_append(
         self, request: Append, payload: memoryview, call: PromptCall, began_ns: int
     ) -> bool:
-        if not self._store.commit.takes_now(len(payload)):
+        if not self._store.commit.has_room_now(len(payload)):
             return False
-        if self._unpack_checks.waits(request.partition_id, payload):
+        if self._unpack_checks.must_wait(request.partition_id, payload):
             return False
         self._append_batch(request, payload, call, began_ns)
         return True
@@ -172,9 +172,9 @@ class BrokerService:
     async def _append(self, request: Append, payload: memoryview) -> Handled:
         call, began_ns = AwaitedCall(self.handle), self._boot_ns()
         unpacks = await self._unpack_checks.wait(request.partition_id, payload)
-        async with self._store.commit.turn(len(payload)):
+        async with self._store.commit.admission(len(payload)):
             self._append_batch(request, payload, call, began_ns, unpacks=unpacks)
-        return await call.answered()
+        return await call.wait_answer()
 
     def _append_batch(
         self,
@@ -198,36 +198,36 @@ class BrokerService:
             call.answer(Appended(base_offset, DURABLE, duplicate))
 
         base_offset, duplicate = store.append(
-            request.partition_id, payload, on_durable, in_turn=True, unpacks=unpacks
+            request.partition_id, payload, on_durable, is_admitted=True, unpacks=unpacks
         )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
         check_session(request.session)
-        shared = isinstance(request, AcquireShared)
-        token, session = request.token, SHARED if shared else request.session
+        is_shared = isinstance(request, AcquireShared)
+        token, session = request.token, SHARED if is_shared else request.session
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
-        self._store.firsts.rise(request.partition_id)
+        self._store.first_offsets.raise_pending(request.partition_id)
         group = partition.group_for_acquire(request.group)
         if partition.forgotten:
             partition.check_not_forgotten(request.group, token)
         if 0 < token <= self._store.fence_floor:
             raise FencedError(token=token, current_token=self._store.fence_floor)
         if request.group not in partition.groups:
-            check_told(partition, request.group)
+            check_registered(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
             # What sessions of a shared group had in flight is no evidence once the group is
             # exclusive: none of those sessions was the only owner.
-            became_exclusive = group.lock.shared and not shared
+            became_exclusive = group.lock.is_shared and not is_shared
             was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
             group.clear_hanging()
-            if group.suspects.on_new_owner(released=was_released):
-                group.changed()
+            if group.suspects.on_new_owner(is_released=was_released):
+                group.mark_changed()
         else:
-            durable = self._store.commit.flushed()
+            durable = self._store.commit.wait_flushed()
         group.ack_removed(partition.first_offset)
-        take(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
+        grant_lock(group.lock, ttl_ms=request.ttl_ms, now_ms=self._clock.boot_ms())
         answer = Acquired(
             group.acked.cursor,
             tuple(group.acked.ranges),
@@ -235,24 +235,24 @@ class BrokerService:
             partition.ended,
             tuple(pair for pair in group.attempts.items() if pair[0] not in group.acked),
             group.parked_version,
-            () if group.parked is None else tuple(group.parked.adopted),
+            () if group.parked is None else tuple(group.parked.adopted_parents),
             *(
                 (0, ())
-                if shared
+                if is_shared
                 else (
                     group.suspects.upto,
                     tuple(group.suspects.unacked(group.acked)),
                 )
             ),
-            () if group.parked is None else tuple(group.parked.adopted_under.items()),
-            not shared and group.suspects.unreleased,
+            () if group.parked is None else tuple(group.parked.adoption_tokens.items()),
+            not is_shared and group.suspects.unreleased,
         )
-        saved = self._save(partition, group)
+        save_future = self._save(partition, group)
         await durable
-        if saved is not None:
-            await saved
+        if save_future is not None:
+            await save_future
         check_holder(group.lock, token=token, session=session)
-        if shared:
+        if is_shared:
             now_ms = self._clock.boot_ms()
             group.current_in_flight().add_session(
                 request.session, ttl_ms=request.ttl_ms, now_ms=now_ms
@@ -268,7 +268,7 @@ class BrokerService:
         if request.wait_ms:
             call = AwaitedCall(self.handle)
             if self._pulls.begin(request, call, self._clock.boot_ms()):
-                return await call.answered()
+                return await call.wait_answer()
         return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
@@ -281,9 +281,9 @@ class BrokerService:
             group.ack_removed(partition.first_offset)
             in_flight = group.current_in_flight()
             in_flight.check_not_released(session)
-            in_flight.expire(now_ms)
+            in_flight.free_expired(now_ms)
             if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
-                group.changed()  # durable with the next ack
+                group.mark_changed()  # durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
                 session,
@@ -291,18 +291,18 @@ class BrokerService:
                 readable_offset=partition.readable_offset,
                 now_ms=now_ms,
                 in_flight_ms=request.in_flight_ms,
-                alone=group.suspects.isolated,
+                isolated_offsets=group.suspects.isolated,
             )
-            drained = partition.ended and group.acked.cursor >= partition.next_offset
-            if drained and (saved := self._save(partition, group)) is not None:
+            is_drained = partition.ended and group.acked.cursor >= partition.next_offset
+            if is_drained and (save_future := self._save(partition, group)) is not None:
                 # The metaserver will store that the partition is drained, so this broker must not
                 # forget it in a restart.
-                await saved
+                await save_future
                 partition, group = self._check_owner(request)
-            if ranges or drained or now_ms >= deadline_ms:
+            if ranges or is_drained or now_ms >= deadline_ms:
                 break
             due_ms = max(now_ms + 1, min(deadline_ms, in_flight.next_deadline_ms))
-            await self._waiting.wait(partition.partition_id, due_ms - now_ms)
+            await self._long_polls.wait(partition.partition_id, due_ms - now_ms)
             partition, group = self._check_owner(request)
         data = b""
         if ranges:
@@ -310,24 +310,26 @@ class BrokerService:
                 start = ranges[0][0]
                 partition.readable_end(start)
                 await reserve_bytes(bytes_max)
-                data, upto = await self._store.read(partition, start, bytes_max=bytes_max)
+                data, end_offset = await self._store.read(partition, start, bytes_max=bytes_max)
                 partition, group = self._check_owner(request)
-                ranges = in_flight.trim(session, ranges, upto=upto)
+                ranges = in_flight.free_from(session, ranges, end_offset=end_offset)
             except BaseException:
-                in_flight.trim(session, ranges, upto=0)
-                self._waiting.wake(partition.partition_id)
+                in_flight.free_from(session, ranges, end_offset=0)
+                self._long_polls.wake(partition.partition_id)
                 raise
-        begun, tries, handed = group.suspects.begun, group.attempts, IntervalSet(ranges)
+        suspects, tries, handed_out = group.suspects.begun, group.attempts, IntervalSet(ranges)
         answer = Handed(
             tuple(ranges),
             group.durable_cursor,
             partition.readable_offset,
             partition.ended,
-            tuple(pair for pair in begun.items() if pair[0] in handed) if begun else (),
-            tuple(pair for pair in tries.items() if pair[0] in handed) if tries else (),
+            tuple(pair for pair in suspects.items() if pair[0] in handed_out) if suspects else (),
+            tuple(pair for pair in tries.items() if pair[0] in handed_out) if tries else (),
         )
-        count_delivered(
-            self._store, partition, sum(end - start for start, end in ranges), len(data)
+        self._store.traffic.count_delivered(
+            partition.facts.subject,
+            messages=sum(end - start for start, end in ranges),
+            size_bytes=len(data),
         )
         return answer, data
 
@@ -335,13 +337,15 @@ class BrokerService:
         partition = self._store.state.partition(request.partition_id)
         bytes_max = check_read(partition, request.offset, request.bytes_max)
         if request.wait_ms:
-            partition = await self._waiting.wait_to_read(request, self._store.state.partition)
+            partition = await self._long_polls.wait_to_read(request, self._store.state.partition)
             check_read(partition, request.offset, bytes_max)
         if request.background:
             bytes_max = await self._background_turn(bytes_max)
             check_read(partition, request.offset, bytes_max)
         answer, data = await read_batches(self._store, partition, request, bytes_max)
-        count_delivered(self._store, partition, answer.upto - request.offset, len(data))
+        self._store.traffic.count_delivered(
+            partition.facts.subject, messages=answer.upto - request.offset, size_bytes=len(data)
+        )
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
@@ -370,7 +374,7 @@ class BrokerService:
     async def _ack(self, request: Ack, payload: memoryview) -> Handled:
         call = AwaitedCall(self.handle)
         self._begin_ack(request, payload, call, self._boot_ns())
-        return await call.answered()
+        return await call.wait_answer()
 
     def _apply_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
@@ -380,7 +384,7 @@ class BrokerService:
             The cursor, the partition and the group. The caller must save the progress of the group
             before it reports the cursor.
         """
-        partition, group = owned(self._store.state, request, now_ms)
+        partition, group = check_owner(self._store.state, request, now_ms)
         ranges = request.ranges
         if request.held:
             check_held(request, partition)
@@ -388,26 +392,26 @@ class BrokerService:
             raise OverloadedError(f"more than {ACK_RANGES_MAX} ranges in one ack")
         if ranges:
             decide_ack(group.acked, ranges, next_offset=partition.readable_offset)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             if apply_ack(group.acked, ranges):
-                group.changed()
+                group.mark_changed()
             if group.lock.session == SHARED:
                 group.current_in_flight().remove(ranges)
                 if group.suspects.begun:  # a message that is handled alone may be next
-                    self._waiting.wake(partition.partition_id)
+                    self._long_polls.wake(partition.partition_id)
         if request.failed:
             check_failed(request, partition)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             group.record_failures(request.failed)
         if request.failing is not None:
             check_failing(request.failing, partition)
             group.set_failing(request.failing)
         if request.begun:
             check_begun(request, partition)
-            self._store.commit.check_room(0, own=True)
+            self._store.commit.check_room(0, is_control=True)
             group.begin_suspects(request.begun)
         if request.held and group.lock.session == SHARED:
-            group.current_in_flight().hold(
+            group.current_in_flight().extend_deadlines(
                 group.acked,
                 request.session,
                 request.held,
@@ -416,7 +420,7 @@ class BrokerService:
             )
         return group.acked.cursor, partition, group
 
-    def _save_then(self, partition: HostedPartition, group: Group, on_saved: Ended) -> bool:
+    def _save_then(self, partition: HostedPartition, group: Group, on_saved: DoneCallback) -> bool:
         """
         Save a group's progress if it has changed since it was durable, and call `on_saved` then.
 
@@ -427,9 +431,9 @@ class BrokerService:
         Raises:
             BrokerReadOnlyError: the progress cannot be made durable now.
         """
-        if not group.unsaved:
+        if not group.has_unsaved_progress:
             return False
-        self._store.commit.check_room(0, own=True)
+        self._store.commit.check_room(0, is_control=True)
         self._store.save_progress_then(partition, group, on_saved)
         return True
 
@@ -437,33 +441,35 @@ class BrokerService:
         """Save like `_save_then`, but return a future instead of taking a callback; None if the
         progress is already durable.
         """
-        durable, saves = self._store.commit.waited_for(partial(self._save_then, partition, group))
+        durable, saves = self._store.commit.call_with_future(
+            partial(self._save_then, partition, group)
+        )
         return durable if saves else None
 
     def _check_owner(self, request: OwnersRequest) -> tuple[HostedPartition, Group]:
-        return owned(self._store.state, request, self._clock.boot_ms())
+        return check_owner(self._store.state, request, self._clock.boot_ms())
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
         partition, group = self._check_owner(request)
-        if group.lock.shared:
+        if group.lock.is_shared:
             group.current_in_flight().release_session(request.session)
         else:
-            release(group.lock)
+            release_lock(group.lock)
             group.clear_hanging()
             if group.parked is not None:
-                group.parked.on_released()
-        self._waiting.wake(partition.partition_id)
-        if not group.lock.shared and group.suspects.on_released():
-            group.changed()
-            if (saved := self._save(partition, group)) is not None:
-                await saved
+                group.parked.clear_owner_tokens()
+        self._long_polls.wake(partition.partition_id)
+        if not group.lock.is_shared and group.suspects.on_released():
+            group.mark_changed()
+            if (save_future := self._save(partition, group)) is not None:
+                await save_future
         return Released(), b""
 
     @property
     def waiting(self) -> int:
         """The number of pulls that wait for messages."""
-        return self._waiting.count
+        return self._long_polls.count
 
     def close(self) -> None:
         """Answer all waiting pulls."""
-        self._waiting.wake_all()
+        self._long_polls.wake_all()

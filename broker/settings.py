@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
-from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
+from ..protocol.settings import cluster_problems, field_values, range_problems, refuse
 from ..rpc.access.settings import access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
@@ -135,7 +135,7 @@ class BrokerSettings(ServingSettings):
     )
 
     def __post_init__(self) -> None:
-        refuse(_problems(values_of(self)))
+        refuse(_find_problems(field_values(self)))
 
 
 _RANGES = {
@@ -156,7 +156,7 @@ _RANGES = {
 }
 
 
-def _problems(values: Mapping[str, object]) -> list[str]:
+def _find_problems(values: Mapping[str, object]) -> list[str]:
     problems = range_problems(values, _RANGES)
     if "group" in values:
         try:
@@ -169,7 +169,7 @@ def _problems(values: Mapping[str, object]) -> list[str]:
     meta = values.get("meta", ("127.0.0.1:7000",))
     for address in meta if isinstance(meta, tuple) and meta else (meta,):
         try:
-            addresses_of(address)
+            parse_addresses(address)
         except ConfigError as error:
             problems.append(f"meta: {error.message}")
     if values.get("index", "file") not in INDEX_KINDS:
@@ -195,7 +195,7 @@ def broker_settings(
     return SOURCES.read(flags, config, environment or {})
 
 
-SOURCES = SettingSources("broker", BrokerSettings, _problems)
+SOURCES = SettingSources("broker", BrokerSettings, _find_problems)
 """The sources of a broker's settings."""
 RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
 """The settings that a running broker reloads from its file at SIGHUP. The others need a restart."""

@@ -34,9 +34,9 @@ class WallClock:
         """When the calendar was found to be set forward, in milliseconds of the boot clock; None if
         it is trusted.
         """
-        self.believe()
+        self.trust_now()
 
-    def believe(self) -> None:
+    def trust_now(self) -> None:
         """Trust the calendar as it is now."""
         self._trust(self._clock.wall_ms(), self._clock.boot_ms())
 

@@ -14,9 +14,9 @@ class Edits:
     """Tracks the values with which each edited message may be handled at present."""
 
     def __init__(self) -> None:
-        self._confirmed: dict[tuple[str, Slot], Value] = {}
+        self._confirmed_values: dict[tuple[str, Slot], Value] = {}
         """Value of the last edit that was confirmed, or that a handler has received since."""
-        self._pending: dict[tuple[str, Slot], list[Value]] = {}
+        self._pending_values: dict[tuple[str, Slot], list[Value]] = {}
         """Values of later edits, and of edits that were never confirmed."""
 
     def on_edited(
@@ -27,21 +27,21 @@ class Edits:
         if done:
             self._confirm(message, value)
         else:
-            self._pending.setdefault(message, []).append(value)
+            self._pending_values.setdefault(message, []).append(value)
 
     def on_reset(self, group: str) -> None:
         """Make the edits of a group uncertain: a reset begins, which discards its parked messages
         with their edits.
         """
-        for message in [each for each in self._confirmed if each[0] == group]:
-            self._pending.setdefault(message, []).append(self._confirmed.pop(message))
+        for message in [each for each in self._confirmed_values if each[0] == group]:
+            self._pending_values.setdefault(message, []).append(self._confirmed_values.pop(message))
 
     def _confirm(self, message: tuple[str, Slot], value: Value) -> None:
         """Mark the value as current. Only edits that are still pending may replace it."""
-        self._confirmed[message] = value
-        self._pending[message].remove(value)
+        self._confirmed_values[message] = value
+        self._pending_values[message].remove(value)
 
-    def problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
+    def find_problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
         """
         Return why a message must not be handled with this value; "" if it may.
 
@@ -49,12 +49,12 @@ class Edits:
             stored: value that the log has in this slot; None: the slot is empty.
         """
         message = group, slot
-        expected = self._confirmed.get(message, stored)
-        if stored is not None and value == expected:
+        expected_value = self._confirmed_values.get(message, stored)
+        if stored is not None and value == expected_value:
             return ""
-        if value in self._pending.get(message, ()):
+        if value in self._pending_values.get(message, ()):
             self._confirm(message, value)
             return ""
-        if message not in self._confirmed:
+        if message not in self._confirmed_values:
             return "where the log has another value"
-        return f"where an operator has stored {expected!r}"
+        return f"where an operator has stored {expected_value!r}"

@@ -126,7 +126,7 @@ class Eras:
             index -= 1
         return self.all[index]
 
-    def candidates(self, token: int | None = None) -> list[Era]:
+    def candidate_eras(self, token: int | None = None) -> list[Era]:
         """Return the eras to which a token may belong, the newest first. There are several while
         resets are unconfirmed. Without a token, start at the newest era.
         """
@@ -175,7 +175,7 @@ class Eras:
         A reset clears the ranges above the cursor. Any `ranges` therefore prove that no reset took
         effect, even one to the cursor that the group already had.
         """
-        for era in self.candidates(token):
+        for era in self.candidate_eras(token):
             if era.confirmed:
                 return
             if not ranges and cursor in {era.start, max(era.start, self.floor)}:

@@ -95,12 +95,12 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
     judge = Judge()
     log = judge.log
     passes: tuple[tuple[type[Any], Callable[..., None]], ...] = (
-        (Sent, log.sent),
-        (Settled, log.settled),
-        (Ranged, log.ranged),
-        (Abandoned, log.abandoned),
-        (AcceptedLost, log.lost),
-        (Stored, log.stored),
+        (Sent, log.on_sent),
+        (Settled, log.on_settled),
+        (Ranged, log.on_ranged),
+        (Abandoned, log.on_abandoned),
+        (AcceptedLost, log.on_lost),
+        (Stored, log.on_stored),
         (Batched, judge.sequences.on_batched),
         (Routed, judge.routes.on_routed),
     )
@@ -110,21 +110,21 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
                 handle(*event)
     log.close(drained=drained)
     handlers: dict[type[Any], Callable[..., None]] = {
-        Started: judge.started,
-        Ended: judge.ended,
+        Started: judge.on_started,
+        Ended: judge.on_ended,
         Dropped: judge.ownership.on_dropped,
-        Served: judge.served,
+        Served: judge.on_served,
         Granted: judge.ownership.on_granted,
         LeaseReleased: judge.ownership.on_released,
         LeasesReported: judge.ownership.on_leases_reported,
-        Looked: judge.looked,
-        Recovered: judge.recovered,
-        Resetting: judge.resetting,
-        SetAside: judge.set_aside,
+        Looked: judge.on_looked,
+        Recovered: judge.on_recovered,
+        Resetting: judge.on_resetting,
+        SetAside: judge.on_set_aside,
         Edited: judge.edits.on_edited,
         Replaced: judge.ownership.on_replaced,
-        Expired: judge.expired,
-        AcceptedLost: judge.lost,
+        Expired: judge.on_expired,
+        AcceptedLost: judge.on_lost,
     }
     for judge.now, event in enumerate(events):
         handler = handlers.get(type(event))
@@ -150,7 +150,7 @@ class Judge:
         self.edits = Edits()
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
-        self._lost: set[int] = set()
+        self._lost_partitions: set[int] = set()
         """Partitions whose loss an operator has accepted."""
         self._newest_begun: dict[tuple[str, str, bytes], int] = {}
         """Number of the newest message that was begun outside lost partitions since a loss was
@@ -161,7 +161,7 @@ class Judge:
         self._expired_below: dict[int, int] = {}
         """Offset below which messages have expired, by partition."""
 
-    def progress(self, group: str, partition_id: int) -> Progress:
+    def get_progress(self, group: str, partition_id: int) -> Progress:
         """Return the progress of a group on a partition."""
         partitions = self._groups.setdefault(group, {})
         progress = partitions.get(partition_id)
@@ -170,7 +170,7 @@ class Judge:
             progress.eras.floor = self._expired_below.get(partition_id, 0)
         return progress
 
-    def started(  # noqa: PLR0917 - the fields of an event
+    def on_started(  # noqa: PLR0917 - the fields of an event
         self,
         group: str,
         session: str,
@@ -186,73 +186,75 @@ class Judge:
     ) -> None:
         """See `events.Started`."""
         slot = (partition_id, offset)
-        log, note = self.log, self.findings.note
-        stored = log.values.get(slot)
-        if problem := self.edits.problem(group, slot, value, stored):
-            note("phantom", f"{value!r} handled at {partition_id}/{offset}, {problem}")
+        log, note_anomaly = self.log, self.findings.note
+        stored_value = log.values.get(slot)
+        if problem := self.edits.find_problem(group, slot, value, stored_value):
+            note_anomaly("phantom", f"{value!r} handled at {partition_id}/{offset}, {problem}")
             return
-        replaced = self.ownership.is_replaced(session)
-        if replaced:
+        is_replaced = self.ownership.is_replaced(session)
+        if is_replaced:
             pass  # its process may believe in its lease until it learns that it was replaced
         elif clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
-            note("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
+            note_anomaly("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
         elif session_left_ms is not None and session_left_ms <= 0:
-            note("late start", f"{value!r} under token {token}, of a session that has ended")
+            note_anomaly(
+                "late start", f"{value!r} under token {token}, of a session that has ended"
+            )
         leased_id = self._leased_ids.get((group, token), partition_id)
         self.ownership.on_started(
             session, partition_id, offset, token, leased_id, ours=ours, with_earlier=with_earlier
         )
-        message = log.sent_messages.get(stored)
+        message = log.sent_messages.get(stored_value)
         if message is None:
             return  # the log has already noted it as a phantom
-        is_adopted, progress = leased_id != partition_id, self.progress(group, partition_id)
+        is_adopted, progress = leased_id != partition_id, self.get_progress(group, partition_id)
         is_misplaced = is_adopted and message.key and not log.is_covered(message.key, leased_id)
         if is_misplaced and offset not in progress.unordered:
-            note(
+            note_anomaly(
                 "stale effect",
                 f"{partition_id}/{offset} of {message.key!r} begun under token {token} "
                 f"of {leased_id}, which does not cover its key",
             )
         progress.on_started(
-            offset, message.key, token, session, adopted=is_adopted, replaced=replaced
+            offset, message.key, token, session, adopted=is_adopted, replaced=is_replaced
         )
-        if self._lost and message.key and message.strict:
+        if self._lost_partitions and message.key and message.strict:
             self._check_lost_order(
                 partition_id, (group, message.producer, message.key), message.number
             )
-        for earlier in log.predecessors(slot):
-            if not self.progress(group, earlier[0]).is_finished(earlier[1], token):
-                note(
+        for earlier_slot in log.predecessors(slot):
+            if not self.get_progress(group, earlier_slot[0]).is_finished(earlier_slot[1], token):
+                note_anomaly(
                     "skip",
                     f"{partition_id}/{offset} of {message.key!r} begun before "
-                    f"{earlier[0]}/{earlier[1]} was handled, under token {token}",
+                    f"{earlier_slot[0]}/{earlier_slot[1]} was handled, under token {token}",
                 )
 
     def _check_lost_order(
-        self, partition_id: int, lane: tuple[str, str, bytes], number: int
+        self, partition_id: int, lane: tuple[str, str, bytes], send_number: int
     ) -> None:
         """Check that a message of a lost partition is either handled before newer messages of its
         key, or never.
         """
         newest = self._newest_begun.get(lane, -1)
-        if partition_id not in self._lost:
-            self._newest_begun[lane] = max(newest, number)
-        elif number < newest:
-            text = f"number {number} of {lane[1]} for {lane[0]!r} begun after {newest}"
+        if partition_id not in self._lost_partitions:
+            self._newest_begun[lane] = max(newest, send_number)
+        elif send_number < newest:
+            text = f"number {send_number} of {lane[1]} for {lane[0]!r} begun after {newest}"
             self.findings.note(
                 "inversion", f"{lane[2]!r}: {text}, in lost partition {partition_id}"
             )
 
-    def ended(
+    def on_ended(
         self, group: str, partition_id: int, offset: int, token: int, session: str = ""
     ) -> None:
         """See `events.Ended`."""
         adopted = self._leased_ids.get((group, token), partition_id) != partition_id
-        self.progress(group, partition_id).on_ended(offset, token, adopted=adopted)
+        self.get_progress(group, partition_id).on_ended(offset, token, adopted=adopted)
         self.ownership.on_dropped(session, partition_id, offset)
 
-    def served(  # noqa: PLR0917 - the fields of an event
+    def on_served(  # noqa: PLR0917 - the fields of an event
         self,
         kind: str,
         group: str,
@@ -263,14 +265,14 @@ class Judge:
         ranges: tuple[Range, ...] = (),
     ) -> None:
         """See `events.Served`."""
-        progress = self.progress(group, partition_id)
+        progress = self.get_progress(group, partition_id)
         if kind == "acquire":
             self._leased_ids[group, token] = partition_id
         progress.on_served(kind, token, began, self.now)
         if cursor >= 0:
             progress.on_reported(kind, token, began, self.now, cursor, ranges)
 
-    def set_aside(
+    def on_set_aside(
         self,
         group: str,
         partition_id: int,
@@ -280,42 +282,42 @@ class Judge:
         alone: bool = False,
     ) -> None:
         """See `events.SetAside`."""
-        progress = self.progress(group, partition_id)
+        progress = self.get_progress(group, partition_id)
         for start, end in ranges:
             for offset in range(start, end):
                 progress.on_parked(token, offset, skipped=skipped, alone=alone)
 
-    def resetting(
+    def on_resetting(
         self, group: str, partition_id: int, token: int, cursor: int, alone: bool = False
     ) -> None:
         """See `events.Resetting`."""
         self.edits.on_reset(group)
-        self.progress(group, partition_id).on_resetting(token, cursor, without_children=alone)
+        self.get_progress(group, partition_id).on_resetting(token, cursor, without_children=alone)
 
-    def looked(self, *fields: Any) -> None:
+    def on_looked(self, *fields: Any) -> None:
         """See `events.Looked`."""
         observation = Looked(*fields)
-        progress = self.progress(observation.group, observation.partition_id)
+        progress = self.get_progress(observation.group, observation.partition_id)
         progress.observations.append(observation)
 
-    def expired(self, partition_id: int, first_offset: int, groups: tuple[str, ...]) -> None:
+    def on_expired(self, partition_id: int, first_offset: int, groups: tuple[str, ...]) -> None:
         """See `events.Expired`."""
         for group in groups:
-            self.progress(group, partition_id).check_expired(first_offset)
+            self.get_progress(group, partition_id).check_expired(first_offset)
         expired_below = max(first_offset, self._expired_below.get(partition_id, 0))
         self._expired_below[partition_id] = expired_below
         for partitions in self._groups.values():
             if partition_id in partitions:
                 partitions[partition_id].eras.floor = expired_below
 
-    def lost(self, partition_id: int) -> None:
+    def on_lost(self, partition_id: int) -> None:
         """See `events.AcceptedLost`."""
-        self._lost.add(partition_id)
-        self.expired(partition_id, OFFSET_MAX, ())
+        self._lost_partitions.add(partition_id)
+        self.on_expired(partition_id, OFFSET_MAX, ())
 
-    def recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
+    def on_recovered(self, group: str, partition_id: int, token: int, cursor: int) -> None:
         """See `events.Recovered`."""
-        self.progress(group, partition_id).on_recovered(token, cursor)
+        self.get_progress(group, partition_id).on_recovered(token, cursor)
 
     def close(self, *, drained: bool) -> Findings:
         """Find the messages that are still owed to each group after the last event, and return all
@@ -326,7 +328,7 @@ class Judge:
                 progress = partitions.get(partition_id)
                 if offset < self._expired_below.get(partition_id, 0):
                     continue  # it was checked when retention removed it
-                eras = [] if progress is None else progress.eras.candidates()
+                eras = [] if progress is None else progress.eras.candidate_eras()
                 if any(era.is_finished(offset) for era in eras):
                     continue
                 message = f"{partition_id}/{offset} for {group!r}"
@@ -337,5 +339,5 @@ class Judge:
                 elif drained:
                     self.findings.note("starvation", f"{message} was never handled")
             for partition_id, progress in partitions.items():
-                progress.close(drained=drained and partition_id not in self._lost)
+                progress.close(drained=drained and partition_id not in self._lost_partitions)
         return self.findings

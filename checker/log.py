@@ -72,36 +72,36 @@ class Log:
         """Keys with messages in more than one partition."""
         self._previous_in_partition: dict[Slot, Slot] = {}
         self._previous_elsewhere: dict[Slot, Slot] = {}
-        self._ranges: dict[int, range] = {}
-        self._abandoned: set[int] = set()
-        self._lost: set[int] = set()
+        self._partition_ranges: dict[int, range] = {}
+        self._abandoned_partitions: set[int] = set()
+        self._lost_partitions: set[int] = set()
         self._previous_not_lost: dict[Slot, Slot] = {}
         """By slot: the previous slot of its key outside lost partitions, if a lost slot is between
         the two.
         """
 
-    def ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
+    def on_ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
         """See `events.Ranged`."""
-        self._ranges[partition_id] = range(range_start, range_end)
+        self._partition_ranges[partition_id] = range(range_start, range_end)
 
     def is_covered(self, key: bytes, partition_id: int) -> bool:
         """Return whether a partition covers this key; also True if its range is unknown."""
-        covered = self._ranges.get(partition_id)
+        covered = self._partition_ranges.get(partition_id)
         return covered is None or logical_partition(key) in covered
 
-    def abandoned(self, partition_id: int) -> None:
+    def on_abandoned(self, partition_id: int) -> None:
         """See `events.Abandoned`."""
-        self._abandoned.add(partition_id)
+        self._abandoned_partitions.add(partition_id)
 
-    def lost(self, partition_id: int) -> None:
+    def on_lost(self, partition_id: int) -> None:
         """See `events.AcceptedLost`."""
-        self._lost.add(partition_id)
+        self._lost_partitions.add(partition_id)
 
-    def sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
+    def on_sent(self, value: Value, key: bytes, producer: str, number: int, strict: bool) -> None:
         """See `events.Sent`."""
         self.sent_messages[value] = _SentMessage(key, producer, number, strict)
 
-    def settled(
+    def on_settled(
         self,
         value: Value,
         outcome: str,
@@ -119,7 +119,7 @@ class Log:
                 "inversion", f"{value!r} was reported as reordered, although {reason}"
             )
 
-    def stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
+    def on_stored(self, partition_id: int, offset: int, key: bytes, value: Value) -> None:
         """See `events.Stored`."""
         slot = (partition_id, offset)
         self.values[slot] = value
@@ -130,25 +130,25 @@ class Log:
             )
             return
         outcome = self._outcomes.get(value, _UNSETTLED)
-        promised = _is_order_promised(message, outcome, slot)
-        first = self._first_slots.setdefault(value, slot)
-        if first != slot:
+        is_promised = _is_order_promised(message, outcome, slot)
+        first_slot = self._first_slots.setdefault(value, slot)
+        if first_slot != slot:
             self._further_slots[value].append(slot)
-            if promised and not outcome.twice:
+            if is_promised and not outcome.twice:
                 self._findings.note(
-                    "duplicate", f"{value!r} at {partition_id}/{offset} and {first}"
+                    "duplicate", f"{value!r} at {partition_id}/{offset} and {first_slot}"
                 )
         if outcome.result in {"not done", "withdrawn"}:
             self._findings.note("phantom", f"{value!r} at {slot}, reported as {outcome.result}")
         if key:
-            self._check_keyed(slot, key, message, promised=promised)
+            self._check_keyed(slot, key, message, is_promised=is_promised)
 
     def _check_keyed(
-        self, slot: Slot, key: bytes, message: _SentMessage, *, promised: bool
+        self, slot: Slot, key: bytes, message: _SentMessage, *, is_promised: bool
     ) -> None:
         """Check the order of a keyed message within its partition, and note its predecessor."""
         partition_id = slot[0]
-        if promised:
+        if is_promised:
             if not self.is_covered(key, partition_id):
                 self._findings.note(
                     "inversion", f"{key!r} at {slot}: it left its partition, which was not declared"
@@ -163,9 +163,9 @@ class Log:
                 )
             else:
                 self._newest_numbers[lane] = message.number
-        last = self._last_slots.get((partition_id, key))
-        if last is not None:
-            self._previous_in_partition[slot] = last
+        last_slot = self._last_slots.get((partition_id, key))
+        if last_slot is not None:
+            self._previous_in_partition[slot] = last_slot
         elif self._first_partitions.setdefault(key, partition_id) != partition_id:
             self._scattered_keys.add(key)
             if self._partitions_fixed:
@@ -182,23 +182,23 @@ class Log:
             message = self.sent_messages.get(value)
             if outcome.result in {"not done", "unknown"} and message is not None and message.strict:
                 note("lost", f"{value!r} was given up, although its order is strict")
-            first = self._first_slots.get(value)
-            if outcome.result == "flushed" and first is None:
+            first_slot = self._first_slots.get(value)
+            if outcome.result == "flushed" and first_slot is None:
                 note(
                     "silent loss",
                     f"{value!r} is not in the log, though a later flush raised no error",
                 )
             if outcome.result != "stored":
                 continue
-            reported = (outcome.partition_id, outcome.offset)
-            if first is None:
+            reported_slot = (outcome.partition_id, outcome.offset)
+            if first_slot is None:
                 note("lost", f"{value!r} was acked, but is not in the log")
             elif (
                 outcome.offset >= 0
-                and reported != first
-                and reported not in self._further_slots.get(value, ())
+                and reported_slot != first_slot
+                and reported_slot not in self._further_slots.get(value, ())
             ):
-                note("lost", f"{value!r} is not at {reported}")
+                note("lost", f"{value!r} is not at {reported_slot}")
         if drained:
             for value, message in self.sent_messages.items():
                 if message.strict and value not in self._outcomes:
@@ -218,13 +218,13 @@ class Log:
         for lane in lanes.values():
             lane.sort()
             for (_, earlier), (_, later) in pairwise(lane):
-                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned_partitions:
                     self._previous_elsewhere[later] = earlier
-            not_lost = [slot for _, slot in lane if slot[0] not in self._lost]
+            not_lost = [slot for _, slot in lane if slot[0] not in self._lost_partitions]
             if len(not_lost) == len(lane):
                 continue
             for earlier, later in pairwise(not_lost):
-                if earlier[0] != later[0] and earlier[0] not in self._abandoned:
+                if earlier[0] != later[0] and earlier[0] not in self._abandoned_partitions:
                     self._previous_not_lost[later] = earlier
 
     def predecessors(self, slot: Slot) -> tuple[Slot, ...]:

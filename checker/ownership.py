@@ -17,13 +17,15 @@ class Ownership:
         """Newest token by (group, partition)."""
         self._sessions: dict[tuple[int, int, int], str] = {}
         """Session by (group, partition, token)."""
-        self._released: set[tuple[str, int, int]] = set()
-        self._running: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = defaultdict(dict)
+        self._released_leases: set[tuple[str, int, int]] = set()
+        self._running_handlers: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = (
+            defaultdict(dict)
+        )
         """(token, partition of the lease) of each running handler, by session and then by
         (partition, offset).
         """
         self._reported_leases: dict[str, tuple[tuple[int, int], ...]] = {}
-        self._replaced: set[str] = set()
+        self._replaced_sessions: set[str] = set()
         self._begun_before_next_grant: set[tuple[str, int, int]] = set()
         """(session, partition, token) under which a handler began before the next grant."""
 
@@ -56,13 +58,13 @@ class Ownership:
         """Return whether a session has released its lease on a partition, or last reported only
         others.
         """
-        if (holder, 0, 0) in self._released:
+        if (holder, 0, 0) in self._released_leases:
             return True
         token = self._newest_token(holder, partition_id)
-        if (holder, partition_id, token) in self._released:
+        if (holder, partition_id, token) in self._released_leases:
             return True
-        reported = self._reported_leases.get(holder)
-        return reported is not None and (partition_id, token) not in reported
+        reported_leases = self._reported_leases.get(holder)
+        return reported_leases is not None and (partition_id, token) not in reported_leases
 
     def _newest_token(self, session: str, partition_id: int) -> int:
         """Return the newest token of a session's group on a partition."""
@@ -72,9 +74,9 @@ class Ownership:
         """See `events.LeaseReleased`. A repeated release of an older token does not release a newer
         lease.
         """
-        self._released.add((session, partition_id, token))
+        self._released_leases.add((session, partition_id, token))
         for (running_id, offset), (running_token, leased_id) in sorted(
-            self._running[session].items()
+            self._running_handlers[session].items()
         ):
             if not partition_id or (partition_id == leased_id and token >= running_token):
                 message = f"{running_id}/{offset}"
@@ -88,13 +90,13 @@ class Ownership:
 
     def on_replaced(self, session: str) -> None:
         """See `events.Replaced`."""
-        self._replaced.add(session)
+        self._replaced_sessions.add(session)
 
     def is_replaced(self, session: str) -> bool:
         """Return whether a newer process has taken this session's instance name. Its handlers may
         then start late.
         """
-        return session in self._replaced
+        return session in self._replaced_sessions
 
     def on_started(
         self,
@@ -117,7 +119,7 @@ class Ownership:
         granted, lease = self._newest_token(session, leased_id), (session, leased_id, token)
         if token >= granted:
             self._begun_before_next_grant.add(lease)
-        elif session not in self._replaced and not (
+        elif session not in self._replaced_sessions and not (
             with_earlier and lease in self._begun_before_next_grant
         ):
             self._note(
@@ -127,15 +129,15 @@ class Ownership:
         if leased_id != partition_id:
             self._check_sole_handler(session, partition_id, offset)
         if ours:
-            self._running[session][partition_id, offset] = token, leased_id
+            self._running_handlers[session][partition_id, offset] = token, leased_id
 
     def _check_sole_handler(self, session: str, partition_id: int, offset: int) -> None:
         """Check that a parked message which a child has adopted is not still being handled by
         another owner with a valid lease.
         """
-        for other, running in self._running.items():
+        for other, running in self._running_handlers.items():
             token, leased_id = running.get((partition_id, offset), (0, 0))
-            if other in {session, *self._replaced}:
+            if other in {session, *self._replaced_sessions}:
                 continue
             if token and token == self._newest_token(other, leased_id):
                 self._note(
@@ -146,6 +148,6 @@ class Ownership:
 
     def on_dropped(self, session: str, partition_id: int, offset: int) -> None:
         """See `events.Dropped`."""
-        running = self._running.get(session)
+        running = self._running_handlers.get(session)
         if running is not None:
             running.pop((partition_id, offset), None)

@@ -90,12 +90,14 @@ class Progress:
         if not (adopted and self.eras.is_kept_by_children(offset)):
             self._check_reset(offset, token, replaced=replaced)
         if key and offset not in self.unordered:
-            newest = self.newest_begun.get((token, key), -1)
-            if offset < newest or (offset == newest and offset in self.handled_by_token[token]):
+            newest_offset = self.newest_begun.get((token, key), -1)
+            if offset < newest_offset or (
+                offset == newest_offset and offset in self.handled_by_token[token]
+            ):
                 self._findings.note(
                     "nonmonotonic",
-                    f"token {token} of partition {self.partition_id} went back from {newest} "
-                    f"to {offset} of {key!r}",
+                    f"token {token} of partition {self.partition_id} went back from "
+                    f"{newest_offset} to {offset} of {key!r}",
                 )
             else:
                 self.newest_begun[token, key] = offset
@@ -110,7 +112,7 @@ class Progress:
                 "stale effect",
                 f"{offset} begun under token {token} after the reset of {newest.token}",
             )
-        if all(offset < era.start for era in self.eras.candidates(token)):
+        if all(offset < era.start for era in self.eras.candidate_eras(token)):
             self._note(
                 "nonmonotonic", f"{offset} begun under token {token}, below the cursor of its reset"
             )
@@ -144,7 +146,7 @@ class Progress:
             or (len(eras) == 1 and offset in eras[0].finished)
         ):
             return True
-        return any(era.is_finished(offset) for era in self.eras.candidates(token))
+        return any(era.is_finished(offset) for era in self.eras.candidate_eras(token))
 
     # ── the broker ────────────────────────────────────────────────────────────────────────────────
     def on_served(self, kind: str, token: int, began: int, instant: int) -> None:
@@ -192,7 +194,7 @@ class Progress:
         """Check that the group has handled the messages below `first_offset`, which retention
         removes.
         """
-        eras = self.eras.candidates()
+        eras = self.eras.candidate_eras()
         for offset in range(self.eras.floor, first_offset):
             if not any(era.is_finished(offset) for era in eras):
                 self._note("lost", f"{offset} was removed before it was handled")
@@ -203,7 +205,7 @@ class Progress:
             self._note(
                 "nonmonotonic", f"the fence is {token} after a restart, {self._fences[-1]} before"
             )
-        previous = min(era.cursor for era in self.eras.candidates())
+        previous = min(era.cursor for era in self.eras.candidate_eras())
         if cursor < previous:
             self._note("nonmonotonic", f"the cursor is {cursor} after a restart, {previous} before")
 
@@ -220,9 +222,9 @@ class Progress:
             if any(offset < era.start for era in self.eras.all if era.token > token):
                 continue  # a reset passed it
             if not any(
-                offset in handled
-                for later, handled in self.handled_by_token.items()
-                if later > token
+                offset in handled_offsets
+                for later_token, handled_offsets in self.handled_by_token.items()
+                if later_token > token
             ):
                 self._note(
                     "stale effect",
@@ -235,14 +237,14 @@ class Progress:
         were handled under its token.
         """
         for previous, current in pairwise(self.observations):
-            fell = current.cursor < previous.cursor and current.run == previous.run
-            if current.token < previous.token or fell:
+            has_fallen = current.cursor < previous.cursor and current.run == previous.run
+            if current.token < previous.token or has_fallen:
                 self._note("nonmonotonic", f"{current} observed after {previous}")
             elif current.token == previous.token and current.cursor > previous.cursor:
-                passed = set(range(previous.cursor, current.cursor))
+                passed_offsets = set(range(previous.cursor, current.cursor))
                 token = current.token
-                finished = self.handled_by_token[token] | self._parked_by_token[token]
-                by_others = len(passed - finished) - previous.acked_above
+                finished_offsets = self.handled_by_token[token] | self._parked_by_token[token]
+                by_others = len(passed_offsets - finished_offsets) - previous.acked_above
                 if by_others > 0:
                     self._findings.note(
                         "stale effect",

@@ -10,9 +10,9 @@ class Sequences:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._next: dict[tuple[int, int], tuple[int, int]] = {}
+        self._expected_sequences: dict[tuple[int, int], tuple[int, int]] = {}
         """Epoch and next sequence, by (partition, producer)."""
-        self._first: dict[int, int] = {}
+        self._first_offsets: dict[int, int] = {}
         """First offset of each partition in the log; retention may have removed earlier messages.
         """
 
@@ -26,20 +26,22 @@ class Sequences:
         sequence: int,
     ) -> None:
         """See `events.Batched`."""
-        previous = self._next.get((partition_id, producer_id))
+        previous = self._expected_sequences.get((partition_id, producer_id))
         description = (
             f"{partition_id}/{offset}: epoch {epoch}, sequence {sequence} of {producer_id}"
         )
         if previous is not None and epoch < previous[0]:
             self._findings.note("stale effect", f"{description}, after epoch {previous[0]}")
             return
-        expected = previous[1] if previous is not None and epoch == previous[0] else 0
-        is_complete = self._first.setdefault(partition_id, offset) == 0
-        if sequence < expected:
-            self._findings.note("duplicate", f"{description}, expected sequence {expected}")
-        elif sequence > expected and (previous is not None or is_complete):
-            self._findings.note("skip", f"{description}, expected sequence {expected}")
-        self._next[partition_id, producer_id] = (epoch, sequence + count)
+        expected_sequence = previous[1] if previous is not None and epoch == previous[0] else 0
+        is_complete = self._first_offsets.setdefault(partition_id, offset) == 0
+        if sequence < expected_sequence:
+            self._findings.note(
+                "duplicate", f"{description}, expected sequence {expected_sequence}"
+            )
+        elif sequence > expected_sequence and (previous is not None or is_complete):
+            self._findings.note("skip", f"{description}, expected sequence {expected_sequence}")
+        self._expected_sequences[partition_id, producer_id] = (epoch, sequence + count)
 
 
 class Routes:
@@ -48,16 +50,16 @@ class Routes:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._open_partitions: dict[int, tuple[int, ...]] = {}
-        self._newest: dict[str, int] = {}
+        self._newest_routes: dict[str, int] = {}
 
     def on_routed(self, producer: str, version: int, partition_ids: tuple[int, ...]) -> None:
         """See `events.Routed`."""
-        newest = self._newest.get(producer, version)
+        newest = self._newest_routes.get(producer, version)
         if version < newest:
             self._findings.note(
                 "nonmonotonic", f"{producer} follows route {version} after route {newest}"
             )
-        self._newest[producer] = max(version, newest)
+        self._newest_routes[producer] = max(version, newest)
         first_seen = self._open_partitions.setdefault(version, partition_ids)
         if first_seen != partition_ids:
             self._findings.note(

@@ -232,7 +232,7 @@ class Broadcast:
         acked = self._acked.get(partition_id) or self._deleted_acks.get(partition_id)
         if acked is None:
             return partition_id in self._lineage
-        return not acked.unacked(start, end)
+        return not acked.count_unacked(start, end)
 
     async def _follow(self, holder: GrantHolder) -> None:
         failure_log = LogFilter()
@@ -248,13 +248,15 @@ class Broadcast:
                 self._nudge.clear()
                 try:
                     await self._refresh(holder)
-                    if failures := failure_log.over(self._clock.boot_ms()):
+                    if failures := failure_log.end_failures(self._clock.boot_ms()):
                         name = consumer_name(self._subject, "")
                         log.info("%s can refresh its partitions again, after %s", name, failures)
                 except KeylaneError as error:
                     if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
                         raise
-                    if failure_text := failure_log.met(error.message, self._clock.boot_ms()):
+                    if failure_text := failure_log.count_failure(
+                        error.message, self._clock.boot_ms()
+                    ):
                         name = consumer_name(self._subject, "")
                         log.info("%s: cannot refresh its partitions: %s", name, failure_text)
                     await asyncio.sleep(REFRESH_MS_MIN / 1000)

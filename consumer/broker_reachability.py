@@ -90,12 +90,14 @@ class BrokerReachability:
         try:
             partitions = await self._membership.partitions_by_broker()
         except KeylaneError as error:
-            if failure_text := self._lookup_failures.met(error.message, self._clock.boot_ms()):
+            if failure_text := self._lookup_failures.count_failure(
+                error.message, self._clock.boot_ms()
+            ):
                 log.info(
                     "%s cannot look up brokers that it does not reach: %s", self._name, failure_text
                 )
             return
-        if failures := self._lookup_failures.over(self._clock.boot_ms()):
+        if failures := self._lookup_failures.end_failures(self._clock.boot_ms()):
             log.info("%s can look up brokers again, after %s", self._name, failures)
         # Concurrently: if the network is cut, each broker costs a timeout.
         await asyncio.gather(*(self._check_broker(name, partitions.get(name)) for name in due))

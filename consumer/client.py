@@ -15,7 +15,7 @@ from operator import attrgetter
 from threading import get_ident
 from typing import Any, Generic, Never, NoReturn, Self, SupportsIndex, TypeVar
 
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.codecs.codec import Codec, V, check_codec
 from ..protocol.errors import (
     ClosedError,
@@ -228,7 +228,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         check_broadcast(group, start, merged)
         self._handlers.check(merged, alone=not self._consumer_set)
         self._settings = merged
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         self._subject = subject or ""
         self._group = group or ""
         self._codec = codec

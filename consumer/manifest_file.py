@@ -7,7 +7,7 @@ from pathlib import Path
 from ..protocol.errors import JobError, Reason
 from ..protocol.groups import GroupStart
 from ..protocol.reading.instants import GroupStartOption
-from ..protocol.reprocess.manifest import decode_manifest, group_start_of
+from ..protocol.reprocess.manifest import build_group_start, decode_manifest
 
 PREFIX = "manifest:"
 MANIFEST_PATH = "_keylane/manifest.json"
@@ -30,7 +30,9 @@ def manifest_start(text: str, *, subject: str) -> GroupStart:
         data = path.read_bytes()
     except OSError as error:
         raise JobError(Reason.MANIFEST, f"{path}: {error.strerror}", path=str(path)) from None
-    return group_start_of(decode_manifest(data, where=str(path)), subject=subject, where=str(path))
+    return build_group_start(
+        decode_manifest(data, where=str(path)), subject=subject, where=str(path)
+    )
 
 
 def resolve_start(

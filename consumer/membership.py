@@ -299,7 +299,7 @@ class Membership:
                     # Lost leases are logged as warnings elsewhere; without leases, nothing is lost.
                     level = logging.DEBUG if holder.holding(self.session) else logging.INFO
                     now_ms = self._clock.boot_ms()
-                    if text := self._failure_log.met(error.message, now_ms, _LOST):
+                    if text := self._failure_log.count_failure(error.message, now_ms, _LOST):
                         log.log(level, "%s lost its session: %s", self._name, text)
                     self.session = ""
                     holder.on_session_lost()
@@ -327,7 +327,7 @@ class Membership:
         """
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError)
         refused = refused or error.reason in _REFUSALS
-        text = self._failure_log.met(
+        text = self._failure_log.count_failure(
             error.message, self._clock.boot_ms(), _REFUSED if refused else None
         )
         if text and refused:
@@ -337,9 +337,9 @@ class Membership:
 
     def _log_recovery(self) -> None:
         now_ms = self._clock.boot_ms()
-        if failures := self._failure_log.over(now_ms, _REFUSED):
+        if failures := self._failure_log.end_failures(now_ms, _REFUSED):
             log.warning("the metaserver accepts %s again, after %s", self._name, failures)
-        if failures := self._failure_log.over(now_ms):
+        if failures := self._failure_log.end_failures(now_ms):
             log.info("%s: heartbeats succeed again, after %s", self._name, failures)
 
     async def _send_heartbeat(self, holder: GrantHolder) -> None:

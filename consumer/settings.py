@@ -21,7 +21,7 @@ from ..protocol.limits import (
 )
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems, refuse, type_problems, values_of
+from ..protocol.settings import CALL_TIMEOUT_MS, field_values, range_problems, refuse, type_problems
 
 __all__ = [
     "RECORDS_MAX",
@@ -219,7 +219,7 @@ class ConsumerSettings:
     def __post_init__(self) -> None:
         if self.handler_timeout_ms is None:
             object.__setattr__(self, "handler_timeout_ms", 0)
-        values = values_of(self)
+        values = field_values(self)
         problems = range_problems(values, _RANGES)
         if not problems and self.concurrency > ACK_RANGES_MAX:
             problems.append(

@@ -16,7 +16,7 @@ from typing import Any
 from ..protocol.control import BrokerHeartbeat
 from ..protocol.errors import KeylaneError, VersionError
 from ..protocol.log_filter import LogFilter
-from ..protocol.membership.versions import OWN, VERSION, check_member, holding_back
+from ..protocol.membership.versions import OWN, VERSION, check_member, members_holding_back
 from ..protocol.membership.views import ClusterView, MemberView
 from .cluster.members import (
     ClusterState,
@@ -41,7 +41,7 @@ def cluster_view(state: ClusterState) -> ClusterView:
         name=state.name,
         version=str(state.version),
         members=tuple(MemberView(*member) for member in state.members),
-        held_back_by=tuple(holding_back(state.version, state.members)),
+        held_back_by=tuple(members_holding_back(state.version, state.members)),
     )
 
 
@@ -115,10 +115,10 @@ class ClusterMember:
             try:
                 await self.beat(address)
             except KeylaneError as error:
-                if line := failures.met(error.message, round(loop.time() * 1000)):
+                if line := failures.count_failure(error.message, round(loop.time() * 1000)):
                     log.warning("cannot register this metaserver in the database: %s", line)
             else:
-                if summary := failures.over(round(loop.time() * 1000)):
+                if summary := failures.end_failures(round(loop.time() * 1000)):
                     log.warning("this metaserver is registered again, after %s", summary)
 
     async def _leave(self) -> None:

@@ -128,7 +128,7 @@ class PeriodicTasks:
             return poll_ms
         if succeeded and self._failing:
             self._failing = False
-            if failures := self._failures.over(_now_ms()):
+            if failures := self._failures.end_failures(_now_ms()):
                 log.warning("the periodic work succeeds again, after %s", failures)
         next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
@@ -196,7 +196,7 @@ class PeriodicTasks:
         """Log why work failed. Repeated lines are suppressed, because there are several rounds a
         second.
         """
-        if line := self._failures.met(why, _now_ms()):
+        if line := self._failures.count_failure(why, _now_ms()):
             log.warning("periodic work failed and will be retried: %s", line)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
-from ..protocol.settings import cluster_problems, range_problems, refuse, values_of
-from ..protocol.text import url_problem, without_password
+from ..protocol.settings import cluster_problems, field_values, range_problems, refuse
+from ..protocol.text import mask_password, url_problem
 from ..rpc.access.settings import (
     LEEWAY_S_MAX,
     IssuerSettings,
@@ -176,7 +176,7 @@ class MetaserverSettings(ServingSettings):
     )
 
     def __post_init__(self) -> None:
-        refuse(_problems(values_of(self)))
+        refuse(_problems(field_values(self)))
         if self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
             refuse(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
 
@@ -279,7 +279,7 @@ RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RE
 def warning_about_flags(flags: Mapping[str, Any]) -> str:
     """Return a warning if a flag has a password, else ""."""
     url = flags.get("database_url")
-    if not isinstance(url, str) or without_password(url) == url:
+    if not isinstance(url, str) or mask_password(url) == url:
         return ""
     return (
         "every user of this host can see the password in --database-url, for example with ps: "

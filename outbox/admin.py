@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ..protocol.ids import check_name
 from ..protocol.settings import flag_problems, refuse_call
@@ -140,7 +140,7 @@ async def purge_waiting(
     """
     check_name("subject", subject)
     refuse_call(flag_problems(force=force, dry_run=dry_run))
-    addresses = addresses_of(meta)
+    addresses = parse_addresses(meta)
     if not force:
         await _check_absent(addresses, subject)
     return await _run(engine_or_url, prefix, purge_unsent, subject=subject, dry_run=dry_run)

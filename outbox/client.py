@@ -14,8 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
-from ..protocol.address import addresses_of, check_real
-from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.address import parse_addresses, refuse_virtual_address
+from ..protocol.codecs.by_subject import check_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import Fate, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
@@ -95,9 +95,9 @@ class Outbox(LoopBoundClient, Generic[V]):
         Raises:
             ConfigError: an argument is invalid.
         """
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         self._tables = OutboxTables(prefix)
-        self._codec = checked_codecs(codec)
+        self._codec = check_codecs(codec)
         self._settings = OutboxSettings() if settings is None else settings
         refuse(type_problems({"settings": self._settings}, {"settings": OutboxSettings}))
         self._environment = environment_of(_environment)
@@ -132,7 +132,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         """
         if self._environment.network is None:
             for address in self._addresses:
-                check_real(address)
+                refuse_virtual_address(address)
         network = self._connections.open()
         try:
             await self._database.run(self._tables.check)

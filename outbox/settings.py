@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BATCHES_IN_FLIGHT_MAX
-from ..protocol.settings import CALL_TIMEOUT_MS, range_problems, refuse, type_problems, values_of
+from ..protocol.settings import CALL_TIMEOUT_MS, field_values, range_problems, refuse, type_problems
 
 LEASE_MS_MAX = 600_000
 _RANGES = {
@@ -59,5 +59,5 @@ class OutboxSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        values = values_of(self)
+        values = field_values(self)
         refuse(range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff}))

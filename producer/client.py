@@ -9,7 +9,7 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, Generic, Never, Self
 
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
     ClosedError,
@@ -125,7 +125,7 @@ class Producer(Sending[V], Generic[V]):
             token=token,
             environment=_environment,
         )
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         self._parent_senders: dict[str, SubjectSender] = {}
         """In a forked child, references to the parent's senders, which keep the parent's tasks from
         being finalized in the child.

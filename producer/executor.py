@@ -247,7 +247,7 @@ class Executor:
         return to_keylane_error(raised, name, self._failure_log, self._clock.boot_ms())
 
     def _log_recovery(self) -> None:
-        if failures := self._failure_log.over(self._clock.boot_ms()):
+        if failures := self._failure_log.end_failures(self._clock.boot_ms()):
             log.info("%s: sending works again, after %s", self.group.partition_name, failures)
 
     async def _handle_failure(self, raised: Exception) -> bool:

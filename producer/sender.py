@@ -300,7 +300,9 @@ class SubjectSender:
             return True
         if self._apply(await self._fetch_route()):
             await self._locate_unlisted_brokers()
-            if failures := self._failure_log.over(self._clock.boot_ms(), None, _OLDER_ROUTE):
+            if failures := self._failure_log.end_failures(
+                self._clock.boot_ms(), None, _OLDER_ROUTE
+            ):
                 log.info("route of %s is updated again, after %s", self.subject, failures)
             self._pauses.reset()
             self.held.report(NO_PARTITION)
@@ -326,7 +328,7 @@ class SubjectSender:
             if error.retry is RetryRule.NEVER and (self._route is None or _is_final(error)):
                 self._refusal = error
                 return True
-            if line := self._failure_log.met(error.message, self._clock.boot_ms()):
+            if line := self._failure_log.count_failure(error.message, self._clock.boot_ms()):
                 log.info("route of %s: %s", self.subject, line)
         self.held.report(route_cause(error))
         return False
@@ -389,7 +391,7 @@ class SubjectSender:
                 "producer continues with its own version until the metaserver has a newer one; "
                 "a restart makes it use the metaserver's"
             )
-            if line := self._failure_log.met(text, self._clock.boot_ms(), _OLDER_ROUTE):
+            if line := self._failure_log.count_failure(text, self._clock.boot_ms(), _OLDER_ROUTE):
                 log.warning("route of %s: %s", self.subject, line)
             return False
         self._route = route

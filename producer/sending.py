@@ -21,7 +21,7 @@ from typing import Any, Generic, TypeVar, cast, overload
 import xxhash
 
 from ..protocol.batch import BYTES_PER_MESSAGE
-from ..protocol.codecs.by_subject import checked_codecs, encode_for
+from ..protocol.codecs.by_subject import check_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, QueueFullError
 from ..protocol.http.tls_settings import TlsSettings
@@ -114,7 +114,7 @@ class Sending(ScheduledCancels, Generic[V]):
     ) -> None:
         self._order_strategy = order_strategy
         self._partitioner = checked_partitioner(partitioner)
-        self._codec = checked_codecs(codec)
+        self._codec = check_codecs(codec)
         self._settings = checked_settings(settings)
         self._timeout_ms = self._settings.delivery_timeout_ms
         self._batch_bytes = self._settings.batch_bytes

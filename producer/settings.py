@@ -16,12 +16,12 @@ from ..protocol.record import Compression
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
+    field_values,
     is_within,
     range_problem,
     range_problems,
     refuse,
     type_problems,
-    values_of,
 )
 from .placing import Partitioner
 
@@ -101,7 +101,7 @@ class ProducerSettings:
     backoff: Backoff = field(default_factory=Backoff)
 
     def __post_init__(self) -> None:
-        values = values_of(self)
+        values = field_values(self)
         problems = range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff})
         if self.compression not in COMPRESSIONS:
             problems.append(

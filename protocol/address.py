@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from .access.tokens import check_address_has_no_token
 from .errors import ConfigError, InvalidRequestError, Reason, StoryError
-from .text import items_of
+from .text import collect_items
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
@@ -19,7 +19,7 @@ VIRTUAL_DOMAIN = ".keylane.invalid"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
-def check_real(address: str) -> None:
+def refuse_virtual_address(address: str) -> None:
     """Raise StoryError if `address` belongs to a virtual cluster, which a real network cannot
     reach.
     """
@@ -109,7 +109,7 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
         )
 
 
-def addresses_of(given: object) -> list[str]:
+def parse_addresses(given: object) -> list[str]:
     """
     Return the addresses in `given`: a string of comma-separated `host:port` addresses, or an
     iterable of such strings.
@@ -118,7 +118,7 @@ def addresses_of(given: object) -> list[str]:
         ConfigError: `given` contains no address, or something other than host:port.
         InvalidRequestError: an address contains a token.
     """
-    items = [given] if isinstance(given, str) else items_of(given)
+    items = [given] if isinstance(given, str) else collect_items(given)
     texts = [item for item in items if isinstance(item, str) and item]
     for text in texts:
         check_address_has_no_token(text)

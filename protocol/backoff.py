@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .settings import range_problems, refuse, values_of
+from .settings import field_values, range_problems, refuse
 
 PAUSE_MS_MAX = 86_400_000
 FACTOR_MAX = 1_000
@@ -27,7 +27,7 @@ class Backoff:
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        problems = range_problems(values_of(self), _RANGES)
+        problems = range_problems(field_values(self), _RANGES)
         is_number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
         if not is_number or not 1 <= self.factor <= FACTOR_MAX:
             problems.append(
@@ -46,8 +46,8 @@ class Backoff:
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
         """
-        step = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
-        return max(1, int(step * (0.5 + rng.random() / 2)))
+        exponent = min(float(self.max_ms), self.first_ms * self.factor ** min(attempt - 1, 32))
+        return max(1, int(exponent * (0.5 + rng.random() / 2)))
 
 
 class Pauses:

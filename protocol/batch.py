@@ -176,8 +176,8 @@ def encode_body(
         fields: other header fields for `encode_record`.
     """
     if compression is not Compression.NONE:
-        at = BYTES_PER_MESSAGE * count
-        packed = body[:at] + _compress(compression, body[at:])
+        body_start = BYTES_PER_MESSAGE * count
+        packed = body[:body_start] + _compress(compression, body[body_start:])
         if len(packed) < len(body) and is_unpacked_size(len(body), len(packed)):
             return encode_record(
                 packed, kind=Kind.MESSAGES, count=count, compression=compression, **fields
@@ -286,12 +286,12 @@ def unpacked_bytes(data: bytes | memoryview) -> int:
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
         return 0
-    at = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
-    if header.count > BATCH_COUNT_MAX or at > len(data):
+    lengths_start = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
+    if header.count > BATCH_COUNT_MAX or lengths_start > len(data):
         return 0
     lengths: array[int] = array("I")
-    lengths.frombytes(memoryview(data)[HEADER_BYTES + 8 * header.count : at])
-    return at + sum(lengths)
+    lengths.frombytes(memoryview(data)[HEADER_BYTES + 8 * header.count : lengths_start])
+    return lengths_start + sum(lengths)
 
 
 def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> None:
@@ -305,7 +305,7 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
         UnpackError: it does not. The hint is for the sender that packed it.
     """
     try:
-        unpacked(data, header, start)
+        unpack_batch(data, header, start)
     except UnpackError as error:
         error.hint = SENDER_HINT
         raise
@@ -342,7 +342,7 @@ def _check_unpacked(header: Header, total: int) -> None:
         )
 
 
-def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
+def unpack_batch(data: bytes | memoryview, header: Header, start: int = 0) -> bytes | memoryview:
     """
     Return the batch at `start` with its keys, values and properties unpacked. Its header is
     unchanged.
@@ -355,13 +355,13 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
     view = memoryview(data)[start : start + header.length]
     if header.compression == Compression.NONE:
         return view
-    at = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
+    blobs_start = HEADER_BYTES + BYTES_PER_MESSAGE * header.count
     lengths: array[int] = array("I")
-    lengths.frombytes(view[HEADER_BYTES + 8 * header.count : at])
+    lengths.frombytes(view[HEADER_BYTES + 8 * header.count : blobs_start])
     size = sum(lengths)
-    _check_unpacked(header, at + size)
+    _check_unpacked(header, blobs_start + size)
     try:
-        blobs = _decompress(header.compression, view[at:], size)
+        blobs = _decompress(header.compression, view[blobs_start:], size)
     except UnpackError as error:
         error.details |= {
             "partition_id": header.partition_id,
@@ -369,7 +369,7 @@ def unpacked(data: bytes | memoryview, header: Header, start: int = 0) -> bytes 
             "count": header.count,
         }
         raise
-    return b"".join((view[:at], blobs))
+    return b"".join((view[:blobs_start], blobs))
 
 
 def _compress(compression: Compression, data: bytes) -> bytes:
@@ -470,12 +470,12 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
-    """Return the same as `columns`, but with a view of the record instead of a copy. `slices`
+    """Return the same as `columns`, but with a view of the record instead of a copy. `slice_column`
     accepts it.
     """
     count = header.count
     if header.compression != Compression.NONE:
-        data, start = unpacked(data, header, start), 0
+        data, start = unpack_batch(data, header, start), 0
         view = memoryview(data)
     else:
         view = memoryview(data)[start : start + header.length]
@@ -489,29 +489,33 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
     times: array[int] = array("q")
     times.frombytes(view[first : first + 8 * count])
     lengths = view[first + 8 * count : first + BYTES_PER_MESSAGE * count]
-    at, step = first + BYTES_PER_MESSAGE * count, 4 * count
-    keys = _edges(lengths[:step], at, count)
-    values = _edges(lengths[step : 2 * step], keys[-1], count)
-    properties = _edges(lengths[2 * step :], values[-1], count)
+    column_start, column_bytes = first + BYTES_PER_MESSAGE * count, 4 * count
+    keys = _compute_edges(lengths[:column_bytes], column_start, count)
+    values = _compute_edges(lengths[column_bytes : 2 * column_bytes], keys[-1], count)
+    properties = _compute_edges(lengths[2 * column_bytes :], values[-1], count)
     if properties[-1] != len(view):
         raise CorruptBatchError("the lengths do not add up", length=len(view), found=properties[-1])
     return Columns(times, keys, values, properties, view)
 
 
-def _edges(lengths: memoryview, at: int, count: int) -> Sequence[int]:
-    """Return the edges of a column that begins at index `at`. They are a range if all lengths are
-    equal, which is common for numbers and hashes.
+def _compute_edges(lengths: memoryview, start_index: int, count: int) -> Sequence[int]:
+    """Return the edges of a column that begins at index `start_index`. They are a range if all
+    lengths are equal, which is common for numbers and hashes.
     """
     size = int.from_bytes(lengths[:4], "little")
     if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
-        return range(at, at + size * count + 1, size) if size else [at] * (count + 1)
+        return (
+            range(start_index, start_index + size * count + 1, size)
+            if size
+            else [start_index] * (count + 1)
+        )
     sizes: array[int] = array("I")
     assert sizes.itemsize == 4
     sizes.frombytes(lengths)
-    return list(accumulate(sizes, initial=at))
+    return list(accumulate(sizes, initial=start_index))
 
 
-def slices(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
+def slice_column(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
     """Return the values of a column: the slices of `blob` between neighbouring edges."""
     start, end = edges[0], edges[-1]
     if start == end:

@@ -73,7 +73,7 @@ ALIGNED_S_MIN = 2.0
 """Shortest wait that is aligned to ticks."""
 
 
-def at_a_tick(wait_s: float, now_s: float) -> float:
+def round_to_tick(wait_s: float, now_s: float) -> float:
     """
     Return the end of a wait of `wait_s` from `now_s` on, rounded down to a multiple of TICK_S.
 

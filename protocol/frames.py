@@ -28,7 +28,7 @@ from .errors import (
     KeylaneError,
     MessageTooLargeError,
     error_from_wire,
-    own_hint,
+    specific_hint,
     wire_details,
     wire_text,
 )
@@ -629,9 +629,9 @@ def _decode(
     size = len(data)
     if not _LENGTHS.size < size <= FRAME_BYTES_MAX:
         raise FrameError(f"frame size out of range: {size} bytes", size_bytes=size)
-    claimed, header_bytes = _LENGTHS.unpack_from(data)
-    if claimed != size - 4:
-        raise FrameError(f"a frame of {size} bytes claims to have {claimed}", size_bytes=size)
+    claimed_bytes, header_bytes = _LENGTHS.unpack_from(data)
+    if claimed_bytes != size - 4:
+        raise FrameError(f"a frame of {size} bytes claims to have {claimed_bytes}", size_bytes=size)
     end = 8 + header_bytes
     if not 0 < header_bytes <= HEADER_BYTES_MAX or end > size:
         raise FrameError(
@@ -640,15 +640,15 @@ def _decode(
     try:
         # Fast path: nearly every header is a short array, so its correlation id can be cut out.
         if end > 10 and (head := _HEADS.get(data[8] << 8 | data[9])) is not None:
-            number, at = data[10], 11
+            number, position = data[10], 11
             if number == _U16:
-                number, at = data[11] << 8 | data[12], 13
+                number, position = data[11] << 8 | data[12], 13
             elif number == _U32:
-                number, at = int.from_bytes(data[11:15]), 15
+                number, position = int.from_bytes(data[11:15]), 15
             elif number >= 0x80:
-                at = end + 1
-            if at <= end:
-                header = decode(head + data[at:end])
+                position = end + 1
+            if position <= end:
+                header = decode(head + data[position:end])
                 payload = memoryview(data).toreadonly()[end:] if end < size else _NO_PAYLOAD
                 return number, header, payload
         items = _header_items(memoryview(data)[8:end])
@@ -686,7 +686,7 @@ def refusal(error: KeylaneError) -> Refused:
         wire_text(error.message),
         wire_details(error),
         error.fate.value,
-        own_hint(error),
+        specific_hint(error),
     )
 
 

@@ -97,8 +97,10 @@ def partition_number(name: str) -> int | None:
 def check_offset(value: object) -> Offset:
     """Check that an offset is in `[0, 2**63)`, and return it. Raises InvalidRequestError."""
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_I64:
-        quoted = f"{value!r:.40}"
+        quoted_value = f"{value!r:.40}"
         raise InvalidRequestError(
-            Reason.OFFSET_INVALID, f"{Reason.OFFSET_INVALID.summary}: {quoted}", offset=quoted
+            Reason.OFFSET_INVALID,
+            f"{Reason.OFFSET_INVALID.summary}: {quoted_value}",
+            offset=quoted_value,
         )
     return Offset(value)

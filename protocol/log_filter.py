@@ -55,50 +55,58 @@ class LogFilter:
     fails.
     """
 
-    __slots__ = ("_known", "_open")
+    __slots__ = ("_failures", "_open_keys")
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, str | None], Repeats] = {}
+        self._failures: dict[tuple[Hashable, str | None], Repeats] = {}
         """Failures by key and text. The text None stands for all texts of the key beyond
         TEXTS_MAX.
         """
-        self._open: set[Hashable] = set()
+        self._open_keys: set[Hashable] = set()
         """Keys of failures that were logged and have not ended."""
 
-    def met(self, text: str, now_ms: int, key: Hashable = None) -> str:
+    def count_failure(self, text: str, now_ms: int, key: Hashable = None) -> str:
         """Record a failure, and return the line to log: the text, with a count if it is a repeat;
         "" if nothing should be logged.
         """
-        for old in [each for each, known in self._known.items() if _is_expired(known, now_ms)]:
-            del self._known[old]
+        for expired_key in [
+            each
+            for each, known_failure in self._failures.items()
+            if _is_expired(known_failure, now_ms)
+        ]:
+            del self._failures[expired_key]
         identity: tuple[Hashable, str | None] = (key, text)
-        if identity not in self._known and len(self._known) >= TEXTS_MAX:
+        if identity not in self._failures and len(self._failures) >= TEXTS_MAX:
             identity = (key, None)
-        failure = self._known.setdefault(identity, Repeats(now_ms))
+        failure = self._failures.setdefault(identity, Repeats(now_ms))
         failure.count += 1
         if now_ms < failure.due_ms:
             return ""
         failure.logged(now_ms)
-        self._open.add(key)
+        self._open_keys.add(key)
         if failure.count == 1:
             return text
         return f"{text} ({_failure_summary(failure.count, failure.since_ms, now_ms)})"
 
-    def over(self, now_ms: int, *keys: Hashable) -> str:
+    def end_failures(self, now_ms: int, *keys: Hashable) -> str:
         """Record a success, and return a summary of the failures before it, such as "3 failures in
         40 s"; "" if none was logged.
         """
-        ended_keys = self._open.intersection(keys or (None,))
+        ended_keys = self._open_keys.intersection(keys or (None,))
         if not ended_keys:
             return ""
-        self._open -= ended_keys
-        ended = [
-            known for (key, _), known in self._known.items() if key in ended_keys and known.open
+        self._open_keys -= ended_keys
+        ended_failures = [
+            known_failure
+            for (key, _), known_failure in self._failures.items()
+            if key in ended_keys and known_failure.open
         ]
-        for known in ended:
-            known.open = False
-        count = sum(known.count for known in ended)
-        return _failure_summary(count, min(known.since_ms for known in ended), now_ms)
+        for known_failure in ended_failures:
+            known_failure.open = False
+        count = sum(known_failure.count for known_failure in ended_failures)
+        return _failure_summary(
+            count, min(known_failure.since_ms for known_failure in ended_failures), now_ms
+        )
 
 
 def _is_expired(known: Repeats, now_ms: int) -> bool:

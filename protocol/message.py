@@ -11,7 +11,7 @@ import msgspec
 from .codecs.codec import Codec, V, decode_value
 from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
-from .text import bad_text, counted, items_of
+from .text import collect_items, counted, invalid_unicode_text
 
 _NO_PROPERTIES: Mapping[str, str | bytes] = MappingProxyType({})
 _encode = msgspec.msgpack.Encoder().encode
@@ -118,7 +118,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     """Fencing token, which is higher with each owner of the partition."""
 
 
-def lease_of(partition_id: int, token: int) -> Lease | None:
+def make_lease(partition_id: int, token: int) -> Lease | None:
     """Return the lease; None without a token, for a message that is only read or broadcast."""
     return Lease(partition_id, token) if token > 0 else None
 
@@ -229,7 +229,7 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """Lease under which the message is handled; None if it was only read, or broadcast."""
         if self.delivery is None:
             return None
-        return lease_of(self.delivery.leased_id, self.fencing_token)
+        return make_lease(self.delivery.leased_id, self.fencing_token)
 
     @property
     def group(self) -> str:
@@ -366,10 +366,10 @@ def pack_properties(
     if given:
         check_not_reserved(given, kept)
     try:
-        tagged = bool(tags)
+        has_tags = bool(tags)
     except ValueError:  # an array with several items has no truth value
-        tagged = True
-    if tagged:
+        has_tags = True
+    if has_tags:
         if TAGS_PROPERTY in given:
             raise InvalidRequestError(
                 f"tags are given twice: as property {TAGS_PROPERTY!r} and as `tags`"
@@ -380,8 +380,8 @@ def pack_properties(
     try:
         packed = _encode(given)
     except UnicodeEncodeError as error:
-        kind = "a tag" if tagged and error.object == given[TAGS_PROPERTY] else "a property"
-        raise InvalidRequestError(f"{kind} is invalid: {bad_text(error)}") from error
+        kind = "a tag" if has_tags and error.object == given[TAGS_PROPERTY] else "a property"
+        raise InvalidRequestError(f"{kind} is invalid: {invalid_unicode_text(error)}") from error
     if len(packed) > PROPERTIES_BYTES_MAX:
         raise MessageTooLargeError(
             f"properties too large: {len(packed)} bytes, at most {PROPERTIES_BYTES_MAX}",
@@ -417,7 +417,7 @@ def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
 
 def _join_tags(tags: Collection[str]) -> str:
     """Return the value of TAGS_PROPERTY. Raises InvalidRequestError."""
-    items = [] if isinstance(tags, Mapping) else items_of(tags)
+    items = [] if isinstance(tags, Mapping) else collect_items(tags)
     if not items or not all(isinstance(tag, str) and tag and "," not in tag for tag in items):
         raise InvalidRequestError(
             f"tags are texts without commas, such as tags=['paid'], not {tags!r:.80}"

@@ -37,14 +37,14 @@ class IntervalSet:
             starts.append(start)
             ends.append(end)
             return True
-        first = bisect_left(ends, start)
-        last = bisect_right(starts, end, first)
-        if first < last:
-            if starts[first] <= start and end <= ends[first]:
+        first_index = bisect_left(ends, start)
+        end_index = bisect_right(starts, end, first_index)
+        if first_index < end_index:
+            if starts[first_index] <= start and end <= ends[first_index]:
                 return False
-            start, end = min(start, starts[first]), max(end, ends[last - 1])
-        starts[first:last] = [start]
-        ends[first:last] = [end]
+            start, end = min(start, starts[first_index]), max(end, ends[end_index - 1])
+        starts[first_index:end_index] = [start]
+        ends[first_index:end_index] = [end]
         return True
 
     def remove_below(self, offset: int) -> None:
@@ -76,7 +76,7 @@ class IntervalSet:
         return max(offset, self._ends[index - 1]) if index else offset
 
 
-def outside(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
+def subtract_range(start: int, end: int, cut_start: int, cut_end: int) -> Iterator[Range]:
     """Yield the parts of `[start, end)`, at most two, that lie outside `[cut_start, cut_end)`."""
     if start < cut_start:
         yield start, min(end, cut_start)
@@ -129,7 +129,7 @@ class AckedOffsets:
         """Number of acked ranges above the cursor."""
         return len(self._above)
 
-    def unacked(self, start: int, end: int) -> int:
+    def count_unacked(self, start: int, end: int) -> int:
         """Return the number of offsets in `[start, end)` that are not acked."""
         count, offset = 0, self.next_unacked(start)
         while offset < end:

@@ -117,7 +117,7 @@ def is_behind_loss(partition: Partition) -> bool:
     )
 
 
-def segment_of(view: SegmentView, status: PartitionStatus) -> Segment:
+def build_segment(view: SegmentView, status: PartitionStatus) -> Segment:
     """Return a segment with the offsets that its broker reports."""
     return Segment(
         partition_id=view.partition.partition_id,
@@ -131,8 +131,10 @@ def queue_min(chain: Sequence[Segment]) -> int:
     """Return the logic offset of the first stored message of a queue; `queue_max` if none is
     stored.
     """
-    firsts = (part.logic_first for part in chain if part.first_offset < part.next_offset)
-    return next(firsts, queue_max(chain))
+    first_offsets = (
+        segment.logic_first for segment in chain if segment.first_offset < segment.next_offset
+    )
+    return next(first_offsets, queue_max(chain))
 
 
 def queue_max(chain: Sequence[Segment]) -> int:
@@ -149,10 +151,10 @@ def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
     """
     low, high = queue_min(chain), queue_max(chain)
     if not low <= logic_offset <= high:
-        raise outside(logic_offset, low, high)
+        raise outside_queue_error(logic_offset, low, high)
 
 
-def outside(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
+def outside_queue_error(logic_offset: int, low: int, high: int) -> OffsetOutOfRangeError:
     """Return the error for an offset that is not in a queue's `[low, high]`."""
     return OffsetOutOfRangeError(
         f"logic offset {logic_offset} is not in [{low}, {high}]",
@@ -170,8 +172,8 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     later segments get their first offset.
     """
     return [
-        min(max(logic_offset - part.logic_start, part.first_offset), part.next_offset)
-        for part in chain
+        min(max(logic_offset - segment.logic_start, segment.first_offset), segment.next_offset)
+        for segment in chain
     ]
 
 
@@ -183,10 +185,10 @@ def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     Args:
         cursors: cursor by partition id, without partitions that the group has not read.
     """
-    for part in chain:
-        cursor = max(cursors.get(part.partition_id, 0), part.first_offset)
-        if cursor < part.next_offset:
-            return part.logic_start + cursor
+    for segment in chain:
+        cursor = max(cursors.get(segment.partition_id, 0), segment.first_offset)
+        if cursor < segment.next_offset:
+            return segment.logic_start + cursor
     return queue_max(chain)
 
 
@@ -203,11 +205,11 @@ def logic_offset_at(
     Returns:
         The logic offset; None if no segment has such a message.
     """
-    found = [
-        part.logic_start + offset
-        for part, offset in zip(chain, offsets, strict=True)
+    found_offsets = [
+        segment.logic_start + offset
+        for segment, offset in zip(chain, offsets, strict=True)
         if offset is not None
     ]
-    if not found:
+    if not found_offsets:
         return None
-    return found[0] if bound is TimeBound.LOWER else found[-1]
+    return found_offsets[0] if bound is TimeBound.LOWER else found_offsets[-1]

@@ -130,7 +130,7 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Short:
+class IncompleteRecord:
     """The data end before the record does. `wanted` is the record's length, or that of a header if
     the header is cut off.
     """
@@ -139,7 +139,7 @@ class Short:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class InvalidRecord:
     """The bytes are not a record. `reason` names the wrong field."""
 
     reason: str
@@ -238,38 +238,42 @@ def encode_header(
     return _BEFORE.pack(MAGIC, crc32c.crc32c(checked_fields)) + checked_fields
 
 
-def read_header(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:
+def read_header(
+    data: bytes | memoryview, start: int = 0
+) -> Header | IncompleteRecord | InvalidRecord:
     """Read and check the header at `start`, without checking the body."""
     available = len(data) - start
     if available < HEADER_BYTES:
         if available >= 4 and _U32.unpack_from(data, start)[0] != MAGIC:
-            return Wrong("no magic")
-        return Short(HEADER_BYTES)
+            return InvalidRecord("no magic")
+        return IncompleteRecord(HEADER_BYTES)
     fields = _LAYOUT.unpack_from(data, start)
     magic, header_crc, length, version = fields[:4]
     if magic != MAGIC:
-        return Wrong("no magic")
+        return InvalidRecord("no magic")
     if crc32c.crc32c(memoryview(data)[start + 8 : start + HEADER_BYTES]) != header_crc:
-        return Wrong("header checksum")
+        return InvalidRecord("header checksum")
     if version != VERSION:
-        return Wrong(f"version {version}")
+        return InvalidRecord(f"version {version}")
     if not HEADER_BYTES <= length <= RECORD_BYTES_MAX:
-        return Wrong(f"length {length}")
+        return InvalidRecord(f"length {length}")
     if fields[17]:
-        return Wrong("reserved field")
+        return InvalidRecord("reserved field")
     return Header(*fields[2:3], *fields[4:17], *fields[18:])
 
 
-def read_record(data: bytes | memoryview, start: int = 0) -> Header | Short | Wrong:
+def read_record(
+    data: bytes | memoryview, start: int = 0
+) -> Header | IncompleteRecord | InvalidRecord:
     """Read the record at `start` and check both checksums."""
     header = read_header(data, start)
     if not isinstance(header, Header):
         return header
     if len(data) - start < header.length:
-        return Short(header.length)
+        return IncompleteRecord(header.length)
     body = memoryview(data)[start + HEADER_BYTES : start + header.length]
     if crc32c.crc32c(body) != header.body_crc:
-        return Wrong("body checksum")
+        return InvalidRecord("body checksum")
     return header
 
 
@@ -300,7 +304,9 @@ def is_batch(
     )
 
 
-def stamp(record: bytearray, *, base_offset: int, position: int, appended_at_ms: int) -> None:
+def stamp_record(
+    record: bytearray, *, base_offset: int, position: int, appended_at_ms: int
+) -> None:
     """Write the broker's fields into the header of `record`, and update the header's checksum."""
     _STAMP.pack_into(record, _STAMP_AT, base_offset, position)
     _STAMP_TIME.pack_into(record, _STAMP_TIME_AT, appended_at_ms)

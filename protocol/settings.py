@@ -15,7 +15,7 @@ CALL_TIMEOUT_MS = (10, 600_000)
 """Minimum and maximum milliseconds of the timeout of one call."""
 
 
-def values_of(settings: Any) -> dict[str, object]:
+def field_values(settings: Any) -> dict[str, object]:
     """Return the field values of a dataclass by name."""
     return {field.name: getattr(settings, field.name) for field in fields(settings)}
 
@@ -107,27 +107,28 @@ def refuse_call(problems: Sequence[str]) -> None:
 
 
 def refuse_unknown_arguments(
-    what: str, others: Iterable[str], settings: type, words: Mapping[str, str]
+    client_kind: str, other_clients: Iterable[str], settings: type, words: Mapping[str, str]
 ) -> None:
     """
     Refuse unknown keyword arguments of a client, with advice.
 
     Args:
-        what: name of the client.
-        others: names of the unknown keyword arguments.
+        client_kind: name of the client.
+        other_clients: names of the unknown keyword arguments.
         settings: class of the client's settings; the advice names a matching field.
         words: advice by name, for names that other systems use.
 
     Raises:
         TypeError: there is at least one unknown argument.
     """
-    for name in others:
-        known = [field.name for field in fields(settings)]
-        similar = [field for field in known if field.startswith(f"{name}_")]
-        similar = similar or get_close_matches(name, known, n=1, cutoff=0.8)
+    for name in other_clients:
+        known_names = [field.name for field in fields(settings)]
+        similar = [field for field in known_names if field.startswith(f"{name}_")]
+        similar = similar or get_close_matches(name, known_names, n=1, cutoff=0.8)
         advice = words.get(name) or (f"did you mean {similar[0]}?" if similar else "")
-        if name in known:
+        if name in known_names:
             advice = f"it is a setting: settings={settings.__name__}({name}=...)"
         raise TypeError(
-            f"{what}() got an unexpected keyword argument {name!r}" + (advice and f": {advice}")
+            f"{client_kind}() got an unexpected keyword argument {name!r}"
+            + (advice and f": {advice}")
         )

@@ -31,7 +31,7 @@ LISTED_MAX = 10
 _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
-def plain_number(text: str) -> int | None:
+def parse_number(text: str) -> int | None:
     """
     Parse a number below 2**63 that consists of ASCII digits; return None for other text.
 
@@ -58,9 +58,9 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
     `total` is the number of all items, if `items` are only the first ones.
     """
     texts = list(map(str, items))
-    more = (len(texts) if total is None else total) - LISTED_MAX
-    if more > 0:
-        texts[LISTED_MAX:] = [f"… and {more} more"]
+    other_count = (len(texts) if total is None else total) - LISTED_MAX
+    if other_count > 0:
+        texts[LISTED_MAX:] = [f"… and {other_count} more"]
     return ", ".join(texts) or "none"
 
 
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
     return _CONTROL.sub(_escaped, text)
 
 
-def without_password(url: str) -> str:
+def mask_password(url: str) -> str:
     """Replace the password in a database URL, or in its query parameters, by `***`."""
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
@@ -98,18 +98,18 @@ def url_problem(url: str, *, new: bool = False) -> str:
         new: the URL is not in use yet. A bare %, which programs parse differently, is then refused
             too.
     """
-    _scheme, _, rest = url.partition("://")
-    user, at, location = rest.partition("@")
-    if not at or rest.startswith("/"):
-        user, location = "", rest
+    _scheme, _, remainder = url.partition("://")
+    user, position, location = remainder.partition("@")
+    if not position or remainder.startswith("/"):
+        user, location = "", remainder
     before_query = location.partition("?")[0]
     authority = before_query.partition("/")[0]
     if "@" in before_query and user:
         return f"a part of its password is read as a host: {ESCAPED_RULE}"
-    if not (found := _AUTHORITY.fullmatch(authority)):
+    if not (problem := _AUTHORITY.fullmatch(authority)):
         return UNREADABLE_URL
-    port = (found[2] or "")[1:]
-    if port and not 0 < (plain_number(port) or 0) <= PORT_MAX:
+    port = (problem[2] or "")[1:]
+    if port and not 0 < (parse_number(port) or 0) <= PORT_MAX:
         return f"its port is not a number from 1 to {PORT_MAX}"
     if _CONTROL.search(url) or " " in authority:
         return "it has a line break or another control character, or a space in its host"
@@ -125,7 +125,7 @@ def json_printable(text: str) -> str:
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def refused_value(error: Exception, kind: object) -> str:
+def describe_invalid_value(error: Exception, kind: object) -> str:
     """Return the text of msgspec's `error` about an object of type `kind`. For an invalid
     enumeration value, add the valid ones.
     """
@@ -144,14 +144,14 @@ def _escaped(match: re.Match[str]) -> str:
     return _ESCAPES.get(character) or (f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}")
 
 
-def bad_text(error: UnicodeEncodeError) -> str:
+def invalid_unicode_text(error: UnicodeEncodeError) -> str:
     """Return an error text for a string with a lone surrogate, which Python uses in file names that
     are not UTF-8.
     """
     return f"{error.object!r:.80} is not valid text: {error.reason}"
 
 
-def items_of(given: object) -> list[Any]:
+def collect_items(given: object) -> list[Any]:
     """Return the items of an iterable; an empty list for text, and for values that cannot be
     iterated, such as a zero-dimensional numpy array.
     """

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import aiohttp
 import msgspec
 
-from ..protocol.address import check_real
+from ..protocol.address import refuse_virtual_address
 from ..protocol.control import ErrorBody
 from ..protocol.endpoints import CAPABILITY, DATA_PATH, HEALTH
 from ..protocol.errors import (
@@ -43,7 +43,7 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
-from ..protocol.text import plain_number
+from ..protocol.text import parse_number
 from .access.credentials import (
     CapabilityCredential,
     Credentials,
@@ -232,7 +232,7 @@ class HttpNetwork:
             raise ClosedError("its connections are closed")
 
     async def _connect(self, address: str, timeout_ms: int) -> DataChannel:
-        check_real(address)
+        refuse_virtual_address(address)
         self._check_open()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -302,7 +302,7 @@ class HttpNetwork:
         """See `network.Network.control`. Also raises MessageTooLargeError for a body over the
         limit, and StoryError for the address of a virtual server.
         """
-        check_real(address)
+        refuse_virtual_address(address)
         identity = self._identity
         call = partial(
             self._control,
@@ -355,7 +355,7 @@ class HttpNetwork:
             ) as response:
                 data = await response.read()
                 status = response.status
-                waited_ms = plain_number(response.headers.get(THROTTLED_HEADER, ""))
+                waited_ms = parse_number(response.headers.get(THROTTLED_HEADER, ""))
                 if waited_ms is not None and waited_ms < 10_000_000:
                     self.throttling.record(address, waited_ms, "requests")
                 version = response.headers.get(VERSION_HEADER)
@@ -434,7 +434,7 @@ class HttpNetwork:
         """Return the text, the Date header and the status. Raises NotSentError,
         ForeignServerError.
         """
-        check_real(address)
+        refuse_virtual_address(address)
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",

@@ -59,7 +59,7 @@ from ..protocol.http.openapi import openapi_document
 from ..protocol.ids import MAX_I64
 from ..protocol.limits import CONNECTIONS_MAX, CONTROL_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_client
-from ..protocol.text import plain_number, refused_value
+from ..protocol.text import describe_invalid_value, parse_number
 from .access.guard import CALLER, Guard, GuardedReply
 from .access.peers import peer_of
 from .access.throttling import THROTTLED_HEADER
@@ -262,7 +262,8 @@ def _control_handler(
                 answer = guarded.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             unreadable = InvalidRequestError(
-                f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
+                f"{endpoint.method} {endpoint.path}: "
+                f"{describe_invalid_value(error, endpoint.request)}"
             )
             if guard is not None:
                 guard.record_refused(request.remote or "", _action(request), unreadable)
@@ -609,7 +610,7 @@ def whole_number(
     text = params.get(name)
     if text is None:
         return default
-    value = plain_number(text.removeprefix("-"))
+    value = parse_number(text.removeprefix("-"))
     if value is not None and text.startswith("-"):
         value = -value
     if value is None or not low <= value <= high:

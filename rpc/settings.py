@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
 from ..protocol.settings import refuse
-from ..protocol.text import plain_number
+from ..protocol.text import parse_number
 from .reasons import reason
 
 Settings = TypeVar("Settings")
@@ -32,7 +32,7 @@ def _number(text: str) -> int | str:
     """Return the whole number in a text, possibly negative. Any other text is returned unchanged,
     for the later checks to refuse.
     """
-    number = plain_number(text.removeprefix("-"))
+    number = parse_number(text.removeprefix("-"))
     if number is None:
         return text
     return -number if text.startswith("-") else number

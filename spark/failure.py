@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..protocol.errors import Fate, KeylaneError, error_from_wire, own_hint, wire_details
+from ..protocol.errors import Fate, KeylaneError, error_from_wire, specific_hint, wire_details
 
 _MARKER = re.compile(r"KEYLANE_([0-9]{4}) (?=\{)")
 
@@ -32,7 +32,7 @@ def readable_errors() -> Iterator[None]:
 
 def _add_marker(error: KeylaneError) -> KeylaneError:
     payload = {"details": wire_details(error), "fate": error.fate.value}
-    if hint := own_hint(error):
+    if hint := specific_hint(error):
         payload["hint"] = hint
     encoded = json.dumps(payload, sort_keys=True)
     return error.copy(message=f"KEYLANE_{error.code} {encoded} {error.message}")

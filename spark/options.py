@@ -63,11 +63,11 @@ from ..arrow.selection import (
     ReadOptions,
     StoredAt,
 )
-from ..protocol.address import addresses_of
+from ..protocol.address import parse_addresses
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
-from ..protocol.reading.instants import instant_ms
-from ..protocol.text import plain_number
+from ..protocol.reading.instants import parse_instant_ms
+from ..protocol.text import parse_number
 from .shared_options import NAMES as SECURITY_NAMES
 from .shared_options import advice, parse_path, parse_secured, parse_token_path
 
@@ -160,7 +160,7 @@ def _find_conflicts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _parse_addresses(text: str) -> tuple[str, ...]:
-    return tuple(addresses_of(text))
+    return tuple(parse_addresses(text))
 
 
 def _parse_subjects(text: str) -> tuple[Subject, ...]:
@@ -173,7 +173,7 @@ def _parse_subjects(text: str) -> tuple[Subject, ...]:
 
 
 def _parse_partition_id(text: str) -> int:
-    number = plain_number(text.strip())
+    number = parse_number(text.strip())
     if not number:
         raise ValueError(f"give ids of physical partitions, not {text.strip()!r:.80}")
     return number
@@ -255,7 +255,7 @@ def _parse_point(given: object, now_ms: int) -> Point:
             f'an offset counts the messages of one partition: {{"<partition id>": {text[:20]}}}'
         )
     try:
-        return StoredAt(instant_ms(text, now_ms=now_ms))
+        return StoredAt(parse_instant_ms(text, now_ms=now_ms))
     except KeylaneError as error:
         raise ValueError(
             f"{error.message}; or earliest, latest, group:NAME, or offsets by partition id as JSON"
@@ -278,7 +278,7 @@ def _parse_columns(text: str) -> tuple[str, ...]:
 
 def _integer_parser(noun: str, low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        number = plain_number(text)
+        number = parse_number(text)
         if number is None or not low <= number <= high:
             raise ValueError(f"give {low} to {high} {noun}, not {text!r:.80}")
         return number

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..protocol.errors import ConfigError, StoryError
-from ..protocol.text import plain_number
+from ..protocol.text import parse_number
 
 if TYPE_CHECKING:
     from .cluster import VirtualCluster
@@ -101,7 +101,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
 def _seed(text: str) -> int | None:
     if text == "random":
         return None
-    seed = plain_number(text)
+    seed = parse_number(text)
     if seed is None:
         raise ConfigError(f"--keylane-seed is a number or `random`, not {text!r:.40}")
     return seed

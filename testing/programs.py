@@ -380,7 +380,7 @@ class BrokerProgram(StoryProgram):
             network=SimNetwork(self._internet, self._process),
             clock=self._machine,
             rng=self._rng,
-            names=self._rng,
+            naming_rng=self._rng,
             listen=self._listening,
         )
         with SimStopSignals() as stop:

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...protocol.access.quota import limit_of
+from ...protocol.access.quota import subject_limit
 from ...protocol.access.rights import SOME_SUBJECT
 from ...protocol.clock import Clock
 from ...protocol.endpoints import CANCEL_SCHEDULED
 from ...protocol.frames import Authenticate, CancelScheduled, Request, Schedule
 from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.reading.bounds import AskBounds
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 from ...rpc.access.caller import AccessTarget
 from ...rpc.access.guard import Guard
 from ..scheduled.scheduler import Scheduler
@@ -53,7 +53,7 @@ class BrokerGuard:
         self._address = address
         self.guard = Guard(
             judge.identify,
-            self._targets,
+            self._find_targets,
             clock=clock,
             version=lambda: judge.version,
             judge=self,
@@ -73,7 +73,7 @@ class BrokerGuard:
             self._cached_rates = (limits, {})
         cached = self._cached_rates[1]
         if subject not in cached:
-            cached[subject] = limit_of(subject, limits)
+            cached[subject] = subject_limit(subject, limits)
         return cached[subject]
 
     async def authenticate(self, nonce: bytes, request: Authenticate) -> JudgedCapability:
@@ -94,7 +94,7 @@ class BrokerGuard:
         subject = self._state.partition(partition_id).facts.subject
         return AccessTarget(subject, group, f"partition {partition_id}")
 
-    async def _targets(
+    async def _find_targets(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
     ) -> Sequence[AccessTarget]:
         """Return the targets of an HTTP request."""
@@ -112,7 +112,7 @@ class BrokerGuard:
         if endpoint is CANCEL_SCHEDULED:
             return (_scheduled_target(self._scheduled_subject(params["id"])),)
         if "{id}" in endpoint.path:
-            partition_id = plain_number(params["id"])
+            partition_id = parse_number(params["id"])
             if partition_id is None:
                 return ()  # the handler reports it
             return (self._partition_target(partition_id, getattr(body, "group", "")),)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
-from ...protocol.access.capability import AccessNews, Capability, check_current, parts_of
+from ...protocol.access.capability import AccessNews, Capability, check_current, parse_capability
 from ...protocol.access.principals import ADMIN, CLUSTER
 from ...protocol.access.rights import ADMIN_GRANTS, CLUSTER_GRANTS
 from ...protocol.access.tokens import is_own_token, token_hash
@@ -78,22 +78,22 @@ class CapabilityJudge:
     def __init__(
         self,
         clock: Clock,
-        ask_news: Callable[[], Awaitable[AccessNews]],
+        fetch_news: Callable[[], Awaitable[AccessNews]],
         *,
         own_token: Callable[[], str] | None = None,
         operators: Mapping[str, str] | None = None,
-        keep: Callable[[dict[str, str]], object] = lambda _operators: None,
+        save_operators: Callable[[dict[str, str]], object] = lambda _operators: None,
     ) -> None:
         self._own_token = own_token
         self._operators = dict(operators or {})
-        self._save_operators = keep
+        self._save_operators = save_operators
         self._boot_ms = clock.boot_ms
-        self._ask_news = ask_news
-        self._newest = NewestNews()
+        self._fetch_news = fetch_news
+        self._newest_news = NewestNews()
         self._news: AccessNews | None = None
         self._clock_offset_ms = 0
-        self._verified: OrderedDict[str, Capability] = OrderedDict()
-        self._refreshing: asyncio.Task[None] | None = None
+        self._verified_capabilities: OrderedDict[str, Capability] = OrderedDict()
+        self._refresh_task: asyncio.Task[None] | None = None
         self._refreshed_at_ms = -ASK_AGAIN_MS
         self.version = 0
         """Incremented when verified capabilities may have become invalid."""
@@ -108,7 +108,7 @@ class CapabilityJudge:
 
         Between two news, the metaserver's time advances with this machine's boot clock.
         """
-        if not self._newest.accept(news, self._boot_ms()):
+        if not self._newest_news.accept(news, self._boot_ms()):
             return
         self._clock_offset_ms = news.now_ms - self._boot_ms()
         previous = self._news
@@ -123,7 +123,7 @@ class CapabilityJudge:
             news.floor,
             news.cluster,
         ):
-            self._verified.clear()
+            self._verified_capabilities.clear()
             self.version += 1
         self._news = news
         if self.subject_bytes != news.subject_bytes:
@@ -148,23 +148,23 @@ class CapabilityJudge:
             capability,
             cluster=news.cluster,
             now_ms=self.now_ms(),
-            changed=news.changed,
-            floor=news.floor,
+            changed_versions=news.changed,
+            version_floor=news.floor,
         )
 
-    async def believe(self, text: str) -> Capability:
+    async def verify(self, text: str) -> Capability:
         """
         Decode a capability, and verify its signature and its validity.
 
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        capability = self._verified.get(text)
+        capability = self._verified_capabilities.get(text)
         if capability is None:
             capability = await self._verify(text)
-            self._verified[text] = capability
-            if len(self._verified) > CACHED_MAX:
-                self._verified.popitem(last=False)
+            self._verified_capabilities[text] = capability
+            if len(self._verified_capabilities) > CACHED_MAX:
+                self._verified_capabilities.popitem(last=False)
         self.check(capability)
         return capability
 
@@ -172,7 +172,7 @@ class CapabilityJudge:
         """Decode a capability and verify its signature, refreshing the news if the key is
         unknown.
         """
-        capability, packed, signature = parts_of(text)
+        capability, packed, signature = parse_capability(text)
         if self._news is None or capability.key not in self._news.keys:
             await self._refresh()
         public = None if self._news is None else self._news.keys.get(capability.key)
@@ -188,20 +188,20 @@ class CapabilityJudge:
         """Request news from a metaserver, at most every ASK_AGAIN_MS; concurrent callers share a
         request. If it fails, the current news stay in force.
         """
-        if self._refreshing is None:
+        if self._refresh_task is None:
             if self._boot_ms() - self._refreshed_at_ms < ASK_AGAIN_MS:
                 return
-            self._refreshing = asyncio.create_task(self._request_news())
-        await shield(self._refreshing)
+            self._refresh_task = asyncio.create_task(self._request_news())
+        await shield(self._refresh_task)
 
     async def _request_news(self) -> None:
         try:
-            self.update_news(await self._ask_news())
+            self.update_news(await self._fetch_news())
         except KeylaneError:
             pass  # the current news stay in force
         finally:
             self._refreshed_at_ms = self._boot_ms()
-            self._refreshing = None
+            self._refresh_task = None
 
     # ── HTTP requests, connections
     # ────────────────────────────────────────────────────────────────────
@@ -212,28 +212,28 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        operator = self._operator(text)
+        operator = self._find_operator(text)
         if operator is not None:
             return operator
-        capability = await self.believe(text)
+        capability = await self.verify(text)
         if capability.holder:
             raise UnauthenticatedError(
                 "this capability is only for connections of its holder", problem="held"
             )
         return _caller(capability)
 
-    def _operator(self, text: str) -> Caller | None:
+    def _find_operator(self, text: str) -> Caller | None:
         """Return the caller that a token from the servers' settings identifies, or None if the text
         is not such a token.
         """
         if not is_own_token(text):
             return None
-        hashed = token_hash(text)
-        principal = self._operators.get(hashed)
+        token_digest = token_hash(text)
+        principal = self._operators.get(token_digest)
         if (
             principal is None
             and self._own_token is not None
-            and hashed == token_hash(self._own_token())
+            and token_digest == token_hash(self._own_token())
         ):
             principal = CLUSTER
         if principal is None:
@@ -253,7 +253,7 @@ class CapabilityJudge:
         Raises:
             UnauthenticatedError, CapabilityEndedError
         """
-        capability = await self.believe(request.capability)
+        capability = await self.verify(request.capability)
         if not capability.holder:
             raise UnauthenticatedError(
                 "a bearer capability is only for HTTP, not for connections", problem="not held"

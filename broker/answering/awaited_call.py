@@ -27,7 +27,7 @@ class AwaitedCall:
         self._outcome = asyncio.get_running_loop().create_future()
         self._cancel_on_disconnect: asyncio.Future[None] | None = None
 
-    async def answered(self) -> Handled:
+    async def wait_answer(self) -> Handled:
         """Wait for the reply and return it, or raise the error with which the call is refused."""
         try:
             outcome = await self._outcome

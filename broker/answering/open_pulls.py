@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ...protocol.clock import Clock, at_a_tick
+from ...protocol.clock import Clock, round_to_tick
 from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Batches, Pull
 from ...protocol.limits import PART_BYTES_MAX, PULL_ANSWERS_MAX, PULL_WAIT_MS_MAX
@@ -33,9 +33,9 @@ from ...rpc.threads.turn import at_end
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import check_holder
 from ..store.store import Store
-from .request_checks import hold, owned, wanted_tags
-from .stored_batches import batches_up_to, check_read, count_delivered, read_batches
-from .tags import leave_out
+from .request_checks import check_owner, extend_lock, wanted_tags
+from .stored_batches import batches_up_to, check_read, read_batches
+from .tags import remove_unwanted_batches
 from .waiting import LongPolls
 
 LEFT_OUT_BYTES_MAX = 8 << 20
@@ -56,13 +56,13 @@ class OpenPulls:
         if request.tags:
             wanted_tags(request)
         partition, group, bytes_max = self._check(request, now_ms)
-        older = self.open.get((request.partition_id, request.group))
-        if older is not None:
-            older.end()
+        previous_pull = self.open.get((request.partition_id, request.group))
+        if previous_pull is not None:
+            previous_pull.end()
         pull = OpenPull(self, request, group, call, deadline_ms=now_ms + request.wait_ms)
         if request.wait_ms and request.offset == partition.readable_offset:
-            drained = partition.ended and request.offset == partition.next_offset
-            if not drained:
+            is_drained = partition.ended and request.offset == partition.next_offset
+            if not is_drained:
                 pull.wait(now_ms)
                 return True
         return pull.answer(partition, bytes_max, now_ms)
@@ -71,7 +71,7 @@ class OpenPulls:
         """Check a pull and its owner. Return the partition, the group, and the most bytes of the
         reply.
         """
-        partition, group = owned(self.store.state, request, now_ms)
+        partition, group = check_owner(self.store.state, request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
         if not 1 <= request.answers_max <= PULL_ANSWERS_MAX:
@@ -80,27 +80,27 @@ class OpenPulls:
             )
         bytes_max = check_read(partition, request.offset, request.bytes_max)
         # The offset also covers messages that were pulled before a restart of this broker.
-        group.suspects.pulled(request.offset)
+        group.suspects.record_pull(request.offset)
         return partition, group, bytes_max
 
     async def read(self, request: Pull) -> Handled:
         """Answer a pull in a task, without waiting for messages; may wait for room and the disk."""
-        wanted = wanted_tags(request)
+        tags = wanted_tags(request)
         partition, group, bytes_max = self._check(request, self.boot_ms())
         answer, data = await read_batches(
             self.store, partition, request, bytes_max, group.parked_version
         )
-        if wanted and data:
-            answer, data = await self._filter_tags(request, partition, wanted, answer, data)
+        if tags and data:
+            answer, data = await self._filter_tags(request, partition, tags, answer, data)
         check_holder(group.lock, token=request.token, session=request.session)
-        self.note_pulled(request, partition, group, answer.upto, len(data))
+        self.record_pull(request, partition, group, answer.upto, len(data))
         return answer, data
 
     async def _filter_tags(
         self,
         request: Pull,
         partition: HostedPartition,
-        wanted: Sequence[bytes],
+        tags: Sequence[bytes],
         answer: Batches,
         data: bytes,
     ) -> tuple[Batches, bytes]:
@@ -109,14 +109,14 @@ class OpenPulls:
         LEFT_OUT_BYTES_MAX.
 
         Args:
-            wanted: the tags as UTF-8.
+            tags: the tags as UTF-8.
         """
         ranges: list[Range] = []
         offset, size = request.offset, 0
         while True:
             size += len(data)
-            data, left_out = leave_out(data, offset, wanted)
-            ranges += left_out
+            data, removed_ranges = remove_unwanted_batches(data, offset, tags)
+            ranges += removed_ranges
             offset = answer.upto
             if data or offset >= partition.readable_offset or size >= LEFT_OUT_BYTES_MAX:
                 return replace(answer, left_out=tuple(IntervalSet(ranges))), data
@@ -126,12 +126,14 @@ class OpenPulls:
                 self.store, partition, next_request, bytes_max, answer.parked_version
             )
 
-    def note_pulled(
+    def record_pull(
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
         """Record that the owner receives the messages before offset `end`."""
-        group.suspects.pulled(end)
-        count_delivered(self.store, partition, end - request.offset, size_bytes)
+        group.suspects.record_pull(end)
+        self.store.traffic.count_delivered(
+            partition.facts.subject, messages=end - request.offset, size_bytes=size_bytes
+        )
 
 
 class OpenPull:
@@ -171,16 +173,16 @@ class OpenPull:
         deadline_ms = self._deadline_ms if self._deadline_ms > now_ms else now_ms + 1
         # `now_ms` may be slightly old. Then the lock ends slightly early, and its owner acquires it
         # again.
-        hold(self._group, request, deadline_ms)
+        extend_lock(self._group, request, deadline_ms)
         if self._disconnect is None:
             self._open(deadline_ms - now_ms)
-        pulls.waiting.listen(request.partition_id, self, self._on_wake)
+        pulls.waiting.add_listener(request.partition_id, self, self._on_wake)
 
     def _open(self, wait_ms: int) -> None:
         """Make this the group's open pull, until `_close`. All waits share a timer and a future."""
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
-        self._timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), self._on_timeout)
+        self._timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), self._on_timeout)
         self._disconnect = loop.create_future()
         self._disconnect.add_done_callback(self._on_disconnect)
         self._call.waits_for(self._disconnect)
@@ -203,14 +205,14 @@ class OpenPull:
 
     def _on_timeout(self) -> None:
         self._deadline_ms = 0  # even if the timer was slightly early
-        self._pulls.waiting.leave(self._request.partition_id, self)
+        self._pulls.waiting.remove_listener(self._request.partition_id, self)
         self._resume()
 
     def _on_disconnect(self, _disconnect: asyncio.Future[None]) -> None:
         if self._disconnect is not None:
             self._close()
-            self._pulls.waiting.leave(self._request.partition_id, self)
-            hold(self._group, self._request, self._pulls.boot_ms())
+            self._pulls.waiting.remove_listener(self._request.partition_id, self)
+            extend_lock(self._group, self._request, self._pulls.boot_ms())
 
     def _resume(self) -> None:
         """Answer the pull after a wake-up or a timeout."""
@@ -219,14 +221,14 @@ class OpenPull:
         pulls, request = self._pulls, self._request
         now_ms = pulls.boot_ms()
         try:
-            partition, self._group = owned(pulls.store.state, request, now_ms)
+            partition, self._group = check_owner(pulls.store.state, request, now_ms)
             bytes_max = check_read(partition, request.offset, request.bytes_max)
-            answered = self.answer(partition, bytes_max, now_ms)
+            is_answered = self.answer(partition, bytes_max, now_ms)
         except Exception as error:  # noqa: BLE001 - reported to the client, or logged
             self._close()
             self._call.refuse(error)
             return
-        if not answered:
+        if not is_answered:
             self._close()
             self._call.hand_to_task(replace(request, wait_ms=0))
 
@@ -237,15 +239,15 @@ class OpenPull:
         if end < partition.readable_offset:
             if request.tags:
                 return False
-            pieces, end = pulls.store.cached(partition, end, bytes_max=bytes_max)
+            pieces, end = pulls.store.read_cached(partition, end, bytes_max=bytes_max)
             if not pieces or not call.reserve_bytes(bytes_max):
                 return False
             data = b"".join(pieces)
         size = len(data)
-        pulls.note_pulled(request, partition, group, end, size)
-        more = self._continues(partition, end, size, now_ms)
-        answer = batches_up_to(partition, end, group.parked_version, more=more)
-        if not more:
+        pulls.record_pull(request, partition, group, end, size)
+        has_more = self._stays_open(partition, end, size, now_ms)
+        answer = batches_up_to(partition, end, group.parked_version, more=has_more)
+        if not has_more:
             self._close()
             call.answer(answer, data)
             return True
@@ -259,7 +261,7 @@ class OpenPull:
         self.wait(now_ms)
         return True
 
-    def _continues(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
+    def _stays_open(self, partition: HostedPartition, end: int, size: int, now_ms: int) -> bool:
         """Return True if the pull stays open after a reply of `size` bytes."""
         request = self._request
         return (
@@ -276,5 +278,5 @@ class OpenPull:
         """Answer without messages, because the group has sent a newer pull."""
         request = self._request
         self._close()
-        self._pulls.waiting.leave(request.partition_id, self)
+        self._pulls.waiting.remove_listener(request.partition_id, self)
         self._call.answer(Batches(0, request.offset, request.offset, False))

@@ -98,7 +98,9 @@ OwnersRequest = Pull | PullShared | Ack | Release | ChangeParked | ListParked | 
 """The requests that only the owner of a pull lock may send."""
 
 
-def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[HostedPartition, Group]:
+def check_owner(
+    state: BrokerState, request: OwnersRequest, now_ms: int
+) -> tuple[HostedPartition, Group]:
     """
     Check that a request comes from the owner of the pull lock, and renew the lock.
 
@@ -124,11 +126,11 @@ def owned(state: BrokerState, request: OwnersRequest, now_ms: int) -> tuple[Host
     check_holder(lock, token=request.token, session=SHARED if is_shared_request else session)
     renew(lock, now_ms=now_ms)
     if shared:
-        group.current_in_flight().hear(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
+        group.current_in_flight().renew_session(session, ttl_ms=lock.ttl_ms, now_ms=now_ms)
     return partition, group
 
 
-def hold(group: Group, request: Pull, deadline_ms: int) -> None:
+def extend_lock(group: Group, request: Pull, deadline_ms: int) -> None:
     """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still
     owns it.
     """

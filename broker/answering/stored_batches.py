@@ -60,12 +60,3 @@ async def read_batches(
         await reserve_bytes(bytes_max)
         data, end = await store.read(partition, request.offset, bytes_max=bytes_max)
     return batches_up_to(partition, end, parked_version), data
-
-
-def count_delivered(
-    store: Store, partition: HostedPartition, messages: int, size_bytes: int
-) -> None:
-    """Count messages that are delivered to a client."""
-    if size_bytes:
-        subject = partition.facts.subject
-        store.traffic.count_delivered(subject, messages=messages, size_bytes=size_bytes)

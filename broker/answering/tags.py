@@ -24,13 +24,13 @@ are kept.
 """
 
 
-def may_contain(data: bytes, start: int, header: Header, wanted: Sequence[bytes]) -> bool:
+def may_contain(data: bytes, start: int, header: Header, tags: Sequence[bytes]) -> bool:
     """
     Return False if the batch certainly has no message with a wanted tag.
 
     Args:
         data: contains the batch, with its header, at `start`.
-        wanted: the tags as UTF-8.
+        tags: the tags as UTF-8.
     """
     if header.compression != Compression.NONE:
         return True
@@ -39,23 +39,25 @@ def may_contain(data: bytes, start: int, header: Header, wanted: Sequence[bytes]
     lengths.frombytes(data[first : first + 4 * header.count])
     end = start + header.length
     properties = end - sum(lengths)
-    return any(data.find(tag, properties, end) >= 0 for tag in wanted)
+    return any(data.find(tag, properties, end) >= 0 for tag in tags)
 
 
-def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes, list[Range]]:
+def remove_unwanted_batches(
+    data: bytes, offset: int, tags: Sequence[bytes]
+) -> tuple[bytes, list[Range]]:
     """
     Remove the batches without a wanted tag from `data`.
 
     Args:
         data: stored batches, including their headers.
         offset: the first requested offset; the first batch may begin below it.
-        wanted: the tags as UTF-8.
+        tags: the tags as UTF-8.
 
     Returns:
         The batches that are kept, and the offset ranges of the others, beginning at `offset`.
     """
     view = memoryview(data)
-    kept: list[memoryview] = []
+    kept_batches: list[memoryview] = []
     ranges: list[Range] = []
     start = 0
     while start < len(data):
@@ -66,11 +68,11 @@ def leave_out(data: bytes, offset: int, wanted: Sequence[bytes]) -> tuple[bytes,
         first = max(offset, header.base_offset)
         is_adjacent = bool(ranges) and ranges[-1][1] == first
         is_over_limit = len(ranges) >= RANGES_MAX and not is_adjacent
-        if is_over_limit or may_contain(data, start, header, wanted):
-            kept.append(view[start:end])
+        if is_over_limit or may_contain(data, start, header, tags):
+            kept_batches.append(view[start:end])
         elif is_adjacent:
             ranges[-1] = (ranges[-1][0], header.next_offset)
         else:
             ranges.append((first, header.next_offset))
         start = end
-    return (b"".join(kept) if ranges else data), ranges
+    return (b"".join(kept_batches) if ranges else data), ranges

@@ -49,7 +49,7 @@ class UnpackChecks:
         is_compressed = len(data) > COMPRESSION_AT and data[COMPRESSION_AT]
         return bool(is_compressed) and unpacked_bytes(data) > INLINE_BYTES_MAX
 
-    def waits(self, partition_id: int, data: memoryview) -> bool:
+    def must_wait(self, partition_id: int, data: memoryview) -> bool:
         """Return True if an append must call `wait`."""
         return partition_id in self._latest or self.is_large(data)
 

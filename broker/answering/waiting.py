@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from ...protocol.clock import at_a_tick
+from ...protocol.clock import round_to_tick
 from ...protocol.errors import InvalidRequestError
 from ...protocol.frames import Read
 from ...protocol.limits import PULL_WAIT_MS_MAX
@@ -20,42 +20,44 @@ class LongPolls:
     """Keeps the waiting pulls and reads by partition, and wakes them."""
 
     def __init__(self) -> None:
-        self._waiting: dict[int, dict[Hashable, Callable[[], object]]] = {}
+        self._callbacks: dict[int, dict[Hashable, Callable[[], object]]] = {}
         """Partition id → waiting call, in the order of arrival → its wake-up callback."""
         self._closed = False
 
     @property
     def count(self) -> int:
         """The number of waiting pulls and reads."""
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self._callbacks.values()))
 
-    def listen(self, partition_id: int, key: Hashable, callback: Callable[[], object]) -> None:
-        """Call `callback` once, when the partition is woken, unless `leave` is called with `key`
-        before. The callback must not raise.
+    def add_listener(
+        self, partition_id: int, key: Hashable, callback: Callable[[], object]
+    ) -> None:
+        """Call `callback` once, when the partition is woken, unless `remove_listener` is called
+        with `key` before. The callback must not raise.
         """
-        waiting = self._waiting.get(partition_id)
-        if waiting is None:
-            waiting = self._waiting[partition_id] = {}
-        waiting[key] = callback
+        callbacks = self._callbacks.get(partition_id)
+        if callbacks is None:
+            callbacks = self._callbacks[partition_id] = {}
+        callbacks[key] = callback
 
-    def leave(self, partition_id: int, key: Hashable) -> None:
-        """Remove a callback that was passed to `listen`, if it has not been called."""
-        waiting = self._waiting.get(partition_id, {})
-        if waiting.pop(key, None) is not None and not waiting:
-            del self._waiting[partition_id]
+    def remove_listener(self, partition_id: int, key: Hashable) -> None:
+        """Remove a callback that was passed to `add_listener`, if it has not been called."""
+        callbacks = self._callbacks.get(partition_id, {})
+        if callbacks.pop(key, None) is not None and not callbacks:
+            del self._callbacks[partition_id]
 
     async def wait(self, partition_id: int, wait_ms: int) -> None:
         """Wait until the partition is woken, for at most `wait_ms` milliseconds."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         resolve = partial(_resolve, future)
-        self.listen(partition_id, future, resolve)
-        timer = loop.call_at(at_a_tick(wait_ms / 1000, loop.time()), resolve)
+        self.add_listener(partition_id, future, resolve)
+        timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), resolve)
         try:
             await future
         finally:
             timer.cancel()
-            self.leave(partition_id, future)
+            self.remove_listener(partition_id, future)
 
     async def wait_to_read(
         self, request: Read, partition_of: Callable[[int], HostedPartition]
@@ -79,9 +81,9 @@ class LongPolls:
         deadline = loop.time() + request.wait_ms / 1000
         while True:
             partition = partition_of(request.partition_id)
-            drained = partition.ended and request.offset == partition.next_offset
+            is_drained = partition.ended and request.offset == partition.next_offset
             remaining_ms = math.ceil((deadline - loop.time()) * 1000)
-            if drained or self._closed or remaining_ms <= 0:
+            if is_drained or self._closed or remaining_ms <= 0:
                 return partition
             if request.offset != partition.readable_offset:
                 return partition
@@ -89,15 +91,15 @@ class LongPolls:
 
     def wake(self, partition_id: int) -> None:
         """End all waits on a partition."""
-        waiting = self._waiting.pop(partition_id, None)
-        if waiting is not None:
-            for callback in waiting.values():
+        callbacks = self._callbacks.pop(partition_id, None)
+        if callbacks is not None:
+            for callback in callbacks.values():
                 callback()
 
     def wake_all(self) -> None:
         """End all waits. Later ones return immediately."""
         self._closed = True
-        for partition_id in list(self._waiting):
+        for partition_id in list(self._callbacks):
             self.wake(partition_id)
 
 

@@ -47,7 +47,7 @@ class IndexReport:
     """The log position up to which the index has every batch."""
     problems: list[str] = field(default_factory=list)
 
-    def problem(self, text: str) -> None:
+    def add_problem(self, text: str) -> None:
         """Add a problem. Only the first PROBLEMS_MAX are kept."""
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(text)
@@ -60,13 +60,13 @@ class _DispatchVisitor:
         self._dispatch = dispatch
         self._end = end
 
-    def record(self, header: Header, _body: memoryview) -> None:
+    def on_record(self, header: Header, _body: memoryview) -> None:
         if header.position < self._end:
-            self._dispatch.record(header)
+            self._dispatch.on_record(header)
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         if hole.start < self._end:
-            self._dispatch.hole(hole)
+            self._dispatch.on_hole(hole)
 
 
 def rebuild_index(files: Files, kind: str) -> IndexReport:
@@ -138,7 +138,7 @@ def verify_indexes(files: Files) -> list[IndexReport]:
                     _compare_with_log(files, queues, report)
                     opened.append((queues, report))
                 except StorageError as error:
-                    report.problem(error.message)
+                    report.add_problem(error.message)
                 reports.append(report)
         if len(opened) == 2:
             _compare_bounds(opened[0][0], *opened[1])
@@ -153,7 +153,7 @@ def _summarize(kind: str, queues: ConsumeQueues) -> IndexReport:
         try:
             report.batches += sum(map(len, _unit_chunks(queues, partition_id)))
         except StorageError as error:
-            report.problem(f"partition {partition_id}: {error.message}")
+            report.add_problem(f"partition {partition_id}: {error.message}")
     return report
 
 
@@ -192,10 +192,10 @@ class _IndexComparison:
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
                 )
             except StorageError as error:
-                self._report.problem(f"partition {partition_id}: {error.message}")
+                self._report.add_problem(f"partition {partition_id}: {error.message}")
                 continue
             if indexed[:1] != [unit]:
-                self._report.problem(
+                self._report.add_problem(
                     f"partition {partition_id}: the log has {unit}, "
                     f"the index {indexed[0] if indexed else 'nothing'}"
                 )
@@ -209,17 +209,21 @@ def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) 
     dispatch.flush()
     durable = Snapshots(files).load(lambda _number, _image: None).position
     if queues.position < durable:
-        report.problem(
+        report.add_problem(
             f"the index is damaged: it ends at position {queues.position}, but was durable up to "
             f"{durable} according to the snapshot"
         )
     if queues.position > recovered.end:
-        report.problem(f"the index ends at position {queues.position}, the log at {recovered.end}")
+        report.add_problem(
+            f"the index ends at position {queues.position}, the log at {recovered.end}"
+        )
     for partition_id in queues.partitions():
         bounds = queues.bounds(partition_id)
         end = comparison.ends.get(partition_id)
         if end is not None and bounds is not None and bounds[1] != end:
-            report.problem(f"partition {partition_id} ends at {end}, in the index at {bounds[1]}")
+            report.add_problem(
+                f"partition {partition_id} ends at {end}, in the index at {bounds[1]}"
+            )
 
 
 def _compare_bounds(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
@@ -229,4 +233,6 @@ def _compare_bounds(index: ConsumeQueues, other: ConsumeQueues, report: IndexRep
     for partition_id in sorted({*index.partitions(), *other.partitions()}):
         bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:
-            report.problem(f"partition {partition_id}: the bounds are {bounds[0]} and {bounds[1]}")
+            report.add_problem(
+                f"partition {partition_id}: the bounds are {bounds[0]} and {bounds[1]}"
+            )

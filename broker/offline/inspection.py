@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...protocol.errors import KeylaneError
 from ...protocol.record import Header, Kind
-from ..partition.damage import damage_of
+from ..partition.damage import describe_damage
 from ..partition.state import BrokerState
 from ..scheduled.journal import ScheduledJournal
 from ..scheduled.records import Place, Record
@@ -51,15 +51,15 @@ class _CountingVisitor:
         self._replay = replay
         self._inspection = inspection
 
-    def record(self, header: Header, body: memoryview) -> None:
-        self._replay.record(header, body)
+    def on_record(self, header: Header, body: memoryview) -> None:
+        self._replay.on_record(header, body)
         self._inspection.records += 1
         if header.kind == Kind.MESSAGES:
             self._inspection.batches += 1
             self._inspection.messages += header.count
 
-    def hole(self, hole: Hole) -> None:
-        self._replay.hole(hole)
+    def on_hole(self, hole: Hole) -> None:
+        self._replay.on_hole(hole)
 
 
 def inspect_folder(files: Files) -> Inspection:
@@ -82,22 +82,22 @@ def inspect_folder(files: Files) -> Inspection:
     inspection.snapshot_position = Snapshots(files).load(from_snapshot.partitions.load).position
     state = BrokerState()
     replay = Replay(state)
-    scanned = scan_log(
+    scan_result = scan_log(
         files, _CountingVisitor(replay, inspection), durable=inspection.snapshot_position
     )
     replay.finish()
-    inspection.next_position = scanned.end
-    inspection.unfinished_bytes = scanned.cut_bytes
+    inspection.next_position = scan_result.end
+    inspection.unfinished_bytes = scan_result.cut_bytes
     inspection.partitions = len(state.partitions)
     inspection.stopped_partitions = sorted(
         partition_id
         for partition_id, partition in state.partitions.items()
         if partition.lost or partition.fences_lost
     )
-    schedule_index, journal = open_schedule(files, cut=False)
+    schedule_index, journal = open_schedule(files, must_cut=False)
     inspection.scheduled = len(schedule_index.entries)
     inspection.problems = [
-        *damage_of(state),
+        *describe_damage(state),
         *_missing_messages(state, from_snapshot),
         *journal.problems,
     ]
@@ -112,16 +112,19 @@ def _missing_messages(state: BrokerState, snapshot: BrokerState) -> list[str]:
     for partition_id in snapshot.partitions:
         if partition_id in state.dropped:
             continue
-        expected = snapshot.partitions[partition_id]
+        expected_end = snapshot.partitions[partition_id]
         try:
-            replayed = state.partition(partition_id)
+            replayed_partition = state.partition(partition_id)
         except KeylaneError as error:
             problems.append(error.message)
             continue
-        if replayed.next_offset < expected.next_offset and not replayed.lost:
+        if (
+            replayed_partition.next_offset < expected_end.next_offset
+            and not replayed_partition.lost
+        ):
             problems.append(
-                f"partition {partition_id} ends at offset {replayed.next_offset} in the log, "
-                f"and at {expected.next_offset} in the snapshot"
+                f"partition {partition_id} ends at offset {replayed_partition.next_offset} in the "
+                f"log, and at {expected_end.next_offset} in the snapshot"
             )
     return problems
 
@@ -134,7 +137,7 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Call `visit` with the records, and `hole` with the holes, of a locked folder's log, in order.
+    Call `visit` with the records, and `on_hole` with the holes, of a locked folder's log, in order.
 
     The walk begins with the segment that contains position `start`.
 
@@ -160,7 +163,7 @@ def walk_scheduled(
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
     """
     identity = read_identity(files)
-    return identity, ScheduledJournal.open(files, visit, cut=False).problems
+    return identity, ScheduledJournal.open(files, visit, must_cut=False).problems
 
 
 class _CallbackVisitor:
@@ -169,5 +172,5 @@ class _CallbackVisitor:
     def __init__(
         self, visit: Callable[[Header, memoryview], None], hole: Callable[[Hole], None]
     ) -> None:
-        self.record = visit
-        self.hole = hole
+        self.on_record = visit
+        self.on_hole = hole

@@ -41,7 +41,7 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
 
 def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
     """Mark the ranges as acked. Return True if that acked any new offset."""
-    changed = False
+    has_changed = False
     for start, end in ranges:
-        changed |= acked.add(start, end)
-    return changed
+        has_changed |= acked.add(start, end)
+    return has_changed

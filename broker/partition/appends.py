@@ -98,13 +98,13 @@ class Duplicate(NamedTuple):
 
 
 def decide_append(
-    producer: ProducerState | None, header: Header, *, clashed: bool = False
+    producer: ProducerState | None, header: Header, *, is_clashed: bool = False
 ) -> Duplicate | None:
     """
     Decide whether a batch is stored.
 
     Args:
-        clashed: two clients use the producer's current epoch (SequenceReusedError), so nothing
+        is_clashed: two clients use the producer's current epoch (SequenceReusedError), so nothing
             more is stored in it.
 
     Returns:
@@ -123,41 +123,41 @@ def decide_append(
     if header.producer_id == NO_PRODUCER:
         return None
     if header.flags & FLAG_NUMBERED:
-        return _decide_numbered(producer, header, clashed=clashed)
+        return _decide_numbered(producer, header, is_clashed=is_clashed)
     if sequence + header.count > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
-    expected = 0
+    expected_sequence = 0
     same_epoch = False
     if producer is not None:
         if header.producer_epoch < producer.epoch:
             raise ProducerFencedError(epoch=header.producer_epoch, current_epoch=producer.epoch)
         same_epoch = header.producer_epoch == producer.epoch
         if same_epoch:
-            expected = producer.next_sequence
-    if sequence == expected and not (clashed and same_epoch):
+            expected_sequence = producer.next_sequence
+    if sequence == expected_sequence and not (is_clashed and same_epoch):
         return None
-    if sequence > expected:
-        raise SequenceGapError(expected=expected, sequence=sequence, count=header.count)
+    if sequence > expected_sequence:
+        raise SequenceGapError(expected=expected_sequence, sequence=sequence, count=header.count)
     if producer is not None and same_epoch:
         for batch in producer.latest:
             if batch.is_repeated_by(header):
                 return Duplicate(batch.base_offset)
-    raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected)
+    raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected_sequence)
 
 
 def _decide_numbered(
-    producer: ProducerState | None, header: Header, *, clashed: bool
+    producer: ProducerState | None, header: Header, *, is_clashed: bool
 ) -> Duplicate | None:
     """Decide on a batch of numbered rows, whose epoch is a digest and fences nothing."""
     sequence, end = header.sequence, header.sequence + header.count
     if end > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
-    expected = 0 if producer is None else producer.next_sequence
-    if sequence > expected:
-        raise SequenceGapError(expected=expected, sequence=sequence, count=header.count)
-    if sequence == expected and not clashed:
+    expected_sequence = 0 if producer is None else producer.next_sequence
+    if sequence > expected_sequence:
+        raise SequenceGapError(expected=expected_sequence, sequence=sequence, count=header.count)
+    if sequence == expected_sequence and not is_clashed:
         return None
-    if producer is not None and end <= expected and not clashed:
+    if producer is not None and end <= expected_sequence and not is_clashed:
         for batch in producer.latest:
             if batch.sequence == sequence and (batch.message_count, batch.body_crc) == (
                 header.count,
@@ -166,7 +166,7 @@ def _decide_numbered(
                 return Duplicate(batch.base_offset)
         if end <= producer.latest[0].sequence:
             return Duplicate(OFFSET_UNKNOWN)
-    raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected)
+    raise SequenceReusedError(sequence=sequence, count=header.count, expected=expected_sequence)
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
@@ -192,30 +192,30 @@ class Producers(dict[int, ProducerState]):
     separately, because they are evicted first.
     """
 
-    __slots__ = ("_keyed",)
+    __slots__ = ("_keyed_ids",)
 
     def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
         super().__init__(states or {})
-        self._keyed = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
+        self._keyed_ids = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
         """The ids of idempotency keys, in the same order."""
 
     def __setitem__(self, producer_id: int, state: ProducerState) -> None:
         super().__setitem__(producer_id, state)
         if producer_id >= KEYED_IDS:
-            self._keyed[producer_id] = None
+            self._keyed_ids[producer_id] = None
 
-    def take(self, producer_id: int) -> ProducerState | None:
+    def remove_state(self, producer_id: int) -> ProducerState | None:
         """Remove a producer if it is present, and return its state or None."""
         if producer_id >= KEYED_IDS:
-            self._keyed.pop(producer_id, None)
+            self._keyed_ids.pop(producer_id, None)
         return self.pop(producer_id, None)
 
-    def forget(self) -> tuple[int, ProducerState]:
+    def remove_oldest(self) -> tuple[int, ProducerState]:
         """Remove the oldest idempotency key or, if there are none, the oldest producer, and return
         its id and state.
         """
-        oldest = next(iter(self._keyed or self))
-        self._keyed.pop(oldest, None)
+        oldest = next(iter(self._keyed_ids or self))
+        self._keyed_ids.pop(oldest, None)
         return oldest, self.pop(oldest)
 
 
@@ -227,9 +227,9 @@ def after_append(
     epoch, crc = (
         (0, header.producer_epoch) if is_numbered else (header.producer_epoch, header.body_crc)
     )
-    stored = StoredBatch(header.sequence, header.count, base_offset, crc)
+    stored_batch = StoredBatch(header.sequence, header.count, base_offset, crc)
     if producer is None or epoch != producer.epoch:
-        latest: tuple[StoredBatch, ...] = (stored,)
+        latest: tuple[StoredBatch, ...] = (stored_batch,)
     else:
-        latest = (*producer.latest[1 - REMEMBERED_BATCHES :], stored)
+        latest = (*producer.latest[1 - REMEMBERED_BATCHES :], stored_batch)
     return ProducerState(epoch, header.sequence + header.count, latest)

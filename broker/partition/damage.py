@@ -10,18 +10,18 @@ PARTITIONS_MAX = 100
 """The number of partitions that are listed. Further ones are only counted."""
 
 
-def damage_of(state: BrokerState) -> list[str]:
+def describe_damage(state: BrokerState) -> list[str]:
     """Return a line for each problem of the log, and for each of the first PARTITIONS_MAX damaged
     partitions.
     """
     lines = list(state.problems)
-    damaged = sorted(state.damaged)
-    for partition_id in damaged[:PARTITIONS_MAX]:
+    damaged_ids = sorted(state.damaged)
+    for partition_id in damaged_ids[:PARTITIONS_MAX]:
         partition = state.partitions.get(partition_id)
         if partition is not None and partition.lost:
             lines.append(_describe(partition))
-    if len(damaged) > PARTITIONS_MAX:
-        lines.append(f"{len(damaged) - PARTITIONS_MAX} more partitions have lost messages")
+    if len(damaged_ids) > PARTITIONS_MAX:
+        lines.append(f"{len(damaged_ids) - PARTITIONS_MAX} more partitions have lost messages")
     return lines
 
 

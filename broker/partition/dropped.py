@@ -35,7 +35,7 @@ class DroppedPartitions:
 
     def __init__(self) -> None:
         self._ids = IntervalSet()
-        self._pending: dict[int, DroppedBody] = {}
+        self._pending_bodies: dict[int, DroppedBody] = {}
         """Partition id → its record, for dropped partitions whose record is not durable yet."""
         self._ranges_after_merge = 0
         """The number of ranges after the last merge, which may be high because hosted partitions
@@ -48,12 +48,12 @@ class DroppedPartitions:
 
     def __contains__(self, partition_id: object) -> bool:
         assert isinstance(partition_id, int)
-        return partition_id in self._pending or partition_id in self._ids
+        return partition_id in self._pending_bodies or partition_id in self._ids
 
     def __bool__(self) -> bool:
-        return bool(self._pending or len(self._ids))
+        return bool(self._pending_bodies or len(self._ids))
 
-    def durable(self) -> DroppedPartitions:
+    def copy_durable(self) -> DroppedPartitions:
         """Return a copy with only the durably dropped ids. Data of these partitions may be
         deleted.
         """
@@ -66,13 +66,13 @@ class DroppedPartitions:
         """The highest durable id; 0 if none was dropped."""
         return max((end - 1 for _, end in self._ids), default=0)
 
-    def begin(self, partition_id: int, body: DroppedBody) -> None:
+    def add_pending(self, partition_id: int, body: DroppedBody) -> None:
         """Add a partition whose record is about to be written."""
-        self._pending[partition_id] = body
+        self._pending_bodies[partition_id] = body
 
-    def undo(self, partition_id: int) -> None:
-        """Undo `begin`, because the record could not be written."""
-        self._pending.pop(partition_id, None)
+    def remove_pending(self, partition_id: int) -> None:
+        """Undo `add_pending`, because the record could not be written."""
+        self._pending_bodies.pop(partition_id, None)
 
     def add(self, body: DroppedBody) -> None:
         """Apply a durable record."""
@@ -80,18 +80,18 @@ class DroppedPartitions:
         for start, end in body.ranges:
             self._ids.add(start, end)
             if end == start + 1:
-                self._pending.pop(start, None)
+                self._pending_bodies.pop(start, None)
         for name, last_id in body.subjects.items():
             self.subjects[name] = max(last_id, self.subjects.pop(name, 0))
         while len(self.subjects) > SUBJECTS_MAX:
             del self.subjects[next(iter(self.subjects))]
 
     @property
-    def too_many(self) -> bool:
-        """True if ranges should be merged with `join`."""
+    def needs_merge(self) -> bool:
+        """True if ranges should be merged with `merge_ranges`."""
         return len(self._ids) > max(RANGES_KEPT, self._ranges_after_merge + RANGES_KEPT // 2)
 
-    def joining(self) -> RangeMerge:
+    def begin_merge(self) -> RangeMerge:
         """
         Begin to merge the ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, plus
         one for each id that separates two ranges.
@@ -101,27 +101,29 @@ class DroppedPartitions:
         """
         return RangeMerge(list(self._ids))
 
-    def join(self, joining: RangeMerge, others: Iterable[int]) -> None:
+    def merge_ranges(self, range_merge: RangeMerge, kept_ids: Iterable[int]) -> None:
         """
         Merge all ranges that no hosted partition separates.
 
         Args:
-            joining: must have been passed every partition that the broker hosted, or might host
-                again, when `joining` was called.
-            others: at least the partitions that were added since then, in any order.
+            range_merge: must have been passed every partition that the broker hosted, or might host
+                again, when `begin_merge` was called.
+            kept_ids: at least the partitions that were added since then, in any order.
         """
-        joining.keep_apart(others)
-        joining.keep_apart(self._pending)
-        merged = IntervalSet()
-        for start, end in merge(self._ids, joining.gaps()):  # in order: each is added at the end
-            merged.add(start, end)
-        self._ids = merged
-        self._ranges_after_merge = len(merged)
+        range_merge.keep_apart(kept_ids)
+        range_merge.keep_apart(self._pending_bodies)
+        merged_ids = IntervalSet()
+        for start, end in merge(
+            self._ids, range_merge.mergeable_gaps()
+        ):  # in order: each is added at the end
+            merged_ids.add(start, end)
+        self._ids = merged_ids
+        self._ranges_after_merge = len(merged_ids)
 
-    def bodies(self) -> Iterator[DroppedBody]:
+    def record_bodies(self) -> Iterator[DroppedBody]:
         """Yield records of all ids and subjects, including those that are about to be written."""
         ids, subjects = IntervalSet(self._ids), dict(self.subjects)
-        for body in self._pending.values():
+        for body in self._pending_bodies.values():
             for start, end in body.ranges:
                 ids.add(start, end)
             subjects |= body.subjects
@@ -146,7 +148,7 @@ class RangeMerge:
         starts = self._starts
         self._separate.update(bisect_right(starts, partition_id) for partition_id in partition_ids)
 
-    def gaps(self) -> Iterator[Range]:
+    def mergeable_gaps(self) -> Iterator[Range]:
         """Yield the gaps before the ranges that may be merged, in order."""
         for index in range(1, len(self._ranges)):
             if index not in self._separate:

@@ -3,11 +3,11 @@ interned error texts. Pure.
 
     put, forget ─▶ FailureRuns: [first offset, since, at, fault, next try],
                    one row for adjacent messages with the same facts
-    Failure     ─▶ Faults: a number for each combination of type, text, consumer and attempts
+    Failure     ─▶ FaultTable: a number for each combination of type, text, consumer and attempts
 
 Invariants
     A run extends to the next run; it is meaningless for offsets in between that are not parked.
-    A row with known facts has at least one parked message: `forget` removes the others.
+    A row with known facts has at least one parked message: `clear_marks` removes the others.
     Unknown facts are reported as unknown, and never replaced by those of another message.
 """
 
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ...protocol.parked import FAILURE_RUNS_MAX, FAULT_CHARS_MAX, FAULTS_MAX, Failure, Fault
 from .offset_runs import OffsetRuns
 
-SHRINK_AT = 1_024
+COMPACT_MIN_ROWS = 1_024
 UNKNOWN_FAULT = 0
 
 
@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     at_ms: int
     """When they failed last, by the consumer's calendar, in milliseconds since 1970."""
     fault: int
-    """The number of the fault in `Faults`."""
+    """The number of the fault in `FaultTable`."""
     next_ms: int = 0
     """When they are retried, as their owner reported, in milliseconds since 1970."""
 
@@ -61,22 +61,30 @@ class NextTries(NamedTuple):
 class FailureRuns:
     """The facts about the failed messages of one key and source."""
 
-    __slots__ = ("_ats", "_end", "_faults", "_head", "_nexts", "_sinces", "_starts")
+    __slots__ = (
+        "_failure_times",
+        "_end",
+        "_faults",
+        "_head_index",
+        "_next_try_times",
+        "_parked_times",
+        "_starts",
+    )
 
     def __init__(self) -> None:
         self._starts = array("q")
-        self._sinces = array("q")
-        self._ats = array("q")
+        self._parked_times = array("q")
+        self._failure_times = array("q")
         self._faults = array("q")
-        self._nexts = array("q")
-        self._head = 0
+        self._next_try_times = array("q")
+        self._head_index = 0
         """The index of the first row; the ones before it are removed."""
         self._end = 0
         """The offset after the last run."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return len(self._starts) - self._head
+        return len(self._starts) - self._head_index
 
     @property
     def end(self) -> int:
@@ -85,43 +93,54 @@ class FailureRuns:
 
     @property
     def _columns(self) -> tuple[array[int], ...]:
-        return self._starts, self._sinces, self._ats, self._faults, self._nexts
+        return (
+            self._starts,
+            self._parked_times,
+            self._failure_times,
+            self._faults,
+            self._next_try_times,
+        )
 
     def _mark_in_row(self, row: int) -> Mark:
         """Return the facts in a row, or UNKNOWN if it is before the first one."""
-        if row < self._head:
+        if row < self._head_index:
             return UNKNOWN
-        return Mark(self._sinces[row], self._ats[row], self._faults[row], self._nexts[row])
+        return Mark(
+            self._parked_times[row],
+            self._failure_times[row],
+            self._faults[row],
+            self._next_try_times[row],
+        )
 
-    def at(self, offset: int) -> Mark:
+    def mark_at(self, offset: int) -> Mark:
         """Return the facts about one message."""
         if offset >= self._end:
             return UNKNOWN
-        return self._mark_in_row(bisect_right(self._starts, offset, self._head) - 1)
+        return self._mark_in_row(bisect_right(self._starts, offset, self._head_index) - 1)
 
-    def within(self, start: int, end: int) -> list[MarkedRange]:
+    def marks_in(self, start: int, end: int) -> list[MarkedRange]:
         """Return the facts about `[start, end)`, as contiguous ranges."""
         low, limit = start, min(end, self._end)
-        marked: list[MarkedRange] = []
-        row = bisect_right(self._starts, start, self._head) - 1
+        marked_ranges: list[MarkedRange] = []
+        row = bisect_right(self._starts, start, self._head_index) - 1
         while low < limit:
             next_row = row + 1
             high = self._starts[next_row] if next_row < len(self._starts) else limit
-            marked.append((low, min(high, limit), self._mark_in_row(row)))
+            marked_ranges.append((low, min(high, limit), self._mark_in_row(row)))
             low, row = high, next_row
         if low < end:
-            marked.append((max(low, start), end, UNKNOWN))
-        return marked
+            marked_ranges.append((max(low, start), end, UNKNOWN))
+        return marked_ranges
 
     def rows(self, first: int, count: int) -> Iterator[MarkedRange]:
         """Yield up to `count` rows, beginning with the `first`th, as contiguous ranges."""
-        begin = self._head + first
+        begin = self._head_index + first
         for row in range(begin, min(begin + count, len(self._starts))):
             is_last = row + 1 == len(self._starts)
             end = self._end if is_last else self._starts[row + 1]
             yield self._starts[row], end, self._mark_in_row(row)
 
-    def put(self, start: int, end: int, mark: Mark, parked: OffsetRuns | None = None) -> None:
+    def set_mark(self, start: int, end: int, mark: Mark, parked: OffsetRuns | None = None) -> None:
         """
         Set the facts about `[start, end)`.
 
@@ -129,68 +148,73 @@ class FailureRuns:
             parked: the parked messages. If a row only covers a gap between them after the change,
                 its next try is removed.
         """
-        first = bisect_left(self._starts, start, self._head)
-        last = bisect_left(self._starts, end, first)
-        new: list[tuple[int, Mark]] = []
-        if mark != self._mark_in_row(first - 1):
-            new.append((start, mark))
+        first_row = bisect_left(self._starts, start, self._head_index)
+        end_row = bisect_left(self._starts, end, first_row)
+        new_rows: list[tuple[int, Mark]] = []
+        if mark != self._mark_in_row(first_row - 1):
+            new_rows.append((start, mark))
         if end < self._end:
-            row_begins = last < len(self._starts) and self._starts[last] == end
-            next_mark = self._mark_in_row(last if row_begins else last - 1)
+            row_begins = end_row < len(self._starts) and self._starts[end_row] == end
+            next_mark = self._mark_in_row(end_row if row_begins else end_row - 1)
             if next_mark == mark:
-                last += row_begins
+                end_row += row_begins
             elif not row_begins:
-                new.append((end, next_mark))
-        self._splice(first, last, new)
+                new_rows.append((end, next_mark))
+        self._splice(first_row, end_row, new_rows)
         self._end = max(self._end, end)
-        if parked is not None and self.at(end).next_ms:
-            _, next_parked = parked.gap(end, end)
+        if parked is not None and self.mark_at(end).next_ms:
+            _, next_parked = parked.gap_around(end, end)
             if next_parked is None or end < next_parked:
-                self.put(end, self._end if next_parked is None else next_parked, UNKNOWN)
+                self.set_mark(end, self._end if next_parked is None else next_parked, UNKNOWN)
 
-    def _splice(self, first: int, last: int, new: list[tuple[int, Mark]]) -> None:
-        if first == self._head and len(new) <= last - first:
+    def _splice(self, first_row: int, end_row: int, new_rows: list[tuple[int, Mark]]) -> None:
+        if first_row == self._head_index and len(new_rows) <= end_row - first_row:
             # At the front, overwrite the last of the replaced rows.
-            self._head = first = last - len(new)
-        rows = [(start, *mark) for start, mark in new]
+            self._head_index = first_row = end_row - len(new_rows)
+        rows = [(start, *mark) for start, mark in new_rows]
         for index, column in enumerate(self._columns):
-            column[first:last] = array("q", [row[index] for row in rows])
-        if self._head >= SHRINK_AT and 2 * self._head > len(self._starts):
+            column[first_row:end_row] = array("q", [row[index] for row in rows])
+        if self._head_index >= COMPACT_MIN_ROWS and 2 * self._head_index > len(self._starts):
             for column in self._columns:
-                del column[: self._head]
-            self._head = 0
+                del column[: self._head_index]
+            self._head_index = 0
 
-    def forget(self, start: int, end: int, parked: OffsetRuns) -> None:
+    def clear_marks(self, start: int, end: int, parked: OffsetRuns) -> None:
         """Forget the facts about `[start, end)`, which has no `parked` message any more, and about
         the gap around it.
         """
-        low, high = parked.gap(start, end)
-        low = min(start, self._starts[self._head]) if low is None and self else low or start
+        low, high = parked.gap_around(start, end)
+        low = min(start, self._starts[self._head_index]) if low is None and self else low or start
         high = self._end if high is None else high
         if low < high:
-            self.put(low, high, UNKNOWN)
+            self.set_mark(low, high, UNKNOWN)
 
-    def forget_tries(self) -> NextTries:
+    def clear_next_tries(self) -> NextTries:
         """Forget the times of the next tries, and return them."""
-        starts, next_times = self._starts[self._head :], self._nexts[self._head :]
-        self._nexts = array("q", bytes(8 * len(self._starts)))
+        starts, next_times = (
+            self._starts[self._head_index :],
+            self._next_try_times[self._head_index :],
+        )
+        self._next_try_times = array("q", bytes(8 * len(self._starts)))
         return NextTries(starts, next_times, self._end)
 
     @property
     def next_ms(self) -> int | None:
         """The earliest known time of a next try, in milliseconds since 1970, or None."""
-        return min((at_ms for at_ms in self._nexts[self._head :] if at_ms), default=None)
+        return min(
+            (at_ms for at_ms in self._next_try_times[self._head_index :] if at_ms), default=None
+        )
 
     @property
     def faults(self) -> set[int]:
         """The numbers of the faults in the rows."""
-        return set(self._faults[self._head :])
+        return set(self._faults[self._head_index :])
 
     def renumber_faults(self, new_numbers: dict[int, int]) -> None:
         """Replace the numbers of some faults."""
         self._faults = array("q", [new_numbers.get(fault, fault) for fault in self._faults])
 
-    def coarsen(self) -> None:
+    def merge_oldest_runs(self) -> None:
         """
         Reduce the number of runs at the cost of details about the oldest messages.
 
@@ -200,7 +224,7 @@ class FailureRuns:
         row_count = len(self)
         half = row_count // 2
         rows = list(self.rows(0, half))
-        merged: list[tuple[int, Mark]] = []
+        merged_rows: list[tuple[int, Mark]] = []
         index = 0
         while index < half:
             start, _, mark = rows[index]
@@ -208,25 +232,30 @@ class FailureRuns:
             if index < half and rows[index][2].fault == mark.fault:
                 mark = _merge_marks(mark, rows[index][2])
                 index += 1
-            merged.append((start, mark))
-        self._splice(self._head, self._head + half, merged)
+            merged_rows.append((start, mark))
+        self._splice(self._head_index, self._head_index + half, merged_rows)
         if len(self) > row_count - row_count // 8:
             quarter = len(self) // 4
-            start = self._starts[self._head]
-            self._splice(self._head, self._head + quarter, [(start, UNKNOWN)])
+            start = self._starts[self._head_index]
+            self._splice(self._head_index, self._head_index + quarter, [(start, UNKNOWN)])
 
-    def packed(self) -> tuple[bytes, ...]:
-        """Return the columns as bytes, 8 per row: starts, since, at, faults, next tries."""
-        return tuple(column[self._head :].tobytes() for column in self._columns)
+    def pack(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return the columns as bytes, 8 per row: the first offset, the time of parking, that of
+        the last failure, the fault, and the time of the next try.
+        """
+        starts, parked_times, failure_times, faults, next_tries = (
+            column[self._head_index :].tobytes() for column in self._columns
+        )
+        return starts, parked_times, failure_times, faults, next_tries
 
     @classmethod
     def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
-        """Decode the result of `packed`, or raise ValueError."""
+        """Decode the result of `pack`, or raise ValueError."""
         runs = cls()
-        packed = list(columns)
-        for column, part in zip(runs._columns, packed, strict=True):
-            column.frombytes(part)
-        if len({len(part) for part in packed}) > 1:
+        packed_columns = list(columns)
+        for column, packed_column in zip(runs._columns, packed_columns, strict=True):
+            column.frombytes(packed_column)
+        if len({len(packed_column) for packed_column in packed_columns}) > 1:
             raise ValueError("columns of different lengths")
         runs._end = end
         return runs
@@ -242,16 +271,16 @@ def _merge_marks(mark: Mark, other: Mark) -> Mark:
     )
 
 
-class Faults:
+class FaultTable:
     """Interns the types and texts of failures under numbers; `UNKNOWN_FAULT` means none."""
 
-    __slots__ = ("_by_number", "_chars", "_last", "_numbers")
+    __slots__ = ("_by_number", "_char_count", "_last_number", "_numbers")
 
     def __init__(self) -> None:
         self._numbers: dict[Fault, int] = {}
         self._by_number: dict[int, Fault] = {}
-        self._chars = 0
-        self._last = UNKNOWN_FAULT
+        self._char_count = 0
+        self._last_number = UNKNOWN_FAULT
         """The last number in use; numbers are never reused."""
 
     def __len__(self) -> int:
@@ -263,15 +292,15 @@ class Faults:
             return UNKNOWN_FAULT
         number = self._numbers.get(fault)
         if number is None:
-            number = self._last + 1
+            number = self._last_number + 1
             self._add(number, fault)
         return number
 
     def _add(self, number: int, fault: Fault) -> None:
         self._numbers[fault] = number
         self._by_number[number] = fault
-        self._chars += _chars(fault)
-        self._last = max(self._last, number)
+        self._char_count += _count_chars(fault)
+        self._last_number = max(self._last_number, number)
 
     def get(self, number: int) -> Fault | None:
         """Return the fault with this number, or None if it was forgotten."""
@@ -286,14 +315,16 @@ class Faults:
 
     def intern_failure(self, failure: Failure | None) -> int:
         """Return the number of a failure's fault, and add the fault if it is new."""
-        return UNKNOWN_FAULT if failure is None else self.intern(fault_of(failure))
+        if failure is None:
+            return UNKNOWN_FAULT
+        return self.intern(Fault(failure.kind, failure.text, failure.client, failure.attempts))
 
     @property
-    def too_many(self) -> bool:
+    def is_over_limit(self) -> bool:
         """True if a limit is exceeded, and `prune` must be called."""
-        return len(self._numbers) > FAULTS_MAX or self._chars > FAULT_CHARS_MAX
+        return len(self._numbers) > FAULTS_MAX or self._char_count > FAULT_CHARS_MAX
 
-    def prune(self, used: set[int]) -> dict[int, int]:
+    def prune(self, used_numbers: set[int]) -> dict[int, int]:
         """
         Forget unused faults, then the texts of the oldest faults, then the oldest faults, until a
         quarter of the capacity is free.
@@ -301,52 +332,52 @@ class Faults:
         Returns:
             Number → the number that replaces it.
         """
-        for number in self._by_number.keys() - used:
+        for number in self._by_number.keys() - used_numbers:
             self._forget(number)
         new_numbers: dict[int, int] = {}
-        for number, fault in self.all():
+        for number, fault in self.list_numbered():
             if fault.text and not self._is_below_target:
                 self._forget(number)
                 without_text = Fault(fault.kind, "", fault.client, fault.attempts)
                 new_numbers[number] = self.intern(without_text)
-        for number, _ in self.all():
+        for number, _ in self.list_numbered():
             if not self._is_below_target:
                 self._forget(number)
                 new_numbers[number] = UNKNOWN_FAULT
-        return {number: new_numbers.get(new, new) for number, new in new_numbers.items()}
+        return {
+            number: new_numbers.get(new_number, new_number)
+            for number, new_number in new_numbers.items()
+        }
 
     @property
     def _is_below_target(self) -> bool:
-        return 4 * len(self._numbers) <= 3 * FAULTS_MAX and 4 * self._chars <= 3 * FAULT_CHARS_MAX
+        return (
+            4 * len(self._numbers) <= 3 * FAULTS_MAX and 4 * self._char_count <= 3 * FAULT_CHARS_MAX
+        )
 
     def _forget(self, number: int) -> Fault:
         fault = self._by_number.pop(number)
         del self._numbers[fault]
-        self._chars -= _chars(fault)
+        self._char_count -= _count_chars(fault)
         return fault
 
-    def all(self) -> list[tuple[int, Fault]]:
+    def list_numbered(self) -> list[tuple[int, Fault]]:
         """Return every fault with its number."""
         return list(self._by_number.items())
 
     @classmethod
-    def of(cls, numbered: Iterable[tuple[int, Fault]]) -> Faults:
-        """Create the object from the result of `all`."""
+    def from_items(cls, numbered_faults: Iterable[tuple[int, Fault]]) -> FaultTable:
+        """Create the object from the result of `list_numbered`."""
         faults = cls()
-        for number, fault in numbered:
+        for number, fault in numbered_faults:
             faults._add(number, fault)
         return faults
 
 
-def fault_of(failure: Failure) -> Fault:
-    """Return the part of a failure that several messages may share."""
-    return Fault(failure.kind, failure.text, failure.client, failure.attempts)
-
-
-def _chars(fault: Fault) -> int:
+def _count_chars(fault: Fault) -> int:
     return len(fault.kind) + len(fault.text) + len(fault.client)
 
 
-def too_many_runs(runs: Iterable[FailureRuns]) -> bool:
+def exceeds_run_limit(runs: Iterable[FailureRuns]) -> bool:
     """Return True if the runs of a key exceed FAILURE_RUNS_MAX."""
     return sum(map(len, runs)) > FAILURE_RUNS_MAX

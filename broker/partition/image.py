@@ -24,8 +24,8 @@ partition with many producers has several STATE records, each with some of the p
 `body_crcs` are the checksums of the remembered batches, in the order of `producers`.
 
 Invariants
-    `partition_of(image_of(p))` is `p` after a restart: without pull locks, which are only in
-    memory.
+    `decode_partition(encode_partition(p))` is `p` after a restart: without pull locks, which are
+    only in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ...protocol.offsets import AckedOffsets
 from ...protocol.routing import OrderStrategy, Partition, PartitionState
 from .appends import Producers, ProducerState, StoredBatch
 from .parked import Parked
-from .partition import Group, HostedPartition, Lost
+from .partition import Group, HostedPartition, LostOffsets
 from .records import HoldBody
 
 
@@ -88,7 +88,7 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
     hidden: str = ""
 
 
-class Part(NamedTuple):
+class ProducerRange(NamedTuple):
     """Which of a partition's `total` producers an image has: those after the first `before`."""
 
     before: int
@@ -104,30 +104,32 @@ _interned: dict[str, str] = {}
 INTERNED_MAX = 10_000
 
 
-def image_of(hosted: HostedPartition) -> bytes:
+def encode_partition(hosted: HostedPartition) -> bytes:
     """Encode a partition with its groups and producers."""
     groups = [_encode_group(group) for group in hosted.groups.values()]
     return _encode_image(hosted, list(hosted.producers.items()), groups)
 
 
-def images_of_parts(hosted: HostedPartition, *, together: int) -> Iterator[bytes]:
-    """Yield images of the partition without its groups, each with at most `together` producers, in
-    order.
+def encode_partition_parts(hosted: HostedPartition, *, producers_max: int) -> Iterator[bytes]:
+    """Yield images of the partition without its groups, each with at most `producers_max`
+    producers, in order.
     """
     producers = iter(hosted.producers.items())
     count = len(hosted.producers)
-    for before in range(0, max(count, 1), together):
-        yield _encode_image(hosted, list(islice(producers, together)), [], Part(before, count))
+    for skipped_count in range(0, max(count, 1), producers_max):
+        yield _encode_image(
+            hosted, list(islice(producers, producers_max)), [], ProducerRange(skipped_count, count)
+        )
 
 
 def _encode_image(
     hosted: HostedPartition,
     producers: list[tuple[int, ProducerState]],
     groups: list[tuple[Any, ...]],
-    part: Part | None = None,
+    producer_range: ProducerRange | None = None,
 ) -> bytes:
     facts, partition = hosted.facts, hosted.facts.partition
-    before, total = part or (0, 0)
+    skipped_count, total = producer_range or (0, 0)
     fields = [
         facts.subject,
         partition.name,
@@ -161,7 +163,7 @@ def _encode_image(
     ]
     optional = [
         facts.static,
-        before,
+        skipped_count,
         total,
         [[batch.body_crc for batch in state.latest] for _, state in producers],
         hosted.groups_told,
@@ -170,8 +172,8 @@ def _encode_image(
         list(hosted.holds.values()),
         facts.hidden,
     ]
-    required = 0 if part is None else PART_FIELDS
-    while len(optional) > required and not optional[-1]:
+    required_count = 0 if producer_range is None else PART_FIELDS
+    while len(optional) > required_count and not optional[-1]:
         optional.pop()
     return _encode(fields + optional)
 
@@ -189,17 +191,19 @@ def _encode_group(group: Group) -> tuple[Any, ...]:
     return (*row, group.removed_unread) if group.removed_unread else row
 
 
-def partition_of(partition_id: int, image: bytes | memoryview) -> HostedPartition:
+def decode_partition(partition_id: int, image: bytes | memoryview) -> HostedPartition:
     """
     Decode a partition.
 
     Raises:
         CorruptLogError: `image` is not a valid image.
     """
-    return part_of(partition_id, image)[0]
+    return decode_partition_part(partition_id, image)[0]
 
 
-def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartition, Part]:
+def decode_partition_part(
+    partition_id: int, image: bytes | memoryview
+) -> tuple[HostedPartition, ProducerRange]:
     """
     Decode a partition, and which of its producers the image has.
 
@@ -246,8 +250,8 @@ def part_of(partition_id: int, image: bytes | memoryview) -> tuple[HostedPartiti
     partition.groups_told = decoded.groups_told
     partition.forgotten = dict(decoded.forgotten)
     partition.holds = {hold.job: hold for hold in decoded.holds}
-    partition.lost = tuple(Lost(*row) for row in decoded.lost)
-    return partition, Part(
+    partition.lost = tuple(LostOffsets(*row) for row in decoded.lost)
+    return partition, ProducerRange(
         decoded.producers_before, max(decoded.producers_all, len(partition.producers))
     )
 
@@ -264,7 +268,7 @@ def _decode_group(partition_id: int, name: str, row: _GroupImage) -> Group:
     group.suspects.begun = dict(row.begun)
     if row.parked:
         group.parked = _decode_parked(partition_id, row.parked)
-    group.kept = True
+    group.is_durable = True
     return group
 
 

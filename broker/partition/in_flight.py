@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from ...protocol.errors import FencedError
 from ...protocol.limits import ACK_RANGES_MAX, IN_FLIGHT_PER_SESSION_MAX, IN_FLIGHT_RANGES_MAX
-from ...protocol.offsets import AckedOffsets, Range, outside
+from ...protocol.offsets import AckedOffsets, Range, subtract_range
 
 RANGES_PER_HAND_OUT_MAX = 1_000
 SESSIONS_MAX = 1_000
@@ -59,12 +59,12 @@ class InFlight:
 
     __slots__ = (
         "_next_deadline_ms",
-        "_unreleased",
+        "_unreleased_ranges",
         "_sessions",
         "_ranges",
         "_late_ranges",
         "_released_sessions",
-        "_search_from",
+        "_search_start",
         "_redriving_session",
         "token",
     )
@@ -73,7 +73,7 @@ class InFlight:
         self.token = token
         self._ranges: list[InFlightRange] = []
         """The ranges in flight, sorted, without overlaps and without acked messages."""
-        self._search_from = 0
+        self._search_start = 0
         """The lowest offset that may be free."""
         self._next_deadline_ms = NEVER_MS
         """A lower bound of the deadlines of messages and of their sessions, in milliseconds of the
@@ -85,7 +85,7 @@ class InFlight:
         self._late_ranges: dict[str, list[Range]] = {}
         """Session → its messages that reached a deadline, until it makes another call or expires.
         """
-        self._unreleased: list[Range] = []
+        self._unreleased_ranges: list[Range] = []
         """The messages that expired sessions had in flight, until `pop_unreleased` is called."""
         self._redriving_session = ""
         """The session that redrives the parked messages."""
@@ -104,7 +104,7 @@ class InFlight:
 
     def is_empty(self, now_ms: int) -> bool:
         """Return True if no message is in flight at `now_ms`."""
-        self.expire(now_ms)
+        self.free_expired(now_ms)
         return not self._ranges
 
     def count(self, session: str) -> int:
@@ -121,7 +121,7 @@ class InFlight:
         readable_offset: int,
         now_ms: int,
         in_flight_ms: int,
-        alone: Sequence[int] = (),
+        isolated_offsets: Sequence[int] = (),
     ) -> list[Range]:
         """
         Put the lowest free messages in flight at a session: at most `count_max`, and without gaps
@@ -131,37 +131,38 @@ class InFlight:
             acked: the group's progress.
             readable_offset: the offset after the last message that may be read.
             in_flight_ms: the time until the deadline, in milliseconds.
-            alone: the sorted offsets of messages that a session may only have in flight alone.
+            isolated_offsets: the sorted offsets of messages that a session may only have in flight
+                alone.
 
         Returns:
             The ranges that were handed out; empty if no message is free, or a limit is reached.
         """
-        self.expire(now_ms)
-        if alone and self._has_isolated(session, alone):
+        self.free_expired(now_ms)
+        if isolated_offsets and self._has_isolated(session, isolated_offsets):
             return []
-        remaining = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
+        remaining_count = min(count_max, IN_FLIGHT_PER_SESSION_MAX - self.count(session))
         ranges_max = min(IN_FLIGHT_RANGES_MAX - len(self._ranges), RANGES_PER_HAND_OUT_MAX)
         if acked.range_count >= ACK_RANGES_MAX:
             # Hand out only messages whose acks raise the cursor.
             readable_offset = min(readable_offset, acked.next_acked(acked.cursor))
         ranges: list[Range] = []
-        offset = self._search_from
-        while remaining > 0 and len(ranges) < ranges_max:
-            start, end = self._next_free(acked, offset, readable_offset)
+        offset = self._search_start
+        while remaining_count > 0 and len(ranges) < ranges_max:
+            start, end = self._next_free_range(acked, offset, readable_offset)
             offset = start
             if start >= end or (ranges and start - ranges[-1][1] > count_max):
                 break
-            end = min(end, start + remaining)
-            index = bisect_left(alone, start)
-            if index < len(alone) and alone[index] < end:
-                end = max(alone[index], start + 1)
-                if alone[index] == start and (ranges or self.count(session)):
+            end = min(end, start + remaining_count)
+            index = bisect_left(isolated_offsets, start)
+            if index < len(isolated_offsets) and isolated_offsets[index] < end:
+                end = max(isolated_offsets[index], start + 1)
+                if isolated_offsets[index] == start and (ranges or self.count(session)):
                     break
-                remaining = end - start
+                remaining_count = end - start
             offset = end
             ranges.append((start, end))
-            remaining -= end - start
-        self._search_from = offset
+            remaining_count -= end - start
+        self._search_start = offset
         self._insert(ranges, session, now_ms + in_flight_ms)
         return ranges
 
@@ -174,7 +175,7 @@ class InFlight:
                 self._next_deadline_ms, until_ms, self._session_until_ms(session)
             )
 
-    def hold(
+    def extend_deadlines(
         self,
         acked: AckedOffsets,
         session: str,
@@ -189,18 +190,18 @@ class InFlight:
         Messages that have become free, for example through a restart of the broker, are put in
         flight at the session again, unless another session has them or they are acked.
         """
-        self.expire(now_ms)
+        self.free_expired(now_ms)
         for start, end in ranges if session not in self._released_sessions else ():
             self._remove(start, end, session)
             offset = start
             while offset < end and len(self._ranges) < IN_FLIGHT_RANGES_MAX:
-                low, high = self._next_free(acked, offset, end)
+                low, high = self._next_free_range(acked, offset, end)
                 if low >= high:
                     break
                 self._insert([(low, high)], session, now_ms + in_flight_ms)
                 offset = high
             if offset < end:
-                self._search_from = min(self._search_from, offset)
+                self._search_start = min(self._search_start, offset)
 
     def _has_isolated(self, session: str, alone: Sequence[int]) -> bool:
         """Return True if a session has one of these messages in flight alone."""
@@ -209,7 +210,7 @@ class InFlight:
             for entry in self._ranges
         )
 
-    def _next_free(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
+    def _next_free_range(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
         """Return the first free range at or above `offset`, or an empty range."""
         while True:
             start = acked.next_unacked(offset)
@@ -223,28 +224,30 @@ class InFlight:
         return start, end
 
     # ── becoming free ─────────────────────────────────────────────────────────────────────────────
-    def expire(self, now_ms: int) -> bool:
+    def free_expired(self, now_ms: int) -> bool:
         """Free the messages whose deadline has passed or whose session has expired. Return True if
         there were any.
         """
         if now_ms < self.next_deadline_ms:
             return False
-        expired = self._remove_expired_sessions(now_ms)
+        expired_sessions = self._remove_expired_sessions(now_ms)
         for entry in self._ranges:
-            if entry.session in expired:
-                self._unreleased.append((entry.start, entry.end))
+            if entry.session in expired_sessions:
+                self._unreleased_ranges.append((entry.start, entry.end))
             elif entry.until_ms <= now_ms:
                 self._late_ranges.setdefault(entry.session, []).append((entry.start, entry.end))
-        freed = [
-            entry for entry in self._ranges if entry.until_ms <= now_ms or entry.session in expired
+        freed_ranges = [
+            entry
+            for entry in self._ranges
+            if entry.until_ms <= now_ms or entry.session in expired_sessions
         ]
-        if freed:
+        if freed_ranges:
             self._ranges = [
                 entry
                 for entry in self._ranges
-                if entry.until_ms > now_ms and entry.session not in expired
+                if entry.until_ms > now_ms and entry.session not in expired_sessions
             ]
-            self._search_from = min(self._search_from, *(entry.start for entry in freed))
+            self._search_start = min(self._search_start, *(entry.start for entry in freed_ranges))
         self._next_deadline_ms = min(
             (
                 *(entry.until_ms for entry in self._ranges),
@@ -255,33 +258,35 @@ class InFlight:
             ),
             default=NEVER_MS,
         )
-        return bool(freed)
+        return bool(freed_ranges)
 
     def _session_until_ms(self, session: str) -> int:
         lease = self._sessions.get(session)
         return NEVER_MS if lease is None else lease.until_ms
 
     def _remove_expired_sessions(self, now_ms: int) -> set[str]:
-        expired = {session for session, lease in self._sessions.items() if lease.until_ms <= now_ms}
-        for session in expired:
+        expired_sessions = {
+            session for session, lease in self._sessions.items() if lease.until_ms <= now_ms
+        }
+        for session in expired_sessions:
             del self._sessions[session]
-            self._unreleased += self._late_ranges.pop(session, ())
-        return expired
+            self._unreleased_ranges += self._late_ranges.pop(session, ())
+        return expired_sessions
 
     def pop_unreleased(self) -> list[Range]:
         """Return, once, the messages that sessions had in flight when they expired."""
-        unreleased, self._unreleased = self._unreleased, []
+        unreleased, self._unreleased_ranges = self._unreleased_ranges, []
         return unreleased
 
     def add_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """Add a session that acquires. It may pull again even if it has released its messages."""
         if len(self._sessions) >= SESSIONS_MAX:
-            self.expire(now_ms)
+            self.free_expired(now_ms)
             self._remove_expired_sessions(now_ms)
         self._released_sessions.pop(session, None)
         self._add_session(session, ttl_ms, now_ms)
 
-    def hear(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
+    def renew_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
         """
         Renew a session that pulls or acks.
 
@@ -326,28 +331,28 @@ class InFlight:
         self._released_sessions[session] = None
         if len(self._released_sessions) > RELEASED_SESSIONS_MAX:
             del self._released_sessions[next(iter(self._released_sessions))]
-        freed = [entry.start for entry in self._ranges if entry.session == session]
+        freed_ranges = [entry.start for entry in self._ranges if entry.session == session]
         self._ranges = [entry for entry in self._ranges if entry.session != session]
-        self._search_from = min([self._search_from, *freed])
-        return bool(freed)
+        self._search_start = min([self._search_start, *freed_ranges])
+        return bool(freed_ranges)
 
-    def trim(self, session: str, ranges: Iterable[Range], *, upto: int) -> list[Range]:
+    def free_from(self, session: str, ranges: Iterable[Range], *, end_offset: int) -> list[Range]:
         """
-        Free the messages of `ranges` at or above `upto`, because they were handed out but could
-        not be read.
+        Free the messages of `ranges` at or above `end_offset`, because they were handed out but
+        could not be read.
 
         Returns:
-            The parts of `ranges` below `upto`.
+            The parts of `ranges` below `end_offset`.
         """
-        trimmed = []
+        kept_ranges = []
         for start, end in ranges:
-            if end > upto:
-                freed_from = max(start, upto)
+            if end > end_offset:
+                freed_from = max(start, end_offset)
                 self._remove(freed_from, end, session)
-                self._search_from = min(self._search_from, freed_from)
-            if start < upto:
-                trimmed.append((start, min(end, upto)))
-        return trimmed
+                self._search_start = min(self._search_start, freed_from)
+            if start < end_offset:
+                kept_ranges.append((start, min(end, end_offset)))
+        return kept_ranges
 
     def remove(self, ranges: Iterable[Range]) -> None:
         """Remove messages that were acked by any session."""
@@ -358,15 +363,15 @@ class InFlight:
         """Remove messages that were acked without an ack request, because they were parked. Return
         True if there were any.
         """
-        removed = [
+        has_removed = [
             (offset, offset + 1)
             for entry in self._ranges
-            if acked.unacked(entry.start, entry.end) < entry.end - entry.start
+            if acked.count_unacked(entry.start, entry.end) < entry.end - entry.start
             for offset in range(entry.start, entry.end)
             if offset in acked
         ]
-        self.remove(removed)
-        return bool(removed)
+        self.remove(has_removed)
+        return bool(has_removed)
 
     def _remove(self, start: int, end: int, session: str | None = None) -> None:
         """Remove `[start, end)` from the messages in flight; with `session`, only those of that
@@ -375,16 +380,16 @@ class InFlight:
         ranges = self._ranges
         first = bisect_right(ranges, start, key=lambda entry: entry.start)
         first -= bool(first and ranges[first - 1].end > start)
-        remaining: list[InFlightRange] = []
+        remaining_ranges: list[InFlightRange] = []
         last = first
         while last < len(ranges) and ranges[last].start < end:
             entry = ranges[last]
             last += 1
             if session not in {None, entry.session}:
-                remaining.append(entry)
+                remaining_ranges.append(entry)
                 continue
-            remaining += [
-                InFlightRange(*part, entry.session, entry.until_ms)
-                for part in outside(entry.start, entry.end, start, end)
+            remaining_ranges += [
+                InFlightRange(*remaining_range, entry.session, entry.until_ms)
+                for remaining_range in subtract_range(entry.start, entry.end, start, end)
             ]
-        ranges[first:last] = remaining
+        ranges[first:last] = remaining_ranges

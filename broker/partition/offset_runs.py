@@ -16,66 +16,66 @@ from itertools import islice
 
 from ...protocol.offsets import Range
 
-SHRINK_AT = 1_024
+COMPACT_MIN_ROWS = 1_024
 
 
 class OffsetRuns:
     """A set of offsets; `messages` is its size."""
 
-    __slots__ = ("_ends", "_head", "_starts", "messages")
+    __slots__ = ("_ends", "_head_index", "_starts", "messages")
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
         self._starts = array("q")
         self._ends = array("q")
-        self._head = 0
+        self._head_index = 0
         self.messages = 0
         for start, end in ranges:
             self.add(start, end)
 
     def __bool__(self) -> bool:
-        return self._head < len(self._starts)
+        return self._head_index < len(self._starts)
 
     def __iter__(self) -> Iterator[Range]:
         """Iterate over the runs by offset."""
-        head = self._head
+        head = self._head_index
         return zip(islice(self._starts, head, None), islice(self._ends, head, None), strict=True)
 
     @property
-    def runs(self) -> int:
+    def run_count(self) -> int:
         """The number of runs."""
-        return len(self._starts) - self._head
+        return len(self._starts) - self._head_index
 
     def page(self, first: int, count: int) -> Iterator[Range]:
         """Iterate over up to `count` runs, beginning with the `first`th."""
-        low = self._head + first
+        low = self._head_index + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
-    def within(self, start: int, end: int) -> list[Range]:
+    def intersection(self, start: int, end: int) -> list[Range]:
         """Return the intersection with `[start, end)`."""
-        first = bisect_right(self._ends, start, self._head)
+        first = bisect_right(self._ends, start, self._head_index)
         last = bisect_left(self._starts, end, first)
         runs = zip(self._starts[first:last], self._ends[first:last], strict=True)
         return [(max(low, start), min(high, end)) for low, high in runs]
 
     def count_runs_before(self, offset: int) -> int:
         """Return the number of runs that end at or before an offset."""
-        return bisect_right(self._ends, offset, self._head) - self._head
+        return bisect_right(self._ends, offset, self._head_index) - self._head_index
 
-    def gap(self, start: int, end: int) -> tuple[int | None, int | None]:
+    def gap_around(self, start: int, end: int) -> tuple[int | None, int | None]:
         """Return the bounds of the gap around `[start, end)`, which must not intersect the set: the
         end of the run before it and the start of the run after it, or None.
         """
-        index = bisect_right(self._ends, start, self._head)
-        low = self._ends[index - 1] if index > self._head else None
+        index = bisect_right(self._ends, start, self._head_index)
+        low = self._ends[index - 1] if index > self._head_index else None
         return low, self._starts[index] if index < len(self._starts) else None
 
-    def packed(self) -> tuple[bytes, bytes]:
+    def pack(self) -> tuple[bytes, bytes]:
         """Return the starts and the ends as bytes, 8 per run."""
-        return self._starts[self._head :].tobytes(), self._ends[self._head :].tobytes()
+        return self._starts[self._head_index :].tobytes(), self._ends[self._head_index :].tobytes()
 
     @classmethod
     def from_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
-        """Decode the result of `packed`, or raise ValueError."""
+        """Decode the result of `pack`, or raise ValueError."""
         runs = cls()
         runs._starts.frombytes(starts)
         runs._ends.frombytes(ends)
@@ -87,7 +87,7 @@ class OffsetRuns:
     @property
     def first(self) -> int:
         """The lowest offset. The set must not be empty."""
-        return self._starts[self._head]
+        return self._starts[self._head_index]
 
     def add(self, start: int, end: int) -> list[Range]:
         """Add `[start, end)`, and return the ranges that are new."""
@@ -97,42 +97,48 @@ class OffsetRuns:
             ends.append(end)
             self.messages += end - start
             return [(start, end)]
-        first = bisect_left(ends, start, self._head)
-        last = bisect_right(starts, end, first)
-        new = list(_gaps(zip(starts[first:last], ends[first:last], strict=True), start, end))
-        if first < last:
-            start, end = min(start, starts[first]), max(end, ends[last - 1])
-        starts[first:last] = array("q", (start,))
-        ends[first:last] = array("q", (end,))
-        self.messages += sum(high - low for low, high in new)
-        return new
+        first_index = bisect_left(ends, start, self._head_index)
+        end_index = bisect_right(starts, end, first_index)
+        new_ranges = list(
+            _gaps(
+                zip(starts[first_index:end_index], ends[first_index:end_index], strict=True),
+                start,
+                end,
+            )
+        )
+        if first_index < end_index:
+            start, end = min(start, starts[first_index]), max(end, ends[end_index - 1])
+        starts[first_index:end_index] = array("q", (start,))
+        ends[first_index:end_index] = array("q", (end,))
+        self.messages += sum(high - low for low, high in new_ranges)
+        return new_ranges
 
     def remove(self, start: int, end: int) -> list[Range]:
         """Remove `[start, end)`, and return the ranges that were in the set."""
         starts, ends = self._starts, self._ends
-        first = bisect_right(ends, start, self._head)
-        last = bisect_left(starts, end, first)
-        if first >= last:
+        first_index = bisect_right(ends, start, self._head_index)
+        end_index = bisect_left(starts, end, first_index)
+        if first_index >= end_index:
             return []
-        removed = self.within(start, end)
-        remaining = []
-        if starts[first] < start:
-            remaining.append((starts[first], start))
-        if ends[last - 1] > end:
-            remaining.append((end, ends[last - 1]))
-        if first == self._head and len(remaining) <= last - first:
+        removed_ranges = self.intersection(start, end)
+        remaining_ranges = []
+        if starts[first_index] < start:
+            remaining_ranges.append((starts[first_index], start))
+        if ends[end_index - 1] > end:
+            remaining_ranges.append((end, ends[end_index - 1]))
+        if first_index == self._head_index and len(remaining_ranges) <= end_index - first_index:
             # At the front, overwrite the last of the removed runs.
-            self._head = last - len(remaining)
-            for index, (low, high) in enumerate(remaining, self._head):
+            self._head_index = end_index - len(remaining_ranges)
+            for index, (low, high) in enumerate(remaining_ranges, self._head_index):
                 starts[index], ends[index] = low, high
-            if self._head >= SHRINK_AT and 2 * self._head > len(starts):
-                del starts[: self._head], ends[: self._head]
-                self._head = 0
+            if self._head_index >= COMPACT_MIN_ROWS and 2 * self._head_index > len(starts):
+                del starts[: self._head_index], ends[: self._head_index]
+                self._head_index = 0
         else:
-            starts[first:last] = array("q", (low for low, _ in remaining))
-            ends[first:last] = array("q", (high for _, high in remaining))
-        self.messages -= sum(high - low for low, high in removed)
-        return removed
+            starts[first_index:end_index] = array("q", (low for low, _ in remaining_ranges))
+            ends[first_index:end_index] = array("q", (high for _, high in remaining_ranges))
+        self.messages -= sum(high - low for low, high in removed_ranges)
+        return removed_ranges
 
 
 def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:

@@ -57,10 +57,10 @@ from ...protocol.parked import (
 from .acks import decide_ack
 from .offset_runs import OffsetRuns
 from .parked import Parked
-from .parked_key import message_count
+from .parked_key import count_messages
 
 
-def park_changes(
+def decide_park_changes(
     parked: Parked,
     changes: Iterable[RequestedChange],
     acked: AckedOffsets,
@@ -84,16 +84,14 @@ def park_changes(
         InvalidRequestError: a change is impossible.
         NotFoundError, BusyError: a message cannot be edited.
     """
-    return _Checks(parked, acked, next_offset, token).check(changes)
+    return _ChangeChecker(parked, acked, next_offset, token).check(changes)
 
 
 _PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
 
 
-class _Checks:
-    """Checks changes one after another; `_added`, `_removed` and `_states` have the effects of the
-    earlier ones.
-    """
+class _ChangeChecker:
+    """Checks changes one after another, and remembers the effects of the earlier ones."""
 
     def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
@@ -102,239 +100,264 @@ class _Checks:
         self._token = token
         self._newly_parked = OffsetRuns()
         """All messages that the request parks."""
-        self._added: dict[ParkKey, OffsetRuns] = {}
+        self._added_offsets: dict[ParkKey, OffsetRuns] = {}
         """Key → the messages that the request parks under it."""
-        self._removed: dict[tuple[ParkKey, int], OffsetRuns] = {}
+        self._removed_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
         """Key and source → the messages that the request removes."""
-        self._states: dict[ParkKey, ParkState | None] = {}
+        self._changed_states: dict[ParkKey, ParkState | None] = {}
         """Key → its state after the changes so far; None if it was freed."""
-        self._redriven: set[ParkKey] = set()
+        self._still_redriving: set[ParkKey] = set()
         """Loose keys whose redrive continues although one of their messages failed again."""
-        self._cleared = False
+        self._is_cleared = False
         """True once the request has cleared all parked messages."""
-        self._changed = False
+        self._has_other_changes = False
         """True once the request has made a change other than an adoption."""
-        self._adopted: dict[tuple[ParkKey, int], OffsetRuns] = {}
+        self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
         """Key and source → the messages that the request adopts."""
-        self._live_usage, self._dead_usage = _usages(parked)
-        self._checks: dict[type[Any], Callable[[Any], ParkChange | None]] = {
-            Park: self._park,
-            ParkOrDeadLetter: self._park_or_dead_letter,
-            Unpark: self._unpark,
-            Free: self._free,
-            Shift: self._shift,
-            FailAgain: self._fail_again,
-            Redrive: self._redrive,
-            Adopt: self._adopt,
+        self._live_usage, self._dead_usage = _count_usage(parked)
+        self._check_by_type: dict[type[Any], Callable[[Any], ParkChange | None]] = {
+            Park: self._check_park,
+            ParkOrDeadLetter: self._check_park_or_dead_letter,
+            Unpark: self._check_unpark,
+            Free: self._check_free,
+            Shift: self._check_shift,
+            FailAgain: self._check_fail_again,
+            Redrive: self._check_redrive,
+            Adopt: self._check_adopt,
             Freeze: lambda change: None if parked.frozen else change,
-            Clear: self._clear,
+            Clear: self._check_clear,
             Unneeded: lambda change: change if parked.keeps_for_children else None,
-            Edit: self._edit,
-            AncestorNotified: self._ancestor_told,
+            Edit: self._check_edit,
+            AncestorNotified: self._check_notification,
         }
 
     def check(self, changes: Iterable[RequestedChange]) -> list[ParkChange]:
         """Check all changes, and return those that must be written."""
-        needed = []
+        changes_to_write = []
         for change in changes:
-            is_frozen = self._parked.frozen and not self._cleared
+            is_frozen = self._parked.frozen and not self._is_cleared
             if is_frozen and not isinstance(change, Freeze | Clear | Unneeded):
-                raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.own)
-            self._changed = self._changed or not isinstance(change, Adopt)
-            checked = self._checks[type(change)](change)
-            if checked is not None:
-                needed.append(checked)
+                raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.partition_id)
+            self._has_other_changes = self._has_other_changes or not isinstance(change, Adopt)
+            change_to_write = self._check_by_type[type(change)](change)
+            if change_to_write is not None:
+                changes_to_write.append(change_to_write)
         self._check_limits()
         # A key whose last message was skipped by an operator needs no further call: the owner
         # frees it.
-        emptied = [
+        emptied_keys = [
             key
-            for key in dict.fromkeys(key for key, _ in self._removed)
-            if not (is_loose(key) or self._remaining(key))
-            and self._state(key) in {ParkState.PARKED, ParkState.DEAD}
+            for key in dict.fromkeys(key for key, _ in self._removed_offsets)
+            if not (is_loose(key) or self._count_remaining(key))
+            and self._current_state(key) in {ParkState.PARKED, ParkState.DEAD}
         ]
-        redriven = [key for key in LOOSE if key in self._redriven and self._remaining(key)]
-        return needed + [Redrive(key) for key in (*emptied, *redriven)]
+        redriving_keys = [
+            key for key in LOOSE if key in self._still_redriving and self._count_remaining(key)
+        ]
+        return changes_to_write + [Redrive(key) for key in (*emptied_keys, *redriving_keys)]
 
-    def _state(self, key: ParkKey) -> ParkState | None:
+    def _current_state(self, key: ParkKey) -> ParkState | None:
         """Return the state of a key after the changes so far, or None if it is not parked."""
-        parked = self._parked.get(key)
-        return self._states.get(key, None if parked is None else parked.state)
+        parked_key = self._parked.get(key)
+        return self._changed_states.get(key, None if parked_key is None else parked_key.state)
 
-    def _is_handled(self, key: ParkKey) -> bool:
+    def _is_being_handled(self, key: ParkKey) -> bool:
         """Return True if an owner may be handling messages of the key."""
-        parked = self._parked.get(key)
-        return self._state(key) is ParkState.REDRIVING or (
-            parked is not None and parked.is_handled(self._token)
+        parked_key = self._parked.get(key)
+        return self._current_state(key) is ParkState.REDRIVING or (
+            parked_key is not None and parked_key.is_being_handled(self._token)
         )
 
-    def _remaining(self, key: ParkKey) -> int:
+    def _count_remaining(self, key: ParkKey) -> int:
         """Return the number of parked messages of a key after the changes so far."""
-        parked = self._parked.get(key)
-        added = self._added.get(key)
-        removed = sum(runs.messages for (other, _), runs in self._removed.items() if other == key)
-        return (parked.messages if parked else 0) + (added.messages if added else 0) - removed
+        parked_key = self._parked.get(key)
+        added_runs = self._added_offsets.get(key)
+        removed_count = sum(
+            runs.messages
+            for (other_key, _), runs in self._removed_offsets.items()
+            if other_key == key
+        )
+        return (
+            (parked_key.messages if parked_key else 0)
+            + (added_runs.messages if added_runs else 0)
+            - removed_count
+        )
 
     def _check_limits(self) -> None:
         names = ("parked keys", "parked messages"), ("dead keys", "dead letters")
         for usage, (keys, messages) in zip(
             (self._live_usage, self._dead_usage), names, strict=True
         ):
-            if usage.keys and usage.keys_over(PARKED_KEYS_MAX):
+            if usage.keys and usage.exceeds_keys(PARKED_KEYS_MAX):
                 raise OverloadedError(
                     Reason.PARK_FULL,
-                    f"the group has {usage.keys_before} {keys} on partition {self._parked.own}",
+                    f"the group has {usage.keys_before} {keys} on partition "
+                    f"{self._parked.partition_id}",
                     limit=PARKED_KEYS_MAX,
                 )
-            if usage.messages and usage.messages_over(PARKED_MESSAGES_MAX):
+            if usage.messages and usage.exceeds_messages(PARKED_MESSAGES_MAX):
                 raise OverloadedError(
                     Reason.PARK_FULL,
                     f"the group has {usage.messages_before} {messages} on partition "
-                    f"{self._parked.own}",
+                    f"{self._parked.partition_id}",
                     limit=PARKED_MESSAGES_MAX,
                 )
         decide_ack(self._acked, list(self._newly_parked), next_offset=self._next_offset)
 
-    def _park(self, change: Park, usage: _Usage | None = None) -> Park | None:
-        new = self._new_ranges(change)
-        is_known = self._state(change.key) is not None
+    def _check_park(self, change: Park, usage: _CapacityUsage | None = None) -> Park | None:
+        new_ranges = self._claim_ranges(change)
+        is_known = self._current_state(change.key) is not None
         # Loose messages that are already acked, for example because retention removed them, do
         # not affect the others.
         is_unaffected = (
             change.failure is None or not is_known or (is_loose(change.key) and change.ranges)
         )
-        if not new and is_unaffected:
+        if not new_ranges and is_unaffected:
             return None
-        self._add(change.key, new)
+        self._add_offsets(change.key, new_ranges)
         if change.failure is not None:
             if not (is_loose(change.key) and change.ranges):
-                self._redriven.discard(change.key)
-            elif self._state(change.key) is ParkState.REDRIVING:
-                self._redriven.add(change.key)
-            self._states[change.key] = ParkState.PARKED
-        is_dead = change.key is None or self._state(change.key) is ParkState.DEAD
+                self._still_redriving.discard(change.key)
+            elif self._current_state(change.key) is ParkState.REDRIVING:
+                self._still_redriving.add(change.key)
+            self._changed_states[change.key] = ParkState.PARKED
+        is_dead = change.key is None or self._current_state(change.key) is ParkState.DEAD
         usage = usage or (self._dead_usage if is_dead else self._live_usage)
-        usage.messages += message_count(new)
+        usage.messages += count_messages(new_ranges)
         usage.keys += not is_known and change.key is not None
-        return Park(change.key, new, change.failure, self._token_after(change))
+        return Park(change.key, new_ranges, change.failure, self._owner_token_after(change))
 
-    def _token_after(self, change: Park) -> int:
+    def _owner_token_after(self, change: Park) -> int:
         """Return the token of the owner that handles messages of the key after a Park change, or
         0.
         """
         if change.token not in {0, self._token}:
             raise InvalidRequestError(f"{change.token} is not the owner's token")
-        parked = self._parked.get(change.key)
-        if change.failure is None or parked is None or not (is_loose(change.key) and change.ranges):
+        parked_key = self._parked.get(change.key)
+        if (
+            change.failure is None
+            or parked_key is None
+            or not (is_loose(change.key) and change.ranges)
+        ):
             return change.token
-        return parked.token  # only one loose message failed; the owner still handles the others
+        return (
+            parked_key.owner_token
+        )  # only one loose message failed; the owner still handles the others
 
-    def _park_or_dead_letter(self, change: ParkOrDeadLetter) -> Park | DeadLetterKey | None:
+    def _check_park_or_dead_letter(self, change: ParkOrDeadLetter) -> Park | DeadLetterKey | None:
         key, failure = change.key, change.failure
-        state = self._state(key)
-        new = message_count(self._new_ranges(change, claim=False))
+        state = self._current_state(key)
+        new_count = count_messages(self._unacked_ranges(change))
         fits = not (
-            self._live_usage.messages_over(PARKED_MESSAGES_MAX, new)
-            or (state is None and self._live_usage.keys_over(PARKED_KEYS_MAX, 1))
+            self._live_usage.exceeds_messages(PARKED_MESSAGES_MAX, new_count)
+            or (state is None and self._live_usage.exceeds_keys(PARKED_KEYS_MAX, 1))
         )
         if fits or key is None or (failure is None and state is ParkState.DEAD):
-            return self._park(Park(key, change.ranges, failure))
+            return self._check_park(Park(key, change.ranges, failure))
         if failure is None and state is ParkState.REDRIVING:
             # The key is being handled and keeps its state, but its messages count as dead letters.
-            return self._park(Park(key, change.ranges), self._dead_usage)
+            return self._check_park(Park(key, change.ranges), self._dead_usage)
         if is_loose(key):
-            return self._park(Park(None, change.ranges, failure))
+            return self._check_park(Park(None, change.ranges, failure))
         assert isinstance(key, bytes)
-        ranges = self._new_ranges(change)
-        if not ranges and failure is None:
+        new_ranges = self._claim_ranges(change)
+        if not new_ranges and failure is None:
             return None
-        parked = self._parked.get(key)
-        self._add(key, ranges)
-        self._states[key] = ParkState.DEAD
+        parked_key = self._parked.get(key)
+        self._add_offsets(key, new_ranges)
+        self._changed_states[key] = ParkState.DEAD
         # The whole key becomes dead. The capacity that this frees is only available to later
         # requests.
-        moved = parked.messages if parked is not None and state is not ParkState.DEAD else 0
-        self._dead_usage.messages += moved + message_count(ranges)
+        moved_count = (
+            parked_key.messages if parked_key is not None and state is not ParkState.DEAD else 0
+        )
+        self._dead_usage.messages += moved_count + count_messages(new_ranges)
         self._dead_usage.keys += 1
-        return DeadLetterKey(key, ranges, failure)
+        return DeadLetterKey(key, new_ranges, failure)
 
-    def _new_ranges(
-        self, change: Park | ParkOrDeadLetter, *, claim: bool = True
-    ) -> tuple[Range, ...]:
-        """Return the messages of a change that are neither acked nor already parked by the request.
-        With `claim`, add them to those that the request parks.
+    def _claim_ranges(self, change: Park | ParkOrDeadLetter) -> tuple[Range, ...]:
+        """Add the unacked messages of a change to those that the request parks. Return those that
+        it has not parked before.
         """
+        unacked = self._unacked_ranges(change)
+        return tuple(new for start, end in unacked for new in self._newly_parked.add(start, end))
+
+    def _unacked_ranges(self, change: Park | ParkOrDeadLetter) -> list[Range]:
+        """Check the key and the ranges of a change, and return its unacked messages."""
         _check_key(change.key)
         _check_ranges(change.ranges, self._next_offset)
-        if self._state(change.key) is None and change.failure is None:
+        if self._current_state(change.key) is None and change.failure is None:
             raise InvalidRequestError("the key is not parked, and no failure is given")
-        parts = [
-            part
+        return [
+            unacked
             for start, end in change.ranges
-            for part in _unacked_ranges(self._acked, start, end)
+            for unacked in _unacked_ranges(self._acked, start, end)
         ]
-        if not claim:
-            return tuple(parts)
-        return tuple(part for low, high in parts for part in self._newly_parked.add(low, high))
 
-    def _add(self, key: ParkKey, new: Iterable[Range]) -> None:
-        added = self._added.setdefault(key, OffsetRuns())
-        for start, end in new:
-            added.add(start, end)
+    def _add_offsets(self, key: ParkKey, new_ranges: Iterable[Range]) -> None:
+        added_runs = self._added_offsets.setdefault(key, OffsetRuns())
+        for start, end in new_ranges:
+            added_runs.add(start, end)
 
-    def _unpark(self, change: Unpark) -> Unpark | None:
+    def _check_unpark(self, change: Unpark) -> Unpark | None:
         _check_ranges(change.ranges, MAX_I64)
-        if self._state(change.key) is None:
+        if self._current_state(change.key) is None:
             return None
-        removed = self._removed.setdefault((change.key, change.source), OffsetRuns())
-        parked, added = self._parked.get(change.key), self._added.get(change.key)
-        candidates = [] if parked is None else [parked.pieces.get(change.source)]
-        candidates += [added] if change.source == self._parked.own else []
+        removed_runs = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
+        parked_key, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
+        candidates = [] if parked_key is None else [parked_key.offsets_by_source.get(change.source)]
+        candidates += [added_runs] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
             for runs in candidates:
-                for low, high in runs.within(start, end) if runs else ():
-                    removed.add(low, high)
+                for low, high in runs.intersection(start, end) if runs else ():
+                    removed_runs.add(low, high)
         return change
 
-    def _fail_again(self, change: FailAgain) -> FailAgain | None:
+    def _check_fail_again(self, change: FailAgain) -> FailAgain | None:
         _check_loose(change.key)
         _check_ranges(change.ranges, MAX_I64)
-        return None if self._state(change.key) is None else change
+        return None if self._current_state(change.key) is None else change
 
-    def _shift(self, change: Shift) -> Shift | None:
+    def _check_shift(self, change: Shift) -> Shift | None:
         _check_loose(change.key)
         _check_key(change.to)
         _check_ranges(change.ranges, MAX_I64)
-        state = self._state(change.key)
-        if change.key in {None, b""} and self._is_handled(change.key):
-            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=self._parked.own)
+        state = self._current_state(change.key)
+        if change.key in {None, b""} and self._is_being_handled(change.key):
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=self._parked.partition_id)
         return None if state is None or change.to == change.key else change
 
-    def _free(self, change: Free) -> Free | None:
-        if self._state(change.key) is None:
+    def _check_free(self, change: Free) -> Free | None:
+        if self._current_state(change.key) is None:
             return None
-        if remaining := self._remaining(change.key):
-            raise InvalidRequestError(f"the key has {remaining} parked messages")
-        self._states[change.key] = None
+        if remaining_count := self._count_remaining(change.key):
+            raise InvalidRequestError(f"the key has {remaining_count} parked messages")
+        self._changed_states[change.key] = None
         return change
 
-    def _redrive(self, change: Redrive) -> Redrive | None:
-        if self._state(change.key) not in {ParkState.PARKED, ParkState.DEAD}:
+    def _check_redrive(self, change: Redrive) -> Redrive | None:
+        if self._current_state(change.key) not in {ParkState.PARKED, ParkState.DEAD}:
             return None
-        self._states[change.key] = ParkState.REDRIVING
+        self._changed_states[change.key] = ParkState.REDRIVING
         return change
 
-    def _edit(self, change: Edit) -> Edit:
-        edited, parked = change.message, self._parked
-        previous = parked.edited(change.key, (edited.source, edited.offset))
-        if self._is_handled(change.key):
-            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.own)
-        others = [other for _, other in parked.edits() if other is not previous]
-        if len(others) >= EDITS_MAX:
+    def _check_edit(self, change: Edit) -> Edit:
+        new_edit, parked = change.message, self._parked
+        previous_edit = parked.find_edit(change.key, (new_edit.source, new_edit.offset))
+        if self._is_being_handled(change.key):
+            raise BusyError(Reason.PARKED_REDRIVEN, partition_id=parked.partition_id)
+        other_edits = [
+            other_edit for _, other_edit in parked.list_edits() if other_edit is not previous_edit
+        ]
+        if len(other_edits) >= EDITS_MAX:
             raise OverloadedError(
-                Reason.EDITS_FULL, f"the group has {len(others)} edited messages", limit=EDITS_MAX
+                Reason.EDITS_FULL,
+                f"the group has {len(other_edits)} edited messages",
+                limit=EDITS_MAX,
             )
-        size_bytes = sum(len(each.value) + len(each.properties) for each in (*others, edited))
+        size_bytes = sum(
+            len(each.value) + len(each.properties) for each in (*other_edits, new_edit)
+        )
         if size_bytes > EDITS_BYTES_MAX:
             raise OverloadedError(
                 Reason.EDITS_FULL,
@@ -343,31 +366,31 @@ class _Checks:
             )
         return change
 
-    def _clear(self, change: Clear) -> Clear | None:
-        self._cleared = True
+    def _check_clear(self, change: Clear) -> Clear | None:
+        self._is_cleared = True
         return change if self._parked else None
 
-    def _ancestor_told(self, change: AncestorNotified) -> AncestorNotified | None:
-        return change if change.source in self._parked.sources else None
+    def _check_notification(self, change: AncestorNotified) -> AncestorNotified | None:
+        return change if change.source in self._parked.retaining_ancestors else None
 
-    def _has_adopted(self, parent: int) -> bool:
+    def _is_adoption_current(self, parent: int) -> bool:
         """Return True if this owner or a later one has adopted from a parent. After an earlier
         owner's adoption there may have been a reset, so it must be repeated.
         """
-        under = self._parked.adopted_under.get(parent, self._token)
-        return parent in self._parked.adopted and under >= self._token
+        under = self._parked.adoption_tokens.get(parent, self._token)
+        return parent in self._parked.adopted_parents and under >= self._token
 
-    def _adopt(self, change: Adopt) -> Adopt | None:
-        if self._has_adopted(change.parent):
+    def _check_adopt(self, change: Adopt) -> Adopt | None:
+        if self._is_adoption_current(change.parent):
             return None
         if change.passed or change.children_tell:
-            if not self._cleared:
+            if not self._is_cleared:
                 raise InvalidRequestError("only a reset may set what children keep")
             return change
         rows = [row for key in change.keys for row in key.rows]
-        if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.own:
+        if not 1 <= change.parent <= MAX_I64 or change.parent == self._parked.partition_id:
             raise InvalidRequestError(
-                f"not a parent of partition {self._parked.own}: {change.parent}"
+                f"not a parent of partition {self._parked.partition_id}: {change.parent}"
             )
         if len(rows) > PARKED_ROWS_MAX:
             raise InvalidRequestError(f"{len(rows)} rows: at most {PARKED_ROWS_MAX} in one change")
@@ -378,10 +401,13 @@ class _Checks:
             if not 1 <= source <= MAX_I64:
                 raise InvalidRequestError(f"no partition {source}")
         return replace(
-            change, keys=tuple(self._merge_known(self._only_parked(k)) for k in change.keys)
+            change,
+            keys=tuple(
+                self._merge_with_parked(self._drop_unparked_details(key)) for key in change.keys
+            ),
         )
 
-    def _only_parked(self, key: AdoptedKey) -> AdoptedKey:
+    def _drop_unparked_details(self, key: AdoptedKey) -> AdoptedKey:
         """
         Return a key without the marks and edits of messages that are not parked under it.
 
@@ -389,49 +415,49 @@ class _Checks:
         messages have been parked.
         """
         for source, start, end in key.rows:
-            self._adopted.setdefault((key.key, source), OffsetRuns()).add(start, end)
+            self._adopted_offsets.setdefault((key.key, source), OffsetRuns()).add(start, end)
         if not (key.marks or key.edits):
             return key
         marks = tuple(
             replace(mark, start=low, end=high)
             for mark in key.marks
-            for runs in self._runs_of(key.key, mark.source)
-            for low, high in runs.within(mark.start, mark.end)
+            for runs in self._parked_runs(key.key, mark.source)
+            for low, high in runs.intersection(mark.start, mark.end)
         )
         edits = tuple(
             edited
             for edited in key.edits
             if any(
-                any(runs.within(edited.offset, edited.offset + 1))
-                for runs in self._runs_of(key.key, edited.source)
+                any(runs.intersection(edited.offset, edited.offset + 1))
+                for runs in self._parked_runs(key.key, edited.source)
             )
         )
         return replace(key, marks=marks, edits=edits)
 
-    def _runs_of(self, key: ParkKey, source: int) -> list[OffsetRuns]:
+    def _parked_runs(self, key: ParkKey, source: int) -> list[OffsetRuns]:
         """Return the messages that are parked under a key before the next change."""
-        adopted = self._adopted.get((key, source))
-        parked = None if self._changed else self._parked.get(key)
-        known = None if parked is None else parked.pieces.get(source)
-        return [runs for runs in (adopted, known) if runs is not None]
+        adopted_runs = self._adopted_offsets.get((key, source))
+        parked_key = None if self._has_other_changes else self._parked.get(key)
+        parked_runs = None if parked_key is None else parked_key.offsets_by_source.get(source)
+        return [runs for runs in (adopted_runs, parked_runs) if runs is not None]
 
-    def _merge_known(self, key: AdoptedKey) -> AdoptedKey:
+    def _merge_with_parked(self, key: AdoptedKey) -> AdoptedKey:
         """
         Merge an adopted key with the state of the messages that are already parked under it,
         usually from another parent.
 
         A redrive of either extends to all messages of the key, and a dead key stays dead.
         """
-        known = self._parked.get(key.key)
-        if known is None or not known.messages:
+        parked_key = self._parked.get(key.key)
+        if parked_key is None or not parked_key.messages:
             return key
-        state = max(key.state, known.state, key=_PRECEDENCE.index)
-        failures = [failure for failure in (known.failure, key.failure) if failure is not None]
+        state = max(key.state, parked_key.state, key=_PRECEDENCE.index)
+        failures = [failure for failure in (parked_key.failure, key.failure) if failure is not None]
         failure = max(failures, key=lambda each: each.at_ms, default=None)
         return replace(key, state=state, failure=failure)
 
 
-class _Usage:
+class _CapacityUsage:
     """
     The number of keys and messages of one kind that a group has, and that a request adds.
 
@@ -447,38 +473,38 @@ class _Usage:
         self._count = count
 
     @cached_property
-    def _before(self) -> tuple[int, int]:
+    def _counts_before(self) -> tuple[int, int]:
         return self._count()
 
     @property
     def keys_before(self) -> int:
         """The number of keys before the request."""
-        return self._before[0]
+        return self._counts_before[0]
 
     @property
     def messages_before(self) -> int:
         """The number of messages before the request."""
-        return self._before[1]
+        return self._counts_before[1]
 
-    def keys_over(self, limit: int, more: int = 0) -> bool:
+    def exceeds_keys(self, limit: int, more: int = 0) -> bool:
         """Return True if the keys, including `more`, exceed the limit."""
         added = self.keys + more
         return self._upper_bound[0] + added > limit and self.keys_before + added > limit
 
-    def messages_over(self, limit: int, more: int = 0) -> bool:
+    def exceeds_messages(self, limit: int, more: int = 0) -> bool:
         """Return True if the messages, including `more`, exceed the limit."""
         added = self.messages + more
         return self._upper_bound[1] + added > limit and self.messages_before + added > limit
 
 
-def _usages(parked: Parked) -> tuple[_Usage, _Usage]:
+def _count_usage(parked: Parked) -> tuple[_CapacityUsage, _CapacityUsage]:
     """Return the usage of parked messages, and that of dead keys and dead letters."""
 
     def count_alive() -> tuple[int, int]:
         keys, messages = count_dead(parked)
         return len(parked) - (parked.get(None) is not None) - keys, parked.messages - messages
 
-    return _Usage(parked, count_alive), _Usage(parked, lambda: count_dead(parked))
+    return _CapacityUsage(parked, count_alive), _CapacityUsage(parked, lambda: count_dead(parked))
 
 
 def count_dead(parked: Parked) -> tuple[int, int]:
@@ -514,6 +540,6 @@ def _unacked_ranges(acked: AckedOffsets, start: int, end: int) -> Iterator[Range
     """Yield the parts of `[start, end)` that are not acked."""
     offset = acked.next_unacked(start)
     while offset < end:
-        upto = min(end, acked.next_acked(offset))
-        yield offset, upto
-        offset = acked.next_unacked(upto)
+        end_offset = min(end, acked.next_acked(offset))
+        yield offset, end_offset
+        offset = acked.next_unacked(end_offset)

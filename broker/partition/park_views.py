@@ -18,6 +18,7 @@ from ...protocol.parked import (
     AdoptedKey,
     AncestorNotified,
     ChangeParkedKey,
+    EditedMessage,
     FailureMark,
     Fault,
     Freeze,
@@ -45,7 +46,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 # ── for owners ────────────────────────────────────────────────────────────────────────────────────
-def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
+def list_parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
     """Return a page of keys beginning with the `first`th, limited by PARKED_ROWS_MAX and
     PARKED_PAGE_BYTES.
     """
@@ -59,26 +60,28 @@ def parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
     return rows
 
 
-def parked_offsets(parked: Parked, key: ParkKey, *, count: int, first: int = 0) -> ParkedOffsets:
+def list_parked_offsets(
+    parked: Parked, key: ParkKey, *, count: int, first: int = 0
+) -> ParkedOffsets:
     """Return the sources and offsets of up to `count` parked messages of a key, in up to
     PARKED_ROWS_MAX ranges, without the first `first` ranges.
     """
-    known = parked.get(key)
-    if known is None:
+    parked_key = parked.get(key)
+    if parked_key is None:
         return ParkedOffsets(rows=[], messages=0)
     rows: list[Row] = []
-    remaining = count
-    for source, start, end in known.rows(first, PARKED_ROWS_MAX):
-        if remaining <= 0:
+    remaining_count = count
+    for source, start, end in parked_key.rows(first, PARKED_ROWS_MAX):
+        if remaining_count <= 0:
             break
-        rows.append((source, start, min(end, start + remaining)))
-        remaining -= end - start
-    edited = known.edited_in(rows)
-    return ParkedOffsets(rows=rows, messages=known.messages, edited=edited)
+        rows.append((source, start, min(end, start + remaining_count)))
+        remaining_count -= end - start
+    edited_refs = parked_key.list_edited(rows)
+    return ParkedOffsets(rows=rows, messages=parked_key.messages, edited=edited_refs)
 
 
 # ── for children, and for the broker's log ───────────────────────────────────────────────────────
-def adopted_page(
+def build_adoption_page(
     parked: Parked, predicate: Callable[[ParkKey], bool], *, first: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
@@ -93,7 +96,7 @@ def adopted_page(
     Returns:
         The page, and the first row of the next page, or None if it is the last one.
     """
-    return next(_pages(parked, predicate, first))
+    return next(_build_pages(parked, predicate, first))
 
 
 class _Page:
@@ -101,84 +104,109 @@ class _Page:
 
     def __init__(self) -> None:
         self.keys: list[AdoptedKey] = []
-        self.rows_left = PARKED_ROWS_MAX
+        self.remaining_rows = PARKED_ROWS_MAX
         self.size_bytes = 0
 
     @property
     def is_full(self) -> bool:
         """True if nothing more fits."""
-        return self.rows_left <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
+        return self.remaining_rows <= 0 or self.size_bytes >= PARKED_PAGE_BYTES
 
-    def add(self, adopted: AdoptedKey, rows: int, size_bytes: int) -> None:
+    def add(self, adopted: AdoptedKey, row_count: int, size_bytes: int) -> None:
         """Add a key, or some rows of a key."""
         self.keys.append(adopted)
-        self.rows_left -= rows
+        self.remaining_rows -= row_count
         self.size_bytes += size_bytes
 
 
-def _pages(
+def _build_pages(
     parked: Parked, predicate: Callable[[ParkKey], bool], first: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
     page, row = _Page(), 0
-    keys = [(key, each) for key, each in parked.items() if predicate(key)]
-    for key, each in keys:
-        count = each.row_count
-        index = max(first - row, 0)
-        while index < count:
-            if page.is_full:
-                yield page.keys, row + index
-                page = _Page()
-            part = tuple(each.rows(index, page.rows_left))
-            of_key = key, each.state, each.since_ms, each.failure
-            adopted = AdoptedKey(*of_key, part, token=each.token)
-            page.add(adopted, max(len(part), 1), len(_encode(adopted)))
-            index += max(len(part), 1)
-        row += count
-    for key, each in keys:
-        count = each.mark_count
-        index = max(first - row, 0)
-        while index < count:
-            if page.is_full:
-                yield page.keys, row + index
-                page = _Page()
-            faults, marks = _marks(parked, each, index, page.rows_left)
-            of_key = key, each.state, each.since_ms, each.failure
-            adopted = AdoptedKey(*of_key, (), (), faults, marks, each.token)
-            page.add(adopted, len(marks), len(_encode(adopted)))
-            index += len(marks)
-        row += count
-    for key, edited in parked.edits():
+    keys = [(key, parked_key) for key, parked_key in parked.items() if predicate(key)]
+    for count_parts, build_part in (
+        (ParkedKey.count_rows, _build_ranges_part),
+        (ParkedKey.count_marks, _build_marks_part),
+    ):
+        for key, parked_key in keys:
+            count = count_parts(parked_key)
+            index = max(first - row, 0)
+            while index < count:
+                if page.is_full:
+                    yield page.keys, row + index
+                    page = _Page()
+                adopted, row_count = build_part(parked, key, index, page.remaining_rows)
+                page.add(adopted, row_count, len(_encode(adopted)))
+                index += row_count
+            row += count
+    for key, edit in parked.list_edits():
         if not predicate(key):
             continue
         if row >= first:
-            size_bytes = len(edited.value) + len(edited.properties)
+            size_bytes = len(edit.value) + len(edit.properties)
             if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
                 yield page.keys, row
                 page = _Page()
-            known = parked.get(key)
-            assert known is not None
-            of_key = key, known.state, known.since_ms, known.failure
-            page.add(AdoptedKey(*of_key, (), (edited,), token=known.token), 0, size_bytes)
+            page.add(_adopted_key(parked, key, edits=(edit,)), 0, size_bytes)
         row += 1
     yield page.keys, None
 
 
-def _marks(
-    parked: Parked, key: ParkedKey, first: int, count: int
-) -> tuple[tuple[Fault, ...], tuple[FailureMark, ...]]:
-    """Return up to `count` marks of a key beginning with the `first`th, limited by
-    PARKED_PAGE_BYTES, but at least one.
+def _adopted_key(
+    parked: Parked,
+    key: ParkKey,
+    *,
+    rows: tuple[Row, ...] = (),
+    edits: tuple[EditedMessage, ...] = (),
+    faults: tuple[Fault, ...] = (),
+    marks: tuple[FailureMark, ...] = (),
+) -> AdoptedKey:
+    parked_key = parked.get(key)
+    assert parked_key is not None
+    return AdoptedKey(
+        key,
+        parked_key.state,
+        parked_key.since_ms,
+        parked_key.failure,
+        rows,
+        edits,
+        faults,
+        marks,
+        parked_key.owner_token,
+    )
+
+
+def _build_ranges_part(
+    parked: Parked, key: ParkKey, first: int, count: int
+) -> tuple[AdoptedKey, int]:
+    """Return up to `count` ranges of a key beginning with the `first`th, and the number of rows for
+    which they count: at least one, because a key may have no messages.
     """
+    parked_key = parked.get(key)
+    assert parked_key is not None
+    rows = tuple(parked_key.rows(first, count))
+    return _adopted_key(parked, key, rows=rows), max(len(rows), 1)
+
+
+def _build_marks_part(
+    parked: Parked, key: ParkKey, first: int, count: int
+) -> tuple[AdoptedKey, int]:
+    """Return up to `count` marks of a key beginning with the `first`th, limited by
+    PARKED_PAGE_BYTES, but at least one; and their number.
+    """
+    parked_key = parked.get(key)
+    assert parked_key is not None
     faults = _FaultList(parked)
     marks: list[FailureMark] = []
-    for source, start, end, mark in key.mark_rows(first, count):
+    for source, start, end, mark in parked_key.list_marks(first, count):
         fault_index = faults.index_of(mark.fault)
         marks.append(
             FailureMark(source, start, end, mark.since_ms, mark.at_ms, fault_index, mark.next_ms)
         )
         if faults.size_bytes + MARK_BYTES * len(marks) >= PARKED_PAGE_BYTES:
             break
-    return tuple(faults.faults), tuple(marks)
+    adopted = _adopted_key(parked, key, faults=tuple(faults.faults), marks=tuple(marks))
+    return adopted, len(marks)
 
 
 class _FaultList:
@@ -210,54 +238,58 @@ def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
     Applied to the present state they change nothing, so a log that ends between two of them has
     lost nothing.
     """
-    for keys, _ in _pages(parked, lambda _key: True, 0):
+    for keys, _ in _build_pages(parked, lambda _key: True, 0):
         if keys:
             yield Adopt(0, tuple(keys), last=False)
-    if parked.passed:
-        yield Adopt(0, (), last=False, passed=tuple(sorted(parked.passed.items())))
-    for parent in sorted(parked.adopted):
+    if parked.offsets_for_children:
+        yield Adopt(0, (), last=False, passed=tuple(sorted(parked.offsets_for_children.items())))
+    for parent in sorted(parked.adopted_parents):
         yield Adopt(parent, (), last=True)
-    for parent in sorted(parked.taking):
+    for parent in sorted(parked.partly_adopted_parents):
         yield Adopt(parent, (), last=False)
-    if parked.sources or parked.children_tell:
-        sources = tuple(sorted(parked.sources))
-        yield Adopt(0, (), last=False, sources=sources, children_tell=parked.children_tell)
-    for source in sorted((parked.adopted | parked.taking) - parked.sources):
-        yield AncestorNotified(source)
+    if parked.retaining_ancestors or parked.children_notify_ancestors:
+        ancestors = tuple(sorted(parked.retaining_ancestors))
+        yield Adopt(
+            0, (), last=False, sources=ancestors, children_tell=parked.children_notify_ancestors
+        )
+    for ancestor in sorted(
+        (parked.adopted_parents | parked.partly_adopted_parents) - parked.retaining_ancestors
+    ):
+        yield AncestorNotified(ancestor)
     if parked.frozen:
         yield Freeze()
 
 
-def passed_on(
-    parked: Parked, kept: Collection[tuple[int, int]], range_start: int
+def offsets_needed_by_children(
+    parked: Parked, child_ranges: Collection[tuple[int, int]], range_start: int
 ) -> tuple[tuple[int, int], ...]:
     """
-    Return the lowest own offset that children may have parked, by logical partition, for children
-    that keep their adopted messages.
+    Return, by logical partition, the lowest offset of this partition that may be parked at
+    children which keep their adopted messages when this partition is reset.
 
     Args:
-        kept: half-open ranges of logical partitions of these children.
+        child_ranges: half-open ranges of logical partitions of these children.
         range_start: the start of the partition's range. The child that has it also has the loose
             messages, which are reported under -1.
     """
-    lowest = dict(parked.passed)
+    lowest_offsets = dict(parked.offsets_for_children)
     for key, each in parked.items() if parked.frozen else ():
         logical = logical_partition_of(key)
-        runs = each.pieces.get(parked.own)
+        runs = each.offsets_by_source.get(parked.partition_id)
         if runs:
-            lowest[logical] = min(runs.first, lowest.get(logical, runs.first))
+            lowest_offsets[logical] = min(runs.first, lowest_offsets.get(logical, runs.first))
 
     def is_kept(logical: int) -> bool:
         owner = range_start if logical == NO_LOGICAL_PARTITION else logical
-        return any(start <= owner < end for start, end in kept)
+        return any(start <= owner < end for start, end in child_ranges)
 
-    return tuple(sorted(pair for pair in lowest.items() if is_kept(pair[0])))
+    return tuple(sorted(pair for pair in lowest_offsets.items() if is_kept(pair[0])))
 
 
 # ── for operators ─────────────────────────────────────────────────────────────────────────────────
 
 
-def list_keys_page(
+def build_parked_list(
     parked: Parked,
     group: str,
     first: int,
@@ -275,20 +307,26 @@ def list_keys_page(
     """
     views: list[ParkedView] = []
     size_bytes, has_more = 0, False
-    known = (each for each in parked.items() if retrying or not isinstance(each[0], int))
-    for key, each in islice(known, first, None):
+    listed_keys = (each for each in parked.items() if retrying or not isinstance(each[0], int))
+    for key, each in islice(listed_keys, first, None):
         if len(views) == count or size_bytes >= PARKED_PAGE_BYTES:
             has_more = True
             break
-        views.append(_view(parked.own, key, each, next_tries=next_tries))
+        views.append(_build_view(parked.partition_id, key, each, next_tries=next_tries))
         size_bytes += len(msgspec.json.encode(views[-1]))
     return ParkedList(
-        partition_id=parked.own, group=group, frozen=parked.frozen, keys=views, more=has_more
+        partition_id=parked.partition_id,
+        group=group,
+        frozen=parked.frozen,
+        keys=views,
+        more=has_more,
     )
 
 
-def _view(own: int, key: ParkKey, parked: ParkedKey, *, next_tries: bool) -> ParkedView:
-    source, start, _ = next(parked.rows(0, 1), (own, -1, -1))
+def _build_view(
+    partition_id: int, key: ParkKey, parked: ParkedKey, *, next_tries: bool
+) -> ParkedView:
+    source, start, _ = next(parked.rows(0, 1), (partition_id, -1, -1))
     tries = key if isinstance(key, int) else None
     is_begun = tries is not None and tries < 0
     return ParkedView(
@@ -304,7 +342,7 @@ def _view(own: int, key: ParkKey, parked: ParkedKey, *, next_tries: bool) -> Par
     )
 
 
-def detailed_offsets(
+def list_offsets_with_failures(
     parked: Parked,
     key: ParkKey,
     *,
@@ -321,14 +359,14 @@ def detailed_offsets(
         count: the maximum number of ranges; the page also ends at PARKED_PAGE_BYTES.
         next_tries: include the times of next tries, which are only valid while there is an owner.
     """
-    known = parked.get(key)
-    if known is None:
+    parked_key = parked.get(key)
+    if parked_key is None:
         return ParkedOffsets(rows=[], messages=0)
     rows: list[Row] = []
     details: list[ParkedDetail] = []
     faults = _FaultList(parked)
     has_more = False
-    for source, start, end, mark in known.marked_from(after, count + 1):
+    for source, start, end, mark in parked_key.rows_with_marks(after, count + 1):
         if len(rows) >= count or faults.size_bytes >= PARKED_PAGE_BYTES:
             has_more = True
             break
@@ -336,11 +374,11 @@ def detailed_offsets(
         fault_index = faults.index_of(mark.fault)
         next_ms = mark.next_ms if next_tries else 0
         details.append((mark.since_ms, mark.at_ms, fault_index, next_ms))
-    edited = known.edited_in(rows)
+    edited_refs = parked_key.list_edited(rows)
     return ParkedOffsets(
         rows=rows,
-        messages=known.messages,
-        edited=edited,
+        messages=parked_key.messages,
+        edited=edited_refs,
         details=details if is_loose(key) else [],
         faults=faults.faults,
         more=has_more,

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from ...protocol.errors import NotFoundError, Reason, StaleRouteError
 from ...protocol.offsets import AckedOffsets, Range
 from ...protocol.parked import (
@@ -44,82 +46,101 @@ from ...protocol.parked import (
     Unpark,
     is_loose,
 )
-from .failure_runs import UNKNOWN, Faults, Mark
+from .failure_runs import UNKNOWN, FaultTable, Mark
 from .parked_key import (
     MessageRef,
     ParkedKey,
     clip_marks,
+    count_messages,
     decode_image,
+    decode_keys,
+    decode_mark,
     encode_image,
+    image_of_keys,
     is_unneeded,
-    keys_of,
     logical_partition_of,
-    mark_of,
-    message_count,
-    restrict_keys,
+    select_sources,
 )
 
-Undo = Callable[[], None]
+Undo = Callable[[], object]
 NextTry = tuple[int, int, int, int]
 """(number of tries, source, offset, time of the next try in milliseconds since 1970)"""
 
 
+_RESTORED_FIELDS = (
+    "adopted_parents",
+    "adoption_tokens",
+    "children_notify_ancestors",
+    "frozen",
+    "offsets_for_children",
+    "partly_adopted_parents",
+    "retaining_ancestors",
+)
+
+
 class Parked:
-    """Everything that a group has parked on the partition with the id `own`."""
+    """Everything that a group has parked on a partition."""
 
     __slots__ = (
         "_faults",
         "_keys",
-        "adopted",
-        "adopted_under",
-        "children_tell",
+        "adopted_parents",
+        "adoption_tokens",
+        "children_notify_ancestors",
         "frozen",
         "messages",
-        "own",
-        "passed",
-        "sources",
-        "taking",
+        "partition_id",
+        "offsets_for_children",
+        "retaining_ancestors",
+        "partly_adopted_parents",
         "version",
     )
 
-    def __init__(self, own: int) -> None:
-        self.own = own
+    def __init__(self, partition_id: int) -> None:
+        self.partition_id = partition_id
         self._keys: dict[ParkKey, ParkedKey] = {}
-        self._faults = Faults()
+        self._faults = FaultTable()
         self.messages = 0
         self.frozen = False
-        self.adopted: set[int] = set()
+        self.adopted_parents: set[int] = set()
         """Parents whose parked messages are completely adopted."""
-        self.adopted_under: dict[int, int] = {}
-        """Parent → the token of the owner that adopted from it, if known. After a reset of the
-        parent, it may have parked messages again.
+        self.adoption_tokens: dict[int, int] = {}
+        """Parent → the token of the owner that adopted from it, if known. A later owner must adopt
+        again, because the parent may have been reset, and have parked messages again.
         """
-        self.passed: dict[int, int] = {}
-        """Logical partition, or NO_LOGICAL_PARTITION → the own offset from which children still
-        need messages after a reset of this partition.
+        self.offsets_for_children: dict[int, int] = {}
+        """Logical partition, or NO_LOGICAL_PARTITION → the offset of this partition from which
+        children still need messages after a reset of this partition.
         """
-        self.sources: set[int] = set()
-        """Ancestors that keep messages because they were adopted from them."""
-        self.taking: set[int] = set()
-        """Parents that are partly adopted: by an owner that continues, or that ended before it was
-        done.
+        self.retaining_ancestors: set[int] = set()
+        """Ancestors that retain messages which were adopted here, until they are notified that
+        these are no longer needed.
         """
-        self.children_tell = False
+        self.partly_adopted_parents: set[int] = set()
+        """Parents whose parked messages are partly adopted. The owner is still adopting them, or it
+        ended before it had adopted all.
+        """
+        self.children_notify_ancestors = False
         """True if children keep messages that they adopted before a reset. They then notify the
-        ancestors in `sources` instead of the owner.
+        `retaining_ancestors`, and the owner of this partition does not.
         """
         self.version = 1
         """Rises with each change that was not requested by the owner. In memory only."""
 
     def __bool__(self) -> bool:
-        return self.left_to_children or self.frozen or bool(self.adopted) or self.children_tell
+        return (
+            self.left_to_children
+            or self.frozen
+            or bool(self.adopted_parents)
+            or self.children_notify_ancestors
+        )
 
     def __len__(self) -> int:
         """Return the number of keys."""
         return len(self._keys)
 
     @property
-    def retrying(self) -> int:
+    def retrying_messages(self) -> int:
         """The number of messages that wait for retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
@@ -129,13 +150,13 @@ class Parked:
         """Return the parked messages of a key, or None if it is not parked."""
         return self._keys.get(key)
 
-    def redrives(self, ref: MessageRef) -> bool:
-        """Return True if a message is parked here and its key is being redriven."""
+    def is_redriving_message(self, ref: MessageRef) -> bool:
+        """Return True if a message is parked here, and its key is being redriven."""
         keys = () if self.frozen else self._keys.values()
-        return any(key.state is ParkState.REDRIVING and key.has(ref) for key in keys)
+        return any(key.state is ParkState.REDRIVING and key.contains(ref) for key in keys)
 
     @property
-    def redriving(self) -> bool:
+    def has_redriving_keys(self) -> bool:
         """True if a key is being redriven here."""
         return not self.frozen and any(
             key.state is ParkState.REDRIVING for key in self._keys.values()
@@ -143,22 +164,22 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if children must adopt something once the partition is drained: messages, or the
-        list of ancestors to notify.
+        """True if the owners of children must fetch something once the partition is drained:
+        parked messages, or the list of ancestors that they must notify.
         """
-        return bool(self._keys or self.sources or self.passed)
+        return bool(self._keys or self.retaining_ancestors or self.offsets_for_children)
 
     @property
     def owner_version(self) -> int:
-        """The version for owners to compare: `version` while anything is parked or kept for
-        children, else 0.
+        """The version that answers to the owner contain, so it notices changes that it did not
+        request: 0 unless something is parked, kept for children, or was changed in this way.
         """
         return self.version if self.left_to_children or self.version > 1 else 0
 
     @property
     def keeps_for_children(self) -> bool:
         """True if messages are kept for children, which report when they no longer need them."""
-        return bool(self.passed) or (self.frozen and bool(self._keys))
+        return bool(self.offsets_for_children) or (self.frozen and bool(self._keys))
 
     def set_next_tries(self, tries: Iterable[NextTry]) -> Undo:
         """Record when messages that wait for retry are retried. Return a function that undoes
@@ -177,32 +198,41 @@ class Parked:
         """
         return partial(_undo_all, [each.forget_next_tries() for each in self._keys.values()])
 
-    def on_released(self) -> None:
-        """Record that the owner has released the partition, and handles no messages any more. In
-        memory only.
+    def clear_owner_tokens(self) -> None:
+        """Record in memory that the owner has released the partition, and handles none of the
+        parked messages any more.
         """
         for parked in self._keys.values():
-            parked.token = 0
+            parked.owner_token = 0
 
-    def first_own(self) -> int | None:
-        """Return the lowest offset of this partition that is parked here or at children, or
-        None.
+    def lowest_own_offset(self) -> int | None:
+        """Return the lowest offset of this partition that is parked here or kept for children, or
+        None if there is none.
         """
-        runs = (parked.pieces.get(self.own) for parked in self._keys.values())
-        return min((*(each.first for each in runs if each), *self.passed.values()), default=None)
+        runs = (parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values())
+        return min(
+            (*(each.first for each in runs if each), *self.offsets_for_children.values()),
+            default=None,
+        )
 
-    def unneeded(self) -> tuple[int, ...]:
-        """Return the ancestors without parked messages here; the owner must notify them."""
-        if self.children_tell:
+    def unneeded_ancestors(self) -> tuple[int, ...]:
+        """Return the retaining ancestors without parked messages here. The owner must notify them,
+        unless the owners of children do.
+        """
+        if self.children_notify_ancestors:
             return ()
-        needed = {source for parked in self._keys.values() for source in parked.pieces}
-        return tuple(sorted(self.sources - needed))
+        needed_sources = {
+            source for parked in self._keys.values() for source in parked.offsets_by_source
+        }
+        return tuple(sorted(self.retaining_ancestors - needed_sources))
 
-    def token_of(self, change: ParkChange, fence: int) -> int:
-        """Return the token with which a change must be written again: for an adoption that of the
-        owner that made it, otherwise the fence.
+    def token_for_rewrite(self, change: ParkChange, fence: int) -> int:
+        """Return the token for a record with which carry-over writes a change again: for an
+        adoption that of the owner that made it, otherwise the fence.
         """
-        return self.adopted_under.get(change.parent, fence) if isinstance(change, Adopt) else fence
+        return (
+            self.adoption_tokens.get(change.parent, fence) if isinstance(change, Adopt) else fence
+        )
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────
     def apply(
@@ -219,69 +249,72 @@ class Parked:
         """
         match change:
             case Park():
-                return self._park(change, ParkState.PARKED, at_ms, acked)
+                return self._apply_park(change, ParkState.PARKED, at_ms, acked)
             case DeadLetterKey():
-                return self._park(change, ParkState.DEAD, at_ms, acked)
+                return self._apply_park(change, ParkState.DEAD, at_ms, acked)
             case Shift():
-                return self._shift(change, at_ms)
+                return self._apply_shift(change, at_ms)
             case Unpark():
-                return self._unpark(change)
+                return self._apply_unpark(change)
             case Free():
                 return self._free(change.key)
             case Redrive():
                 return self._set_state(change.key, ParkState.REDRIVING)
             case Adopt():
-                return self._adopt(change, token)
+                return self._apply_adoption(change, token)
             case Freeze():
-                self.frozen, was_frozen = True, self.frozen
-                return lambda: setattr(self, "frozen", was_frozen)
+                undo = self._restore_on_undo()
+                self.frozen = True
+                return undo
             case Clear():
-                return self._clear(change)
+                return self._apply_reset(change)
             case Unneeded():
                 return self._remove_unneeded(change)
             case AncestorNotified():
-                return self._remove_source(change.source)
+                return self._remove_ancestor(change.source)
             case Edit():
-                return self._edit(change.key, change.message)
+                return self._apply_edit(change.key, change.message)
             case FailAgain():
-                return self._fail_again(change)
+                return self._apply_repeated_failure(change)
 
-    def _park(
+    def _apply_park(
         self, change: Park | DeadLetterKey, state: ParkState, at_ms: int, acked: AckedOffsets | None
     ) -> Undo:
-        parked = self._keys.get(change.key)
-        if parked is None and is_loose(change.key) and not change.ranges:
+        known_key = self._keys.get(change.key)
+        if known_key is None and is_loose(change.key) and not change.ranges:
             return _noop  # its messages are no longer parked
         undo_key = (
             self._create_key(change.key, at_ms)
-            if parked is None
+            if known_key is None
             else self._set_state(change.key, None)
         )
-        parked = self._keys[change.key]
-        added: list[Range] = []
+        parked_key = self._keys[change.key]
+        added_ranges: list[Range] = []
         for start, end in change.ranges:
             if acked is not None:
                 acked.add(start, end)
-            added += parked.add(self.own, start, end)
-        self.messages += message_count(added)
-        failed = added if change.failure is None else change.ranges
-        undo_marks = self._mark(change.key, self.own, failed, change.failure, at_ms)
+            added_ranges += parked_key.add(self.partition_id, start, end)
+        self.messages += count_messages(added_ranges)
+        failed_ranges = added_ranges if change.failure is None else change.ranges
+        undo_marks = self._record_failure(
+            change.key, self.partition_id, failed_ranges, change.failure, at_ms
+        )
         if change.failure is not None:
-            parked.failure = change.failure
-            parked.token = change.token if isinstance(change, Park) else 0
+            parked_key.failure = change.failure
+            parked_key.owner_token = change.token if isinstance(change, Park) else 0
         if change.failure is not None or state is ParkState.DEAD:
-            parked.state = state
+            parked_key.state = state
 
         def undo() -> None:
             undo_marks()
-            for start, end in added:
-                parked.remove(self.own, start, end)
-            self.messages -= message_count(added)
+            for start, end in added_ranges:
+                parked_key.remove(self.partition_id, start, end)
+            self.messages -= count_messages(added_ranges)
             undo_key()
 
         return undo
 
-    def _mark(
+    def _record_failure(
         self,
         key: ParkKey,
         source: int,
@@ -296,20 +329,27 @@ class Parked:
         """
         if not is_loose(key):
             return _noop
-        parked, ranges = self._keys[key], tuple(ranges)
-        previous = parked.marks(source, ranges) or [(source, *part, UNKNOWN) for part in ranges]
+        parked_key, ranges = self._keys[key], tuple(ranges)
+        previous_marks = parked_key.failure_marks(source, ranges) or [
+            (source, *range_, UNKNOWN) for range_ in ranges
+        ]
         at_ms = 0 if failure is None else failure.at_ms
         mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
-        parked.mark(
-            (source, start, end, mark._replace(since_ms=known.since_ms) if keeps_since else mark)
-            for _, start, end, known in previous
+        parked_key.set_failure_marks(
+            (
+                source,
+                start,
+                end,
+                mark._replace(since_ms=known_mark.since_ms) if keeps_since else mark,
+            )
+            for _, start, end, known_mark in previous_marks
         )
         self._prune_faults()
-        return lambda: parked.mark(previous)
+        return lambda: parked_key.set_failure_marks(previous_marks)
 
     def _prune_faults(self) -> None:
         """Forget failure texts if there are too many."""
-        if not self._faults.too_many:
+        if not self._faults.is_over_limit:
             return
         runs = [each for parked in self._keys.values() for each in parked.failures.values()]
         new_numbers = self._faults.prune(set().union(*(each.faults for each in runs)))
@@ -318,65 +358,66 @@ class Parked:
 
     def _create_key(self, key: ParkKey, at_ms: int) -> Undo:
         self._keys[key] = ParkedKey(at_ms)
-        return lambda: self._remove_key(key)
-
-    def _remove_key(self, key: ParkKey) -> None:
-        parked = self._keys.pop(key, None)
-        if parked is not None:
-            self.messages -= parked.messages
+        return lambda: self._free(key)
 
     def _set_state(self, key: ParkKey, state: ParkState | None) -> Undo:
         """Set the state of a key, unless `state` is None. The returned undo restores the state,
         failure, time and token.
         """
-        parked = self._keys.get(key)
-        if parked is None:
+        parked_key = self._keys.get(key)
+        if parked_key is None:
             return _noop
-        saved = parked.state, parked.failure, parked.since_ms, parked.token
+        previous = parked_key.state, parked_key.failure, parked_key.since_ms, parked_key.owner_token
         if state is not None:
-            parked.state = state
+            parked_key.state = state
 
         def undo() -> None:
-            parked.state, parked.failure, parked.since_ms, parked.token = saved
+            parked_key.state, parked_key.failure, parked_key.since_ms, parked_key.owner_token = (
+                previous
+            )
 
         return undo
 
-    def _unpark(self, change: Unpark) -> Undo:
-        source, parked = change.source, self._keys.get(change.key)
-        if parked is None:
+    def _apply_unpark(self, change: Unpark) -> Undo:
+        source, parked_key = change.source, self._keys.get(change.key)
+        if parked_key is None:
             return _noop
-        marks = parked.marks(source, change.ranges)
-        removed = [
-            part for start, end in change.ranges for part in parked.remove(source, start, end)
+        marks = parked_key.failure_marks(source, change.ranges)
+        removed_ranges = [
+            range_
+            for start, end in change.ranges
+            for range_ in parked_key.remove(source, start, end)
         ]
-        edits = parked.pop_edits(source, removed)
-        self.messages -= message_count(removed)
-        key_removed = not parked.messages and is_loose(change.key)
-        if key_removed:
+        edits = parked_key.pop_edits(source, removed_ranges)
+        self.messages -= count_messages(removed_ranges)
+        is_key_removed = not parked_key.messages and is_loose(change.key)
+        if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
-            if key_removed:
-                self._keys[change.key] = parked
-            for start, end in removed:
-                parked.add(source, start, end)
-            parked.mark(marks)
-            parked.edits |= edits
-            self.messages += message_count(removed)
+            if is_key_removed:
+                self._keys[change.key] = parked_key
+            for start, end in removed_ranges:
+                parked_key.add(source, start, end)
+            parked_key.set_failure_marks(marks)
+            parked_key.edits |= edits
+            self.messages += count_messages(removed_ranges)
 
         return undo
 
-    def _fail_again(self, change: FailAgain) -> Undo:
-        parked = self._keys.get(change.key)
-        runs = None if parked is None else parked.pieces.get(change.source)
-        if parked is None or runs is None:
+    def _apply_repeated_failure(self, change: FailAgain) -> Undo:
+        parked_key = self._keys.get(change.key)
+        runs = None if parked_key is None else parked_key.offsets_by_source.get(change.source)
+        if parked_key is None or runs is None:
             return _noop
-        ranges = [part for start, end in change.ranges for part in runs.within(start, end)]
+        ranges = [
+            range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
+        ]
         undo_state = self._set_state(change.key, None)
-        undo_marks = self._mark(
+        undo_marks = self._record_failure(
             change.key, change.source, ranges, change.failure, 0, keeps_since=True
         )
-        parked.failure = change.failure if ranges else parked.failure
+        parked_key.failure = change.failure if ranges else parked_key.failure
 
         def undo() -> None:
             undo_marks()
@@ -384,207 +425,217 @@ class Parked:
 
         return undo
 
-    def _shift(self, change: Shift, at_ms: int) -> Undo:
-        source, parked = change.source, self._keys.get(change.key)
-        if parked is None:
+    def _apply_shift(self, change: Shift, at_ms: int) -> Undo:
+        source, parked_key = change.source, self._keys.get(change.key)
+        if parked_key is None:
             return _noop
-        marks = parked.marks(source, change.ranges)
-        removed = [
-            part for start, end in change.ranges for part in parked.remove(source, start, end)
+        marks = parked_key.failure_marks(source, change.ranges)
+        removed_ranges = [
+            range_
+            for start, end in change.ranges
+            for range_ in parked_key.remove(source, start, end)
         ]
         undos = [
-            _noop if change.to in self._keys or not removed else self._create_key(change.to, at_ms)
+            _noop
+            if change.to in self._keys or not removed_ranges
+            else self._create_key(change.to, at_ms)
         ]
         target = self._keys.get(change.to)
-        added: list[Range] = []
-        undo_marks = _noop
+        added_ranges: list[Range] = []
+        undo_marks: Undo = _noop
         if target is not None:
             undos.append(self._set_state(change.to, None))
-            added = [part for start, end in removed for part in target.add(source, start, end)]
-            undo_marks = self._mark(change.to, source, removed, change.failure, at_ms)
+            added_ranges = [
+                range_ for start, end in removed_ranges for range_ in target.add(source, start, end)
+            ]
+            undo_marks = self._record_failure(
+                change.to, source, removed_ranges, change.failure, at_ms
+            )
             if change.failure is None:
-                target.mark(clip_marks(source, marks, removed))
+                target.set_failure_marks(clip_marks(source, marks, removed_ranges))
             target.failure = change.failure or target.failure
             if change.to == RETRIED:
                 target.state = ParkState.REDRIVING
-        self.messages += message_count(added) - message_count(removed)
-        key_removed = not parked.messages
-        edits = parked.pop_edits(source, removed)
+        self.messages += count_messages(added_ranges) - count_messages(removed_ranges)
+        is_key_removed = not parked_key.messages
+        edits = parked_key.pop_edits(source, removed_ranges)
         if target is not None:
             target.edits |= edits
-        if key_removed:
+        if is_key_removed:
             del self._keys[change.key]
 
         def undo() -> None:
-            parked.edits |= edits
+            parked_key.edits |= edits
             for ref in edits:
                 if target is not None:
                     target.edits.pop(ref, None)
-            if key_removed:
-                self._keys[change.key] = parked
+            if is_key_removed:
+                self._keys[change.key] = parked_key
             undo_marks()
-            for start, end in added:
+            for start, end in added_ranges:
                 assert target is not None
                 target.remove(source, start, end)
-            for start, end in removed:
-                parked.add(source, start, end)
-            parked.mark(marks)
-            self.messages += message_count(removed) - message_count(added)
+            for start, end in removed_ranges:
+                parked_key.add(source, start, end)
+            parked_key.set_failure_marks(marks)
+            self.messages += count_messages(removed_ranges) - count_messages(added_ranges)
             _undo_all(undos)
 
         return undo
 
     def _free(self, key: ParkKey) -> Undo:
-        parked = self._keys.pop(key, None)
-        if parked is None:
+        parked_key = self._keys.pop(key, None)
+        if parked_key is None:
             return _noop
-        self.messages -= parked.messages
+        self.messages -= parked_key.messages
 
         def undo() -> None:
-            self._keys[key] = parked
-            self.messages += parked.messages
+            self._keys[key] = parked_key
+            self.messages += parked_key.messages
 
         return undo
 
-    def _adopt(self, change: Adopt, token: int) -> Undo:
-        undos: list[Undo] = []
-        for key in change.keys:
-            known = self._keys.get(key.key)
-            if known is None and is_loose(key.key) and not key.rows:
-                continue
-            undos.append(_noop if known else self._create_key(key.key, key.since_ms))
-            parked = self._keys[key.key]
-            undos.append(self._set_state(key.key, None))
-            parked.state = key.state
-            parked.failure = key.failure
-            parked.since_ms = min(parked.since_ms, key.since_ms)
-            parked.token = 0 if change.parent else key.token
-            for source, start, end in key.rows:
-                new = parked.add(source, start, end)
-                self.messages += message_count(new)
-                undos.append(self._undo_add(parked, source, new))
-                if is_loose(key.key):
-                    parked.mark((source, *part, UNKNOWN) for part in new)
-            undos.append(self._adopt_marks(parked, key, keeps_tries=not change.parent))
-            # An existing edit is newer: it was made here, or comes from an earlier replay.
-            undos += [
-                self._edit(key.key, edited)
-                for edited in key.edits
-                if (edited.source, edited.offset) not in parked.edits
-            ]
-        if change.parent:
-            undos.append(self._record_adoption(change, token))
-        sources = {change.parent, *change.sources} - {0, self.own} - self.sources
-        self.sources |= sources
-        saved = self.passed, self.children_tell
-        self.passed = self.passed | dict(change.passed)
-        self.children_tell = self.children_tell or change.children_tell
+    def _apply_adoption(self, change: Adopt, token: int) -> Undo:
+        """Add the parked messages of a parent, or, for parent 0, state that this partition had
+        before a reset or before the log was written again.
+        """
+        undos = [self._restore_on_undo()]
+        undos += [
+            self._adopt_key(key, is_own=not change.parent)
+            for key in change.keys
+            if key.key in self._keys or key.rows or not is_loose(key.key)
+        ]
+        if change.parent and not change.last:
+            self.partly_adopted_parents = self.partly_adopted_parents | {change.parent}
+        elif change.parent:
+            self.partly_adopted_parents = self.partly_adopted_parents - {change.parent}
+            self.adopted_parents = self.adopted_parents | {change.parent}
+            if token:
+                self.adoption_tokens = {**self.adoption_tokens, change.parent: token}
+        ancestors = {change.parent, *change.sources} - {0, self.partition_id}
+        self.retaining_ancestors = self.retaining_ancestors | ancestors
+        self.offsets_for_children = self.offsets_for_children | dict(change.passed)
+        self.children_notify_ancestors = self.children_notify_ancestors or change.children_tell
+        return partial(_undo_all, undos)
 
-        def undo() -> None:
-            self.passed, self.children_tell = saved
-            self.sources -= sources
-            _undo_all(undos)
+    def _adopt_key(self, key: AdoptedKey, *, is_own: bool) -> Undo:
+        """Add parked messages of a key. With `is_own`, they were parked here before, by the same
+        owner; otherwise they come from a parent.
+        """
+        undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
+        parked_key = self._keys[key.key]
+        undos.append(self._set_state(key.key, None))
+        parked_key.state = key.state
+        parked_key.failure = key.failure
+        parked_key.since_ms = min(parked_key.since_ms, key.since_ms)
+        parked_key.owner_token = key.token if is_own else 0
+        for source, start, end in key.rows:
+            new_ranges = parked_key.add(source, start, end)
+            self.messages += count_messages(new_ranges)
+            undos.append(partial(self._remove_offsets, parked_key, source, new_ranges))
+            if is_loose(key.key):
+                parked_key.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
+        undos.append(self._adopt_marks(parked_key, key, keeps_tries=is_own))
+        # An existing edit is newer: it was made here, or comes from an earlier replay.
+        undos += [
+            self._apply_edit(key.key, edit)
+            for edit in key.edits
+            if (edit.source, edit.offset) not in parked_key.edits
+        ]
+        return partial(_undo_all, undos)
 
-        return undo
-
-    def _record_adoption(self, change: Adopt, token: int) -> Undo:
-        parent, taking = change.parent, self.taking
-        if not change.last:
-            self.taking = taking | {parent}
-            return lambda: setattr(self, "taking", taking)
-        saved = self.adopted, self.adopted_under
-        self.taking = taking - {parent}
-        self.adopted = self.adopted | {parent}
-        self.adopted_under = {**self.adopted_under, parent: token} if token else self.adopted_under
-
-        def undo() -> None:
-            self.taking = taking
-            self.adopted, self.adopted_under = saved
-
-        return undo
-
-    def _adopt_marks(self, parked: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
+    def _adopt_marks(self, parked_key: ParkedKey, key: AdoptedKey, *, keeps_tries: bool) -> Undo:
         if not is_loose(key.key):
             return _noop
-        numbers = [self._faults.intern(fault) for fault in key.faults]
-        previous = [
-            known
-            for each in key.marks
-            for known in parked.marks(each.source, ((each.start, each.end),))
+        fault_numbers = [self._faults.intern(fault) for fault in key.faults]
+        previous_marks = [
+            previous_mark
+            for mark in key.marks
+            for previous_mark in parked_key.failure_marks(mark.source, ((mark.start, mark.end),))
         ]
-        parked.mark(mark_of(each, numbers, keeps_tries=keeps_tries) for each in key.marks)
+        parked_key.set_failure_marks(
+            decode_mark(mark, fault_numbers, keeps_tries=keeps_tries) for mark in key.marks
+        )
         self._prune_faults()
-        return lambda: parked.mark(previous)
+        return lambda: parked_key.set_failure_marks(previous_marks)
 
-    def _edit(self, key: ParkKey, edited: EditedMessage) -> Undo:
-        parked, ref = self._keys.get(key), (edited.source, edited.offset)
-        if parked is None or not parked.has(ref):
+    def _apply_edit(self, key: ParkKey, edit: EditedMessage) -> Undo:
+        parked_key, ref = self._keys.get(key), (edit.source, edit.offset)
+        if parked_key is None or not parked_key.contains(ref):
             return _noop
-        previous = parked.edits.get(ref)
-        parked.edits[ref] = edited
+        previous = parked_key.edits.get(ref)
+        parked_key.edits[ref] = edit
 
         def undo() -> None:
             if previous is None:
-                parked.edits.pop(ref, None)
+                parked_key.edits.pop(ref, None)
             else:
-                parked.edits[ref] = previous
+                parked_key.edits[ref] = previous
 
         return undo
 
     def _remove_unneeded(self, change: Unneeded) -> Undo:
-        keys = [
+        unneeded_keys = [
             key
             for key in self._keys
             if self.frozen and is_unneeded(change, logical_partition_of(key))
         ]
-        removed = {key: self._keys.pop(key) for key in keys}
-        count = sum(parked.messages for parked in removed.values())
+        removed_keys = {key: self._keys.pop(key) for key in unneeded_keys}
+        count = sum(parked.messages for parked in removed_keys.values())
         self.messages -= count
-        passed = self.passed
-        self.passed = {
-            logical: low for logical, low in passed.items() if not is_unneeded(change, logical)
+        undo_fields = self._restore_on_undo()
+        self.offsets_for_children = {
+            logical: offset
+            for logical, offset in self.offsets_for_children.items()
+            if not is_unneeded(change, logical)
         }
 
         def undo() -> None:
-            self.passed = passed
-            self._keys.update(removed)
+            undo_fields()
+            self._keys.update(removed_keys)
             self.messages += count
 
         return undo
 
-    def _remove_source(self, source: int) -> Undo:
-        if source not in self.sources:
-            return _noop
-        self.sources.discard(source)
-        return lambda: self.sources.add(source)
+    def _remove_ancestor(self, ancestor: int) -> Undo:
+        undo = self._restore_on_undo()
+        self.retaining_ancestors = self.retaining_ancestors - {ancestor}
+        return undo
 
-    def _undo_add(self, parked: ParkedKey, source: int, ranges: list[Range]) -> Undo:
+    def _remove_offsets(self, parked_key: ParkedKey, source: int, ranges: list[Range]) -> None:
+        for start, end in ranges:
+            parked_key.remove(source, start, end)
+        self.messages -= count_messages(ranges)
+
+    def _restore_on_undo(self, *names: str) -> Undo:
+        """Return a function that restores these fields and _RESTORED_FIELDS as they are now. Until
+        then, they may be replaced, but not changed in place.
+        """
+        previous = {name: getattr(self, name) for name in (*_RESTORED_FIELDS, *names)}
+
         def undo() -> None:
-            for start, end in ranges:
-                parked.remove(source, start, end)
-            self.messages -= message_count(ranges)
+            for name, value in previous.items():
+                setattr(self, name, value)
 
         return undo
 
-    def _clear(self, change: Clear) -> Undo:
-        fields = set(self.__slots__) - {"own", "version", "_faults"}
-        saved = {name: getattr(self, name) for name in fields}
-        self._keys = restrict_keys(self._keys, change.kept)
+    def _apply_reset(self, change: Clear) -> Undo:
+        undo = self._restore_on_undo("_keys", "messages")
+        self._keys = select_sources(self._keys, change.kept)
         self.messages = sum(parked.messages for parked in self._keys.values())
         self.frozen = False
-        self.passed = {}
-        self.children_tell = False
-        self.adopted = self.adopted.intersection(change.kept)
-        self.taking = self.taking.intersection(change.kept)
-        under = self.adopted_under.items()
-        self.adopted_under = {parent: token for parent, token in under if parent in self.adopted}
-        # Ancestors of the adopted parents must be notified, too.
-        self.sources = set(self.sources) if self.adopted or self._keys else set()
-
-        def undo() -> None:
-            for name, value in saved.items():
-                setattr(self, name, value)
-
+        self.offsets_for_children = {}
+        self.children_notify_ancestors = False
+        self.adopted_parents = self.adopted_parents.intersection(change.kept)
+        self.partly_adopted_parents = self.partly_adopted_parents.intersection(change.kept)
+        self.adoption_tokens = {
+            parent: token
+            for parent, token in self.adoption_tokens.items()
+            if parent in self.adopted_parents
+        }
+        if not (self.adopted_parents or self._keys):
+            # Otherwise ancestors of the adopted parents must be notified, too.
+            self.retaining_ancestors = set()
         return undo
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
@@ -600,7 +651,7 @@ class Parked:
         """Return the fault with this number, or None if it was forgotten."""
         return self._faults.get(number)
 
-    def edited(self, key: ParkKey, ref: MessageRef) -> EditedMessage | None:
+    def find_edit(self, key: ParkKey, ref: MessageRef) -> EditedMessage | None:
         """
         Return the edited version of a parked message, or None if it was not edited.
 
@@ -609,46 +660,55 @@ class Parked:
             NotFoundError: it is not parked under this key.
         """
         if self.frozen:
-            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.own)
-        parked = self._keys.get(key)
-        if parked is None or not parked.has(ref):
+            raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.partition_id)
+        parked_key = self._keys.get(key)
+        if parked_key is None or not parked_key.contains(ref):
             raise NotFoundError(Reason.PARKED_MESSAGE_UNKNOWN, partition_id=ref[0], offset=ref[1])
-        return parked.edits.get(ref)
+        return parked_key.edits.get(ref)
 
-    def edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
+    def list_edits(self) -> Iterator[tuple[ParkKey, EditedMessage]]:
         """Yield every edited message with its key."""
-        for key, parked in self._keys.items():
-            for ref in sorted(parked.edits):
-                yield key, parked.edits[ref]
+        for key, parked_key in self._keys.items():
+            for ref in sorted(parked_key.edits):
+                yield key, parked_key.edits[ref]
 
     # ── encoding ──────────────────────────────────────────────────────────────────────────────────
     def image(self) -> bytes:
         """Encode the whole state, or return b"" if nothing is parked."""
         if not self:
             return b""
-        ancestors = self.frozen, sorted(self.adopted), sorted(self.sources)
-        more = self.adopted_under, self.passed, self.taking, self.children_tell
-        return encode_image(self._keys, ancestors, list(self.edits()), self._faults.all(), more)
+        return encode_image(
+            replace(
+                image_of_keys(self._keys, self._faults.list_numbered()),
+                frozen=self.frozen,
+                adopted_parents=sorted(self.adopted_parents),
+                retaining_ancestors=sorted(self.retaining_ancestors),
+                adoption_tokens=sorted(self.adoption_tokens.items()),
+                offsets_for_children=sorted(self.offsets_for_children.items()),
+                partly_adopted_parents=sorted(self.partly_adopted_parents),
+                children_notify_ancestors=self.children_notify_ancestors,
+            )
+        )
 
     @classmethod
-    def of_image(cls, own: int, image: bytes) -> Parked:
+    def of_image(cls, partition_id: int, image: bytes) -> Parked:
         """Decode the result of `image`, or raise msgspec.MsgspecError or ValueError."""
-        parked = cls(own)
+        parked = cls(partition_id)
         if not image:
             return parked
         decoded = decode_image(image)
-        parked._keys = keys_of(decoded)
+        parked._keys = decode_keys(decoded)
         parked.messages = sum(known.messages for known in parked._keys.values())
         parked.frozen = decoded.frozen
-        parked.adopted = set(decoded.adopted)
-        parked.adopted_under = dict(decoded.adopted_under)
-        parked.sources = set(decoded.sources)
-        parked.passed = dict(decoded.passed)
-        parked.taking = set(decoded.taking)
-        parked.children_tell = decoded.children_tell
+        parked.adopted_parents = set(decoded.adopted_parents)
+        parked.adoption_tokens = dict(decoded.adoption_tokens)
+        parked.retaining_ancestors = set(decoded.retaining_ancestors)
+        parked.offsets_for_children = dict(decoded.offsets_for_children)
+        parked.partly_adopted_parents = set(decoded.partly_adopted_parents)
+        parked.children_notify_ancestors = decoded.children_notify_ancestors
         for key, edited in decoded.edits:
-            parked._edit(key, edited)
-        parked._faults = Faults.of(decoded.faults)
+            parked._apply_edit(key, edited)
+        parked._faults = FaultTable.from_items(decoded.faults)
         return parked
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 
 import msgspec
 
@@ -21,7 +22,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.routing import logical_partition
-from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, too_many_runs
+from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, exceeds_run_limit
 from .offset_runs import OffsetRuns
 
 Row = tuple[int, int, int]
@@ -48,33 +49,42 @@ def is_unneeded(change: Unneeded, logical: int) -> bool:
     return change.loose if logical == NO_LOGICAL_PARTITION else change.start <= logical < change.end
 
 
-def message_count(ranges: Iterable[Range]) -> int:
+def count_messages(ranges: Iterable[Range]) -> int:
     """Return the number of messages in disjoint ranges."""
     return sum(end - start for start, end in ranges)
 
 
-def restrict_keys(
+def select_sources(
     keys: Mapping[ParkKey, ParkedKey], sources: Collection[int]
 ) -> dict[ParkKey, ParkedKey]:
     """Return only the parked messages of these sources, by key."""
-    restricted = {key: parked.restrict(sources) for key, parked in keys.items()} if sources else {}
-    return {key: parked for key, parked in restricted.items() if parked.messages}
+    copies = {key: parked.copy_sources(sources) for key, parked in keys.items()} if sources else {}
+    return {key: parked for key, parked in copies.items() if parked.messages}
 
 
 class ParkedKey:
     """The parked messages of a key."""
 
-    __slots__ = ("edits", "failure", "failures", "messages", "pieces", "since_ms", "state", "token")
+    __slots__ = (
+        "edits",
+        "failure",
+        "failures",
+        "messages",
+        "offsets_by_source",
+        "owner_token",
+        "since_ms",
+        "state",
+    )
 
     def __init__(self, since_ms: int) -> None:
         self.state = ParkState.PARKED
         self.since_ms = since_ms
         self.failure: Failure | None = None
-        self.token = 0
+        self.owner_token = 0
         """The token of the owner that handles messages of the key without a stored redrive, so the
         key stays parked if the owner crashes; 0 if there is none.
         """
-        self.pieces: dict[int, OffsetRuns] = {}
+        self.offsets_by_source: dict[int, OffsetRuns] = {}
         """Source → offsets, sorted by source, which is the order of the messages."""
         self.messages = 0
         self.edits: dict[MessageRef, EditedMessage] = {}
@@ -82,69 +92,71 @@ class ParkedKey:
         self.failures: dict[int, FailureRuns] = {}
         """Source → how its messages failed; only for loose messages."""
 
-    def is_handled(self, token: int) -> bool:
+    def is_being_handled(self, token: int) -> bool:
         """Return True if the owner with this token may be handling messages of the key."""
-        return self.state is ParkState.REDRIVING or 0 < self.token == token
+        return self.state is ParkState.REDRIVING or 0 < self.owner_token == token
 
-    def has(self, ref: MessageRef) -> bool:
+    def contains(self, ref: MessageRef) -> bool:
         """Return True if a message is parked under this key."""
-        runs = self.pieces.get(ref[0])
-        return runs is not None and bool(runs.within(ref[1], ref[1] + 1))
+        runs = self.offsets_by_source.get(ref[0])
+        return runs is not None and bool(runs.intersection(ref[1], ref[1] + 1))
 
-    @property
-    def row_count(self) -> int:
-        """The number of ranges, but at least 1."""
-        return max(1, sum(runs.runs for runs in self.pieces.values()))
+    def count_rows(self) -> int:
+        """Return the number of ranges, but at least 1."""
+        return max(1, sum(runs.run_count for runs in self.offsets_by_source.values()))
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
         """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
-        for source, runs in self.pieces.items():
-            if first < runs.runs:
+        for source, runs in self.offsets_by_source.items():
+            if first < runs.run_count:
                 for start, end in runs.page(first, count):
                     yield source, start, end
-                count -= runs.runs - first
-            first = max(first - runs.runs, 0)
+                count -= runs.run_count - first
+            first = max(first - runs.run_count, 0)
             if count <= 0:
                 return
 
     def add(self, source: int, start: int, end: int) -> list[Range]:
         """Add messages of a source, and return the ranges that are new."""
-        runs = self.pieces.get(source)
+        runs = self.offsets_by_source.get(source)
         if runs is None:
-            later = {other: self.pieces.pop(other) for other in list(self.pieces) if other > source}
-            runs = self.pieces[source] = OffsetRuns()
-            self.pieces |= later
-        new = runs.add(start, end)
-        self.messages += message_count(new)
-        return new
+            runs = OffsetRuns()
+            self.offsets_by_source = dict(
+                sorted([*self.offsets_by_source.items(), (source, runs)], key=itemgetter(0))
+            )
+        new_ranges = runs.add(start, end)
+        self.messages += count_messages(new_ranges)
+        return new_ranges
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
         """Remove messages of a source, and return the ranges that were parked."""
-        runs = self.pieces.get(source)
+        runs = self.offsets_by_source.get(source)
         if runs is None:
             return []
-        removed = runs.remove(start, end)
+        removed_ranges = runs.remove(start, end)
         if not runs:
-            del self.pieces[source]
-        self.messages -= message_count(removed)
+            del self.offsets_by_source[source]
+        self.messages -= count_messages(removed_ranges)
         failures = self.failures.get(source)
         if failures is not None:
             if runs:
-                for low, high in removed:
-                    failures.forget(low, high, runs)
+                for low, high in removed_ranges:
+                    failures.clear_marks(low, high, runs)
             else:
                 del self.failures[source]
-        return removed
+        return removed_ranges
 
-    def restrict(self, sources: Collection[int]) -> ParkedKey:
+    def copy_sources(self, sources: Collection[int]) -> ParkedKey:
         """Return a copy with only these sources, none of them being handled. It shares the runs,
         so the original must no longer be changed.
         """
         copy = ParkedKey(self.since_ms)
         copy.state = self.state
         copy.failure = self.failure
-        copy.pieces = {source: runs for source, runs in self.pieces.items() if source in sources}
-        copy.messages = sum(runs.messages for runs in copy.pieces.values())
+        copy.offsets_by_source = {
+            source: runs for source, runs in self.offsets_by_source.items() if source in sources
+        }
+        copy.messages = sum(runs.messages for runs in copy.offsets_by_source.values())
         copy.edits = {ref: edit for ref, edit in self.edits.items() if ref[0] in sources}
         copy.failures = {
             source: runs for source, runs in self.failures.items() if source in sources
@@ -152,53 +164,58 @@ class ParkedKey:
         return copy
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────
-    def marks(self, source: int, ranges: Iterable[Range]) -> list[MarkedRow]:
+    def failure_marks(self, source: int, ranges: Iterable[Range]) -> list[MarkedRow]:
         """Return the known failure marks of messages of a source."""
         runs = self.failures.get(source)
         if runs is None:
             return []
-        return [(source, *marked) for low, high in ranges for marked in runs.within(low, high)]
+        return [
+            (source, *marked_range)
+            for low, high in ranges
+            for marked_range in runs.marks_in(low, high)
+        ]
 
-    def mark(self, marks: Iterable[MarkedRow]) -> None:
+    def set_failure_marks(self, marks: Iterable[MarkedRow]) -> None:
         """Record how parked messages failed."""
         for source, start, end, mark in marks:
-            runs, parked = self.failures.get(source), self.pieces.get(source)
+            runs, parked = self.failures.get(source), self.offsets_by_source.get(source)
             if runs is None:
                 runs = self.failures[source] = FailureRuns()
                 if parked:
-                    *_, (_, last) = parked.page(parked.runs - 1, 1)
-                    runs.put(parked.first, last, UNKNOWN)
-            runs.put(start, end, mark, parked)
-        while too_many_runs(self.failures.values()):
-            max(self.failures.values(), key=len).coarsen()
+                    *_, (_, last) = parked.page(parked.run_count - 1, 1)
+                    runs.set_mark(parked.first, last, UNKNOWN)
+            runs.set_mark(start, end, mark, parked)
+        while exceeds_run_limit(self.failures.values()):
+            max(self.failures.values(), key=len).merge_oldest_runs()
 
-    def marked_from(self, after: MessageRef, count: int) -> Iterator[MarkedRow]:
-        """Yield the messages at or after `after` with their failure marks, from up to `count`
+    def rows_with_marks(self, after_ref: MessageRef, count: int) -> Iterator[MarkedRow]:
+        """Yield the messages at or after `after_ref` with their failure marks, from up to `count`
         ranges of each source.
         """
-        for source, runs in self.pieces.items():
-            if source < after[0]:
+        for source, runs in self.offsets_by_source.items():
+            if source < after_ref[0]:
                 continue
-            offset = after[1] if source == after[0] else 0
+            offset = after_ref[1] if source == after_ref[0] else 0
             for low, end in runs.page(runs.count_runs_before(offset), count):
                 start = max(low, offset)
-                parts = self.marks(source, ((start, end),)) or [(source, start, end, UNKNOWN)]
-                yield from parts
+                marked_rows = self.failure_marks(source, ((start, end),)) or [
+                    (source, start, end, UNKNOWN)
+                ]
+                yield from marked_rows
 
-    def mark_rows(self, first: int, count: int) -> Iterator[MarkedRow]:
+    def list_marks(self, first: int, count: int) -> Iterator[MarkedRow]:
         """Yield up to `count` failure marks, beginning with the `first`th."""
         for source, runs in self.failures.items():
             if first < len(runs):
-                for marked in runs.rows(first, count):
-                    yield source, *marked
+                for marked_range in runs.rows(first, count):
+                    yield source, *marked_range
                 count -= len(runs) - first
             first = max(first - len(runs), 0)
             if count <= 0:
                 return
 
-    @property
-    def mark_count(self) -> int:
-        """The number of failure marks."""
+    def count_marks(self) -> int:
+        """Return the number of failure marks."""
         return sum(map(len, self.failures.values()))
 
     @property
@@ -212,28 +229,32 @@ class ParkedKey:
     def set_next_try(self, ref: MessageRef, at_ms: int) -> Callable[[], None]:
         """Record when a message is retried, if it is parked. Return a function that undoes it."""
         source, offset = ref
-        previous = self.marks(source, ((offset, offset + 1),)) if self.has(ref) else []
-        self.mark([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in previous])
-        return partial(self.mark, previous)
+        previous = self.failure_marks(source, ((offset, offset + 1),)) if self.contains(ref) else []
+        self.set_failure_marks([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in previous])
+        return partial(self.set_failure_marks, previous)
 
     def forget_next_tries(self) -> Callable[[], None]:
         """Forget the times of next tries. Return a function that undoes it."""
-        forgotten = {source: runs.forget_tries() for source, runs in self.failures.items()}
+        forgotten = {source: runs.clear_next_tries() for source, runs in self.failures.items()}
 
         def undo() -> None:
             for source, tries in forgotten.items():
                 for start, end, next_ms in tries.rows():
-                    marks = self.marks(source, ((start, end),))
-                    self.mark((*each[:3], each[3]._replace(next_ms=next_ms)) for each in marks)
+                    marks = self.failure_marks(source, ((start, end),))
+                    self.set_failure_marks(
+                        (*each[:3], each[3]._replace(next_ms=next_ms)) for each in marks
+                    )
 
         return undo
 
     # ── edits ─────────────────────────────────────────────────────────────────────────────────────
-    def pop_edits(self, source: int, removed: Iterable[Range]) -> dict[MessageRef, EditedMessage]:
+    def pop_edits(
+        self, source: int, removed_ranges: Iterable[Range]
+    ) -> dict[MessageRef, EditedMessage]:
         """Remove and return the edits of messages that are no longer parked."""
         if not self.edits:
             return {}
-        offsets = IntervalSet(removed)
+        offsets = IntervalSet(removed_ranges)
         edits = {
             ref: edited
             for ref, edited in self.edits.items()
@@ -243,7 +264,7 @@ class ParkedKey:
             del self.edits[ref]
         return edits
 
-    def edited_in(self, rows: Sequence[Row]) -> list[MessageRef]:
+    def list_edited(self, rows: Sequence[Row]) -> list[MessageRef]:
         """Return the edited messages within consecutive rows."""
         if not (rows and self.edits):
             return []
@@ -257,87 +278,91 @@ def clip_marks(
     """Clip a source's marks to these ranges, without next tries."""
     runs = FailureRuns()
     for _, start, end, mark in marks:
-        runs.put(start, end, mark._replace(next_ms=0))
+        runs.set_mark(start, end, mark._replace(next_ms=0))
     for low, high in ranges:
-        for marked in runs.within(low, high):
-            yield source, *marked
+        for marked_range in runs.marks_in(low, high):
+            yield source, *marked_range
 
 
-def mark_of(wire: FailureMark, numbers: Sequence[int], *, keeps_tries: bool) -> MarkedRow:
+def decode_mark(
+    encoded: FailureMark, fault_numbers: Sequence[int], *, keeps_tries: bool
+) -> MarkedRow:
     """
     Decode the mark of an adopted key.
 
     Args:
-        numbers: the numbers of the faults that were sent with it.
+        fault_numbers: the numbers of the faults that were sent with it.
         keeps_tries: keep the time of the next try, because the owner is the same.
     """
-    fault = numbers[wire.fault] if 0 <= wire.fault < len(numbers) else UNKNOWN_FAULT
-    next_ms = wire.next_ms if keeps_tries else 0
-    return wire.source, wire.start, wire.end, Mark(wire.since_ms, wire.at_ms, fault, next_ms)
+    index = encoded.fault
+    fault = fault_numbers[index] if 0 <= index < len(fault_numbers) else UNKNOWN_FAULT
+    mark = Mark(encoded.since_ms, encoded.at_ms, fault, encoded.next_ms if keeps_tries else 0)
+    return encoded.source, encoded.start, encoded.end, mark
 
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    """The fields of an image; missing ones have their defaults."""
+    """Everything that a group has parked on a partition, as it is stored. Trailing fields with
+    their defaults are not written.
+    """
 
     keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
     frozen: bool
-    adopted: list[int]
-    sources: list[int] = []
+    adopted_parents: list[int]
+    retaining_ancestors: list[int] = []
     edits: list[tuple[ParkKey, EditedMessage]] = []
     faults: list[tuple[int, Fault]] = []
     failures: list[tuple[ParkKey, int, int, tuple[bytes, bytes, bytes, bytes, bytes]]] = []
-    tokens: list[tuple[ParkKey, int]] = []
-    adopted_under: list[tuple[int, int]] = []
-    passed: list[tuple[int, int]] = []
-    taking: list[int] = []
-    children_tell: bool = False
+    owner_tokens: list[tuple[ParkKey, int]] = []
+    adoption_tokens: list[tuple[int, int]] = []
+    offsets_for_children: list[tuple[int, int]] = []
+    partly_adopted_parents: list[int] = []
+    children_notify_ancestors: bool = False
 
 
 _REQUIRED_FIELDS = 4
-"""The number of fields that are always written. Trailing fields with their defaults are omitted."""
+"""The number of fields that are always written."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ParkedImage).decode
 
 
-def encode_image(
-    parked: Mapping[ParkKey, ParkedKey],
-    ancestors: tuple[bool, list[int], list[int]],
-    edits: Sequence[tuple[ParkKey, EditedMessage]],
-    faults: Sequence[tuple[int, Fault]],
-    more: tuple[Mapping[int, int], Mapping[int, int], Iterable[int], bool],
-) -> bytes:
-    """
-    Encode everything that a group has parked on a partition.
-
-    Args:
-        ancestors: whether it is frozen, the adopted parents, and the ancestors that keep messages.
-        more: `adopted_under`, `passed`, `taking` and `children_tell` of `Parked`.
-    """
-    keys = [
-        (
-            key,
-            each.state,
-            each.since_ms,
-            each.failure,
-            [(source, *runs.packed()) for source, runs in each.pieces.items()],
-        )
-        for key, each in parked.items()
-    ]
+def image_of_keys(
+    keys: Mapping[ParkKey, ParkedKey], faults: list[tuple[int, Fault]]
+) -> ParkedImage:
+    """Return an image of the keys, which does not have any other state yet."""
     failures = [
-        (key, source, runs.end, runs.packed())
-        for key, each in parked.items()
-        for source, runs in each.failures.items()
+        (key, source, runs.end, runs.pack())
+        for key, parked in keys.items()
+        for source, runs in parked.failures.items()
     ]
-    tokens = [(key, each.token) for key, each in parked.items() if each.token]
-    under, passed, taking, children_tell = more
-    fields: list[object] = [keys, *ancestors, edits, faults if failures else [], failures, tokens]
-    fields += [sorted(under.items()), sorted(passed.items()), sorted(taking), children_tell]
+    return ParkedImage(
+        keys=[
+            (
+                key,
+                parked.state,
+                parked.since_ms,
+                parked.failure,
+                [(source, *runs.pack()) for source, runs in parked.offsets_by_source.items()],
+            )
+            for key, parked in keys.items()
+        ],
+        frozen=False,
+        adopted_parents=[],
+        edits=[
+            (key, parked.edits[ref]) for key, parked in keys.items() for ref in sorted(parked.edits)
+        ],
+        faults=faults if failures else [],
+        failures=failures,
+        owner_tokens=[(key, each.owner_token) for key, each in keys.items() if each.owner_token],
+    )
+
+
+def encode_image(image: ParkedImage) -> bytes:
+    """Encode an image for storage."""
+    fields = list(msgspec.structs.astuple(image))
     while len(fields) > _REQUIRED_FIELDS and not fields[-1]:
         fields.pop()
     return _encode(fields)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ParkedImage).decode
 
 
 def decode_image(image: bytes) -> ParkedImage:
@@ -345,22 +370,22 @@ def decode_image(image: bytes) -> ParkedImage:
     return _decode(image)
 
 
-def keys_of(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
+def decode_keys(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
     """Decode the keys of an image without their edited messages, or raise ValueError."""
     keys: dict[ParkKey, ParkedKey] = {}
-    for key, state, since_ms, failure, pieces in image.keys:
+    for key, state, since_ms, failure, offsets in image.keys:
         parked = keys[key] = ParkedKey(since_ms)
         parked.state = state
         parked.failure = failure
-        for source, starts, ends in pieces:
-            parked.pieces[source] = OffsetRuns.from_packed(starts, ends)
-            parked.messages += parked.pieces[source].messages
+        for source, starts, ends in offsets:
+            parked.offsets_by_source[source] = OffsetRuns.from_packed(starts, ends)
+            parked.messages += parked.offsets_by_source[source].messages
     for key, source, end, columns in image.failures:
         if key not in keys:
             raise ValueError(f"failures of key {key!r:.80}, which is not parked")
         keys[key].failures[source] = FailureRuns.from_packed(columns, end)
-    for key, token in image.tokens:
+    for key, token in image.owner_tokens:
         if key not in keys:
             raise ValueError(f"the token of key {key!r:.80}, which is not parked")
-        keys[key].token = token
+        keys[key].owner_token = token
     return keys

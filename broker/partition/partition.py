@@ -75,12 +75,12 @@ class Group:
         "_saved_version",
         "acked",
         "attempts",
-        "changing",
+        "pending_park_changes",
         "durable_cursor",
         "durable_fence",
         "durable_ranges",
         "in_flight",
-        "kept",
+        "is_durable",
         "lock",
         "name",
         "parked",
@@ -103,7 +103,7 @@ class Group:
         """The durable cursor, the highest one that answers may contain."""
         self.durable_ranges: Sequence[Range] = ()
         """The durable acked ranges above the durable cursor."""
-        self.kept = False
+        self.is_durable = False
         """True if a record of the group is durable, so it survives a restart."""
         self.removed_unread = 0
         """The number of messages that retention removed before the group acked them."""
@@ -119,10 +119,10 @@ class Group:
         """The oldest message that fails or hangs, as last reported by the owner; it may have been
         acked since.
         """
-        self.changing = 0
+        self.pending_park_changes = 0
         """The number of changes to `parked` that are not durable yet."""
 
-    def parked_on(self, partition_id: int) -> Parked:
+    def get_or_create_parked(self, partition_id: int) -> Parked:
         """Return `parked`, and create it first if needed; the partition must be the group's own."""
         if self.parked is None:
             self.parked = Parked(partition_id)
@@ -146,12 +146,12 @@ class Group:
     @property
     def retrying(self) -> int:
         """The number of messages parked here that wait for retry."""
-        return 0 if self.parked is None or self.parked.frozen else self.parked.retrying
+        return 0 if self.parked is None or self.parked.frozen else self.parked.retrying_messages
 
     @property
-    def needed_from(self) -> int:
+    def first_needed_offset(self) -> int:
         """The lowest offset that the group still needs."""
-        first = None if self.parked is None else self.parked.first_own()
+        first = None if self.parked is None else self.parked.lowest_own_offset()
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
     def record_failures(self, attempts: Sequence[tuple[int, int]]) -> None:
@@ -162,7 +162,7 @@ class Group:
         self.suspects.remove_failed(offset for offset, _ in attempts)
         unacked = sorted(offset for offset in self.attempts if offset not in self.acked)
         self.attempts = {offset: self.attempts[offset] for offset in unacked[:ATTEMPTS_MAX]}
-        self.changed()
+        self.mark_changed()
 
     def set_failing(self, failing: FailingMessage | None) -> None:
         """Record the oldest message that fails, or None. The time of its first failure is kept,
@@ -187,13 +187,13 @@ class Group:
         if failing is None or failing.source is None:
             return None if failing is None or failing.offset in self.acked else failing
         message = failing.source, failing.offset
-        is_redriven = self.parked is not None and self.parked.redrives(message)
+        is_redriven = self.parked is not None and self.parked.is_redriving_message(message)
         return failing if is_redriven else None
 
     def begin_suspects(self, begun: Sequence[Begun]) -> None:
         """Record suspects that the owner is about to handle."""
         self.suspects.begin(begun, self.acked)
-        self.changed()
+        self.mark_changed()
 
     def current_in_flight(self) -> InFlight:
         """Return the messages in flight under the current token of a shared group."""
@@ -207,8 +207,8 @@ class Group:
         """
         return (
             self.durable_fence == self.lock.fence
-            and not self.unsaved
-            and not self.changing
+            and not self.has_unsaved_progress
+            and not self.pending_park_changes
             and self.lock.expires_at_ms <= now_ms
             and (self.in_flight is None or self.in_flight.is_empty(now_ms))
         )
@@ -217,20 +217,20 @@ class Group:
         """Mark the offsets below `first_offset`, which retention has removed, as acked."""
         if self.acked.cursor < first_offset:
             self.acked.add(self.acked.cursor, first_offset)
-            self.changed()
+            self.mark_changed()
 
-    def changed(self) -> None:
+    def mark_changed(self) -> None:
         """Mark the progress as changed, so it will be saved."""
         self.version += 1
 
     @property
-    def unsaved(self) -> bool:
+    def has_unsaved_progress(self) -> bool:
         """True if the progress has changed since the latest durable record."""
         return self.version > self._saved_version
 
-    def saved(self, body: CursorBody, version: int) -> None:
+    def record_saved(self, body: CursorBody, version: int) -> None:
         """Record that a record of the progress, made at this `version`, is durable."""
-        self.kept = True
+        self.is_durable = True
         if version >= self._saved_version:
             self._saved_version = version
             self.durable_cursor = body.cursor
@@ -250,12 +250,12 @@ class Group:
             begun=self.suspects.unacked(acked),
         )
 
-    def drained(self, end_offset: int) -> bool:
+    def has_drained(self, end_offset: int) -> bool:
         """Return True if every offset below `end_offset` is durably acked."""
         return self.durable_cursor >= end_offset
 
 
-class Lost(NamedTuple):
+class LostOffsets(NamedTuple):
     """Offsets `[start, end)` that damage of the log at `position` has lost; `end` may be
     END_UNKNOWN.
     """
@@ -274,7 +274,7 @@ class HostedPartition:
     __slots__ = (
         "__weakref__",
         "appended_at_ms",
-        "clashed",
+        "clashed_ids",
         "ended",
         "facts",
         "fences_lost",
@@ -310,7 +310,7 @@ class HostedPartition:
         end.
         """
         self.producers = Producers()
-        self.clashed: set[int] = set()
+        self.clashed_ids: set[int] = set()
         """Producers whose epoch is used by two clients; nothing more is stored in this epoch. In
         memory only.
         """
@@ -323,7 +323,7 @@ class HostedPartition:
         """
         self.holds: dict[str, HoldBody] = {}
         """Job → its hold against retention. `store/holds.py` knows which holds have expired."""
-        self.lost: tuple[Lost, ...] = ()
+        self.lost: tuple[LostOffsets, ...] = ()
         """The lost ranges, in order. If there are any, the partition accepts no appends, and reads
         end before them.
         """
@@ -333,17 +333,19 @@ class HostedPartition:
         """
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────
-    def lose(self, start: int, end: int, *, position: int) -> None:
+    def add_lost_range(self, start: int, end: int, *, position: int) -> None:
         """Record that damage at `position` has lost the offsets `[start, end)`; END_UNKNOWN means
         all from `start` on.
         """
         if len(self.lost) == LOST_MAX and self._exceeds_limit(start, end):
             return
-        ranges = IntervalSet((lost.start, _end_of(lost.end)) for lost in self.lost)
-        ranges.add(start, _end_of(end))
+        ranges = IntervalSet((lost.start, _end_bound(lost.end)) for lost in self.lost)
+        ranges.add(start, _end_bound(end))
         positions = {lost.start: lost.position for lost in self.lost}
         lost = [
-            Lost(start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position))
+            LostOffsets(
+                start, END_UNKNOWN if end == MAX_I64 else end, positions.get(start, position)
+            )
             for start, end in ranges
         ]
         if len(lost) > LOST_MAX:
@@ -359,24 +361,24 @@ class HostedPartition:
         last = self.lost[-1]
         last_known = self.lost[-2] if last.end == END_UNKNOWN else last
         limit = last.start if last.end == END_UNKNOWN else MAX_I64
-        return last_known.end < start and _end_of(end) < limit
+        return last_known.end < start and _end_bound(end) < limit
 
     def check_undamaged(self) -> None:
         """Raise CorruptLogError if the log has lost messages or a fence of the partition."""
         if self.lost or self.fences_lost:
             position = self.lost[0].position if self.lost else -1
-            raise self._damaged(position, "takes no messages")
+            raise self._damaged_error(position, "takes no messages")
 
     def check_end_known(self) -> None:
         """Raise CorruptLogError if the end of the partition is unknown."""
         if self.lost and self.lost[-1].end == END_UNKNOWN:
-            raise self._damaged(self.lost[-1].position, "cannot be sealed")
+            raise self._damaged_error(self.lost[-1].position, "cannot be sealed")
 
     def check_fences_known(self) -> None:
         """Raise CorruptLogError if a fence may be lost."""
         if self.fences_lost:
             position = self.lost[0].position if self.lost else -1
-            raise self._damaged(position, "cannot tell who owns it")
+            raise self._damaged_error(position, "cannot tell who owns it")
 
     def readable_end(self, offset: int) -> int:
         """
@@ -390,10 +392,10 @@ class HostedPartition:
                 return lost.start
             if lost.end == END_UNKNOWN or offset < lost.end:
                 details = {} if lost.end == END_UNKNOWN else {"end_offset": lost.end}
-                raise self._damaged(lost.position, f"has lost offset {offset}", **details)
+                raise self._damaged_error(lost.position, f"has lost offset {offset}", **details)
         return self.readable_offset
 
-    def _damaged(self, position: int, effect: str, **details: int) -> CorruptLogError:
+    def _damaged_error(self, position: int, effect: str, **details: int) -> CorruptLogError:
         return CorruptLogError(
             f"partition {self.partition_id} {effect}: the log is damaged at position {position}",
             partition_id=self.partition_id,
@@ -404,7 +406,7 @@ class HostedPartition:
     def is_quiet(self, now_ms: int) -> bool:
         """Return True if a restart would restore exactly this state."""
         return (
-            not self.clashed
+            not self.clashed_ids
             and self.next_offset == self.readable_offset
             and self.sealed == self.ended
             and all(group.is_quiet(now_ms) for group in self.groups.values())
@@ -431,11 +433,13 @@ class HostedPartition:
         producer_id = header.producer_id
         try:
             duplicate = decide_append(
-                self.producers.get(producer_id), header, clashed=producer_id in self.clashed
+                self.producers.get(producer_id),
+                header,
+                is_clashed=producer_id in self.clashed_ids,
             )
         except SequenceReusedError:
             # A later batch may have the expected sequence, but must be refused, too.
-            self.clashed.add(producer_id)
+            self.clashed_ids.add(producer_id)
             raise
         if duplicate is None and self.sealed:
             raise StaleRouteError(partition_id=self.partition_id, end_offset=self.next_offset)
@@ -462,15 +466,15 @@ class HostedPartition:
         """Apply an append, and return the argument for `undo_append`."""
         assert base_offset == self.next_offset
         producers, producer_id = self.producers, header.producer_id
-        previous = producers.take(producer_id)
+        previous = producers.remove_state(producer_id)
         previous_at_ms = self.appended_at_ms
         evicted = None
         if producer_id != NO_PRODUCER:
             if len(producers) >= PRODUCERS_PER_PARTITION_MAX:
-                evicted = producers.forget()
-                self.clashed.discard(evicted[0])
+                evicted = producers.remove_oldest()
+                self.clashed_ids.discard(evicted[0])
             producers[producer_id] = after_append(previous, header, base_offset=base_offset)
-            self.clashed.discard(producer_id)
+            self.clashed_ids.discard(producer_id)
         self.next_offset = base_offset + header.count
         self.appended_at_ms = max(previous_at_ms, appended_at_ms)
         return base_offset, previous_at_ms, producer_id, previous, evicted
@@ -478,13 +482,13 @@ class HostedPartition:
     def undo_append(self, undo: AppendUndo) -> None:
         """Undo the newest append."""
         self.next_offset, self.appended_at_ms, producer_id, previous, evicted = undo
-        self.producers.take(producer_id)
+        self.producers.remove_state(producer_id)
         if evicted is not None:
             self.producers = Producers({evicted[0]: evicted[1], **self.producers})
         if previous is not None:
             self.producers[producer_id] = previous
         else:
-            self.clashed.discard(producer_id)
+            self.clashed_ids.discard(producer_id)
 
     # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
@@ -556,32 +560,32 @@ class HostedPartition:
         group.removed_unread = max(group.removed_unread, body.removed_unread)
         group.attempts = dict(body.attempts)
         group.suspects.begun = dict(body.begun)
-        group.kept = True
+        group.is_durable = True
 
     def apply_parked(self, body: ParkedBody) -> None:
         """Apply the changes of a group's parked messages from a record in the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
-        parked = group.parked_on(self.partition_id)
+        parked = group.get_or_create_parked(self.partition_id)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
         parked.set_next_tries(body.next_tries)
         group.durable_cursor = group.acked.cursor
         group.durable_ranges = group.acked.ranges
-        group.kept = True
+        group.is_durable = True
 
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:
         """Set or end a job's hold. Return a function that undoes it."""
         previous = self.holds
-        others = {job: hold for job, hold in previous.items() if job != body.job}
-        self.holds = {**others, body.job: body} if body.ttl_ms else others
+        other_holds = {job: hold for job, hold in previous.items() if job != body.job}
+        self.holds = {**other_holds, body.job: body} if body.ttl_ms else other_holds
         return partial(setattr, self, "holds", previous)
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
         """Raise InvalidRequestError if this partition has other facts."""
-        if without_volatile(facts) != self.facts:
+        if strip_volatile_facts(facts) != self.facts:
             raise InvalidRequestError(
                 Reason.PARTITION_IN_USE,
                 f"partition {self.partition_id} is hosted with other facts, "
@@ -592,14 +596,14 @@ class HostedPartition:
     def check_unused(self) -> None:
         """Raise InvalidRequestError if the partition is sealed, or has or had messages."""
         if self.sealed or self.next_offset:
-            raise self._in_use()
+            raise self._in_use_error()
 
     def check_empty(self) -> None:
         """Raise InvalidRequestError if the partition has or had messages."""
         if self.next_offset:
-            raise self._in_use()
+            raise self._in_use_error()
 
-    def _in_use(self) -> InvalidRequestError:
+    def _in_use_error(self) -> InvalidRequestError:
         state = "sealed" if self.sealed else "open"
         return InvalidRequestError(
             Reason.PARTITION_IN_USE,
@@ -618,20 +622,20 @@ class HostedPartition:
                 cursor=progress.durable_cursor,
                 acked_above=(above := sum(end - start for start, end in progress.durable_ranges)),
                 lag=self.readable_offset - max(progress.durable_cursor, self.first_offset) - above,
-                holder=progress.lock.holder(now_ms),
+                holder=progress.lock.holder_at(now_ms),
                 strategy=progress.lock.strategy,
-                by_operator=progress.lock.by_operator,
+                by_operator=progress.lock.is_operators,
                 ttl_ms=progress.lock.known_ttl_ms,
                 removed_unread=progress.removed_unread,
                 parked=progress.parked_messages,
                 retrying=progress.retrying,
                 failing=progress.failing,
-                suspects=progress.acked.unacked(self.first_offset, progress.suspects.upto),
+                suspects=progress.acked.count_unacked(self.first_offset, progress.suspects.upto),
                 left_to_children=progress.left_to_children,
                 frozen=progress.parked is not None and progress.parked.frozen,
             )
             for name, progress in sorted(self.groups.items())
-            if progress.kept and group in {None, name}
+            if progress.is_durable and group in {None, name}
         )
         return PartitionStatus(
             partition_id=self.partition_id,
@@ -651,12 +655,12 @@ def _same_message(known: FailingMessage, other: FailingMessage) -> bool:
     return (known.source, known.offset) == (other.source, other.offset)
 
 
-def _end_of(end: int) -> int:
+def _end_bound(end: int) -> int:
     """Return the end of a lost range as an upper bound: MAX_I64 for END_UNKNOWN."""
     return MAX_I64 if end == END_UNKNOWN else end
 
 
-def without_volatile(facts: HostPartition) -> HostPartition:
+def strip_volatile_facts(facts: HostPartition) -> HostPartition:
     """Return the facts that a broker stores: without the address, state, logic start, groups and
     times, which change or are unknown.
     """

@@ -55,9 +55,9 @@ class PullLock:
     released: bool = False
     """True if the owner has released the lock, and must acquire it again."""
 
-    def holder(self, now_ms: int) -> str | None:
+    def holder_at(self, now_ms: int) -> str | None:
         """Return the session that holds the lock now, or None."""
-        is_held = not self.released and not self.shared and now_ms < self.expires_at_ms
+        is_held = not self.released and not self.is_shared and now_ms < self.expires_at_ms
         return self.session if is_held else None
 
     @property
@@ -68,12 +68,12 @@ class PullLock:
         return self.ttl_ms if self.expires_at_ms else 0
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True if all sessions of the group use the token."""
         return self.session == SHARED
 
     @property
-    def by_operator(self) -> bool:
+    def is_operators(self) -> bool:
         """True if the token was presented by an operator's reset."""
         return self.session in {RESET, RESET_SHARED}
 
@@ -154,7 +154,7 @@ def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
     lock.released = False
 
 
-def take(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
+def grant_lock(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
     """Give the lock to the owner for `ttl_ms`."""
     lock.ttl_ms = ttl_ms
     lock.expires_at_ms = now_ms + ttl_ms
@@ -166,6 +166,6 @@ def renew(lock: PullLock, *, now_ms: int) -> None:
     lock.expires_at_ms = now_ms + lock.ttl_ms
 
 
-def release(lock: PullLock) -> None:
+def release_lock(lock: PullLock) -> None:
     """Release the lock at the request of the owner."""
     lock.released = True

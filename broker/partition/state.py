@@ -36,7 +36,7 @@ class BrokerState:
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0) -> None:
         self.partitions = PartitionTable(now_ms)
-        self._warm = self.partitions.warm
+        self._warm_partitions = self.partitions.warm
         self.hosting: set[int] = set()
         """The partitions whose facts are not durable yet. They are not listed."""
         self.orphans: dict[int, int] = {}
@@ -55,7 +55,7 @@ class BrokerState:
 
     def partition(self, partition_id: int) -> HostedPartition:
         """Return the partition with this id, or raise PartitionUnknownError or CorruptLogError."""
-        partition = self._warm.get(partition_id) or self.partitions.get(partition_id)
+        partition = self._warm_partitions.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
             raise PartitionUnknownError(partition_id=partition_id)
@@ -97,11 +97,15 @@ class BrokerState:
         self.orphans.pop(partition_id, None)
         self.damaged.discard(partition_id)
 
-    def lose(self, partition: HostedPartition, start: int, end: int, *, position: int) -> None:
-        """Record the loss of offsets `[start, end)` of a partition; see `HostedPartition.lose`."""
-        partition.lose(start, end, position=position)
+    def add_lost_range(
+        self, partition: HostedPartition, start: int, end: int, *, position: int
+    ) -> None:
+        """Record the loss of offsets `[start, end)` of a partition; see
+        `HostedPartition.add_lost_range`.
+        """
+        partition.add_lost_range(start, end, position=position)
         self.damaged.add(partition.partition_id)
-        self.touch(partition)
+        self.mark_dirty(partition)
 
     def record_damage(self, partition: HostedPartition, error: StorageError) -> None:
         """Record damage that a read has found: the partition loses the damaged offsets, as it would
@@ -111,25 +115,25 @@ class BrokerState:
         # cold while the disk was read.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
-            self.problem(error.message)
+            self.add_problem(error.message)
             return
         assert error.offset is not None
         assert error.position is not None
         start = max(error.offset, partition.first_offset)
-        self.lose(partition, start, error.end_offset, position=error.position)
+        self.add_lost_range(partition, start, error.end_offset, position=error.position)
 
-    def problem(self, text: str, *, room: int = PROBLEMS_MAX) -> None:
-        """Add a problem to the health report, once. If there are already `room` problems, add that
-        there are more.
+    def add_problem(self, text: str, *, count_max: int = PROBLEMS_MAX) -> None:
+        """Add a problem to the health report, once. If there are already `count_max` problems, add
+        that there are more.
         """
         if text in self.problems:
             return
-        if len(self.problems) < room:
+        if len(self.problems) < count_max:
             self.problems.append(text)
         elif MORE not in self.problems:
             self.problems.append(MORE)
 
-    def touch(self, partition: HostedPartition) -> None:
+    def mark_dirty(self, partition: HostedPartition) -> None:
         """Mark the partition as changed, so it is included in the next snapshot."""
         self.partitions.dirty.add(partition.partition_id)
 
@@ -143,7 +147,7 @@ class BrokerState:
         """Return the earliest time for a partition's first message: the present time, or the time
         at which its parents on this broker ended, if that is later.
         """
-        parents = map(self.partitions.look, partition.facts.partition.parents)
+        parents = map(self.partitions.peek, partition.facts.partition.parents)
         ends_ms = [parent.appended_at_ms for parent in parents if parent is not None]
         return max([now_ms, *(at_ms for at_ms in ends_ms if is_plausible_end(at_ms, now_ms))])
 

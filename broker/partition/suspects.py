@@ -48,7 +48,7 @@ assuming that the present owner crashes, too.
 class Suspects:
     """The suspects of a group on a partition."""
 
-    __slots__ = ("_once", "_pulled_to", "begun", "upto")
+    __slots__ = ("_pulled_once_to", "_pulled_to", "begun", "upto")
 
     def __init__(self, begun: Iterable[Begun] = ()) -> None:
         self.begun: dict[int, int] = dict(begun)
@@ -57,37 +57,37 @@ class Suspects:
         """Unacked messages below this offset may have been handled by two owners in a row that
         ended without a release.
         """
-        self._once = -1
+        self._pulled_once_to = -1
         """The same for one owner; -1 if no owner ended without a release."""
         self._pulled_to = -1
         """The offset after the last message pulled under the current token; -1 if nothing is known
         about the owner.
         """
 
-    def pulled(self, upto: int) -> None:
+    def record_pull(self, upto: int) -> None:
         """Record that the owner may have all messages below `upto`."""
         self._pulled_to = max(self._pulled_to, upto)
 
-    def on_new_owner(self, *, released: bool) -> bool:
+    def on_new_owner(self, *, is_released: bool) -> bool:
         """
         Record that a new token was acquired. Return True if that changes `begun`.
 
         Args:
-            released: the previous owner has released the partition, or the same session acquires
+            is_released: the previous owner has released the partition, or the same session acquires
                 it again.
         """
-        changed = self.on_released() if released else False
-        self.upto = max(self.upto, min(self._once, self._pulled_to))
-        self._once = max(self._once, self._pulled_to)
+        has_changed = self.on_released() if is_released else False
+        self.upto = max(self.upto, min(self._pulled_once_to, self._pulled_to))
+        self._pulled_once_to = max(self._pulled_once_to, self._pulled_to)
         self._pulled_to = 0
-        return changed
+        return has_changed
 
     @property
     def unreleased(self) -> bool:
         """True if an owner, even one without messages, has ended without a release, and no later
         owner has released.
         """
-        return self._once >= 0
+        return self._pulled_once_to >= 0
 
     def on_session_expired(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
@@ -124,11 +124,11 @@ class Suspects:
         changes `begun`.
         """
         self.upto = 0
-        self._once = -1
+        self._pulled_once_to = -1
         self._pulled_to = -1
-        changed = bool(self.begun)
+        has_changed = bool(self.begun)
         self.begun = {}
-        return changed
+        return has_changed
 
     def unacked(self, acked: AckedOffsets) -> list[Begun]:
         """Return the begun messages that are unacked."""

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from weakref import WeakValueDictionary
 
-from .image import image_of, partition_of
+from .image import decode_partition, encode_partition
 from .partition import HostedPartition
 
 WARM_MAX = 8_000
@@ -32,8 +32,10 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self._warm_max = warm_max
         self.warm: OrderedDict[int, HostedPartition] = OrderedDict()
         """The partitions that are objects, the oldest first. Only this class may change it."""
-        self._cold: dict[int, bytes] = {}
-        self._referenced: WeakValueDictionary[int, HostedPartition] = WeakValueDictionary()
+        self._cold_images: dict[int, bytes] = {}
+        self._referenced_partitions: WeakValueDictionary[int, HostedPartition] = (
+            WeakValueDictionary()
+        )
         self.dirty: set[int] = set()
         """The partitions that have changed since the last snapshot began."""
         self.version = 0
@@ -43,17 +45,17 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self, partition_id: int, default: object = None
     ) -> HostedPartition | None:
         """Return the partition, made warm if needed, or None."""
-        return self.warm.get(partition_id) or self._thaw(partition_id)
+        return self.warm.get(partition_id) or self._decode_cold(partition_id)
 
-    def look(self, partition_id: int) -> HostedPartition | None:
+    def peek(self, partition_id: int) -> HostedPartition | None:
         """Return the partition for reading only, or None. Unlike `get`, this leaves a cold
         partition cold.
         """
-        warm = self.warm.get(partition_id) or self._referenced.get(partition_id)
+        warm = self.warm.get(partition_id) or self._referenced_partitions.get(partition_id)
         if warm is not None:
             return warm
-        image = self._cold.get(partition_id)
-        return None if image is None else partition_of(partition_id, image)
+        image = self._cold_images.get(partition_id)
+        return None if image is None else decode_partition(partition_id, image)
 
     def __getitem__(self, partition_id: int) -> HostedPartition:
         partition = self.get(partition_id)
@@ -62,37 +64,37 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return partition
 
     def __contains__(self, partition_id: object) -> bool:
-        return partition_id in self.warm or partition_id in self._cold
+        return partition_id in self.warm or partition_id in self._cold_images
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.ids())
 
     def ids(self) -> list[int]:
         """Return the ids of all partitions, in no particular order."""
-        return [*self.warm, *self._cold]
+        return [*self.warm, *self._cold_images]
 
     def __len__(self) -> int:
-        return len(self.warm) + len(self._cold)
+        return len(self.warm) + len(self._cold_images)
 
-    def _thaw(self, partition_id: int) -> HostedPartition | None:
-        image = self._cold.get(partition_id)
+    def _decode_cold(self, partition_id: int) -> HostedPartition | None:
+        image = self._cold_images.get(partition_id)
         if image is None:
             return None
-        partition = self._referenced.get(partition_id)
+        partition = self._referenced_partitions.get(partition_id)
         if partition is None:
-            partition = partition_of(partition_id, image)
-        del self._cold[partition_id]
+            partition = decode_partition(partition_id, image)
+        del self._cold_images[partition_id]
         self.warm[partition_id] = partition
-        self._cool()
+        self._encode_oldest()
         return partition
 
-    def _cool(self) -> None:
+    def _encode_oldest(self) -> None:
         """Turn up to COOL_AT_ONCE of the oldest objects into images if there are too many."""
         for _ in range(min(COOL_AT_ONCE, len(self.warm) - self._warm_max)):
             partition_id, oldest = self.warm.popitem(last=False)
             if oldest.is_quiet(self._now_ms()):
-                self._cold[partition_id] = image_of(oldest)
-                self._referenced[partition_id] = oldest
+                self._cold_images[partition_id] = encode_partition(oldest)
+                self._referenced_partitions[partition_id] = oldest
             else:
                 self.warm[partition_id] = oldest
 
@@ -102,19 +104,19 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.warm[partition.partition_id] = partition
         self.dirty.add(partition.partition_id)
         self.version += 1
-        self._cool()
+        self._encode_oldest()
 
     def load(self, partition_id: int, image: bytes) -> None:
         """Replace the state of a partition by an image from a snapshot."""
         self.warm.pop(partition_id, None)
-        self._cold[partition_id] = image
+        self._cold_images[partition_id] = image
         self.version += 1
 
     def remove(self, partition_id: int) -> None:
         """Remove a partition."""
         self.warm.pop(partition_id, None)
-        self._cold.pop(partition_id, None)
-        self._referenced.pop(partition_id, None)
+        self._cold_images.pop(partition_id, None)
+        self._referenced_partitions.pop(partition_id, None)
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
@@ -122,4 +124,4 @@ class PartitionTable(Mapping[int, HostedPartition]):
         hosted.
         """
         warm = self.warm.get(partition_id)
-        return self._cold.get(partition_id) if warm is None else image_of(warm)
+        return self._cold_images.get(partition_id) if warm is None else encode_partition(warm)

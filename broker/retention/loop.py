@@ -40,8 +40,8 @@ from ..folder_ownership import FolderOwnership
 from ..partition.partition import HostedPartition
 from ..settings import BrokerSettings
 from ..storage.files import Files
-from ..storage.log.log_reader import segment_headers
-from ..storage.reserve import Reserve
+from ..storage.log.log_reader import read_segment_headers
+from ..storage.reserve import ensure_reserve, release_reserve
 from ..store.group_commit import RunBlocking
 from ..store.store import Store
 from ..wall_clock import WallClock
@@ -50,9 +50,9 @@ from .policy import (
     Limits,
     SealedSegment,
     allowed_position,
-    begins_segment,
+    earliest_removal_ms,
+    must_begin_segment,
     reason_to_refuse,
-    removed_from_ms,
     wanted_position,
 )
 
@@ -117,14 +117,13 @@ class RetentionLoop:
         self._folder_ownership = folder_ownership
         self._queues = store.queues
         self._files = files
-        self._firsts = store.firsts
-        self._reserve = Reserve(files)
-        self._forgotten = store.log.first_position
+        self._first_offsets = store.first_offsets
+        self._forgotten_position = store.log.first_position
         """The log position below which the index has forgotten all batches."""
         self._wall_clock = calendar or WallClock(clock)
         self._clock = clock
         self._log_filter = LogFilter()
-        self.adopt(settings)
+        self.apply_settings(settings)
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant_end` was computed."""
         self._vacant_end = 0
@@ -141,22 +140,22 @@ class RetentionLoop:
         """Ids of at most GROUPLESS_PARTITIONS_MAX partitions whose messages are kept only because
         the metaserver never sent their groups.
         """
-        self._untold: list[int] = []
+        self._unregistered_ids: list[int] = []
         """Ids of partitions whose groups were never sent, except those of hidden subjects, as found
         by the current check.
         """
-        self._hidden: dict[int, str] = {}
+        self._hidden_subjects: dict[int, str] = {}
         """Partition id → hidden subject, for partitions whose groups were never sent: that happens
         only when the subject is published.
         """
-        self._held: list[int] = []
+        self._held_ids: list[int] = []
         """Ids of partitions where jobs hold messages that no group needs, as found by the current
         check.
         """
 
-    def adopt(self, settings: BrokerSettings) -> None:
+    def apply_settings(self, settings: BrokerSettings) -> None:
         """Apply the limits of new settings, and trust the current wall-clock time."""
-        self._wall_clock.believe()
+        self._wall_clock.trust_now()
         self._limits = Limits(
             retention_ms=settings.retention_ms, retention_bytes=settings.retention_bytes
         )
@@ -165,7 +164,7 @@ class RetentionLoop:
         """Return the earliest time at which a message that was stored at `stored_ms` may be
         removed, according to the disk usage at the last check; None means never.
         """
-        return removed_from_ms(
+        return earliest_removal_ms(
             stored_ms,
             self._limits,
             self._disk_use,
@@ -180,17 +179,17 @@ class RetentionLoop:
                 await self.check()
             except CorruptIndexError as error:
                 self.problem = error.message
-                await self._store.index_damage.report(error)
+                await self._store.report_index_damage(error)
             except KeylaneError as error:
                 self.problem = error.message
-                if line := self._log_filter.met(error.message, self._clock.boot_ms()):
+                if line := self._log_filter.count_failure(error.message, self._clock.boot_ms()):
                     log.warning("retention: %s", line)
             except Exception as error:
                 self.problem = f"a bug in the broker: {error!r}"
                 log.exception("retention")
-            await self._pause()
+            await self._wait_next_check()
 
-    async def _pause(self) -> None:
+    async def _wait_next_check(self) -> None:
         """Wait until the next check is due: after CHECK_MS, or when a metaserver accepts this
         broker's report, if the last check lacked that.
         """
@@ -218,7 +217,7 @@ class RetentionLoop:
                 for segment in segments
             ]
         self._disk_use = disk
-        self._refuse(reason_to_refuse(disk))
+        self._refuse_messages(reason_to_refuse(disk))
         try:
             return await self._remove_due(disk, segments)
         finally:
@@ -228,16 +227,16 @@ class RetentionLoop:
         """Log that messages are refused and why, or that they are accepted again."""
         now_ms = self._clock.boot_ms()
         if not self._refusal:
-            if self._log_filter.over(now_ms, _REFUSED):
+            if self._log_filter.end_failures(now_ms, _REFUSED):
                 log.warning("messages are accepted again: the disk has room")
-        elif self._log_filter.met("disk", now_ms, _REFUSED):
+        elif self._log_filter.count_failure("disk", now_ms, _REFUSED):
             log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
         """Log that segments were removed because of the disk, before the log's limits
         required it.
         """
-        if self._log_filter.met("disk", self._clock.boot_ms(), _REMOVED_EARLY):
+        if self._log_filter.count_failure("disk", self._clock.boot_ms(), _REMOVED_EARLY):
             log.warning(
                 "the disk was %d %% full: messages that no group needs are removed early, now up "
                 "to position %d; free space, add a disk, or shorten retention_ms",
@@ -248,111 +247,116 @@ class RetentionLoop:
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
         """Begin a new segment if the active one is old enough. Return True if that was done."""
         now_ms = self._wall_clock.now_ms()
-        if not begins_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
+        if not must_begin_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
         try:
-            await self._store.commit.roll()
+            await self._store.commit.begin_segment()
         except (StorageError, BrokerReadOnlyError) as error:
             log.warning("retention: cannot begin a new segment: %s", error.message)
             return False
         return True
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse_messages(self, reason: str) -> None:
         self._refusal = reason
         self._store.commit.refuse_messages(reason)
 
     async def _remove_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
         """Remove the segments that the policy wants to remove and that nobody needs."""
         if self._store.log.has_undeleted:
-            await self._run_commit(self._store.log.finish_drop)
+            await self._run_commit(self._store.log.delete_leftovers)
         end = self._store.log.end
         now_ms = self._wall_clock.now_ms()
-        wanted = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
-        due = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
-        await self._run_read(self._reserve.ensure)
+        target_position = wanted_position(segments, self._limits, disk, end=end, now_ms=now_ms)
+        due_position = wanted_position(segments, self._limits, NO_DISK, end=end, now_ms=now_ms)
+        await self._run_read(ensure_reserve, self._files)
         await self._update_vacant_end(end)
         vacant = [segment.end for segment in segments if segment.end <= self._vacant_end]
-        wanted, due = max([wanted, *vacant]), max([due, *vacant])
-        removed = 0
+        target_position, due_position = (
+            max([target_position, *vacant]),
+            max([due_position, *vacant]),
+        )
+        removed_count = 0
         if self._folder_ownership is not None and not self._folder_ownership.accepted:
             self.problem = NOT_ACCEPTED
             self.untold = ()
-        elif segments and wanted > segments[0].base:
-            removed = await self._remove(segments, wanted, disk)
-            if removed and self._store.log.first_position > due:
+        elif segments and target_position > segments[0].base:
+            removed_count = await self._remove(segments, target_position, disk)
+            if removed_count and self._store.log.first_position > due_position:
                 self._log_early_removal(disk.percent())
         else:
             self.problem = ""
             self.untold = ()
         self.problem = self.problem or self._wall_clock.problem
-        if self._forgotten < self._store.log.first_position:
-            await self._forget()
-        return removed
+        if self._forgotten_position < self._store.log.first_position:
+            await self._forget_removed()
+        return removed_count
 
     async def _remove(self, segments: list[SealedSegment], wanted: int, disk: DiskUse) -> int:
         """Remove the segments below `wanted` that nobody needs, and return their number."""
-        self._firsts.changed.clear()
-        self._untold = []
-        self._hidden = {}
-        self._held = []
-        floor = await self._floor(wanted, list(self._store.state.partitions))
-        self.untold = (*self._untold, *self._hidden)[:GROUPLESS_PARTITIONS_MAX]
-        allowed = self._allowed(segments, wanted, floor)
+        self._first_offsets.changed_ids.clear()
+        self._unregistered_ids = []
+        self._hidden_subjects = {}
+        self._held_ids = []
+        floor = await self._find_floor(wanted, list(self._store.state.partitions))
+        self.untold = (*self._unregistered_ids, *self._hidden_subjects)[:GROUPLESS_PARTITIONS_MAX]
+        allowed = self._allowed_position(segments, wanted, floor)
         if allowed <= segments[0].base:
             return 0
-        await self._prepare(allowed, disk)
+        await self._rewrite_partitions(allowed, disk)
         try:
-            allowed = await self._decide(segments, allowed)
+            allowed = await self._decide_position(segments, allowed)
             await self._raise_first_offsets()
             await self._save_counts()
-            removed = await self._store.carry_over.drop(allowed)
+            removed = await self._store.carry_over.remove_segments(allowed)
         finally:
-            self._refuse(reason_to_refuse(await self._run_read(self._disk)))
+            self._refuse_messages(reason_to_refuse(await self._run_read(self._measure_disk)))
         log.info("removed the log up to position %d", self._store.log.first_position)
         return removed
 
-    def _allowed(self, segments: list[SealedSegment], wanted: int, floor: int | None) -> int:
+    def _allowed_position(
+        self, segments: list[SealedSegment], wanted: int, floor: int | None
+    ) -> int:
         """Return the position up to which segments may be removed, and set `problem`."""
         allowed = allowed_position(segments, wanted, floor)
         self.problem = ""
         if allowed < wanted:
             reason = f"a consumer group has not acked position {floor}"
-            if self._held:
-                reason = f"jobs hold messages of {_describe(self._held)}"
-            if self._hidden:
-                subject = min(self._hidden.values())
+            if self._held_ids:
+                reason = f"jobs hold messages of {_describe(self._held_ids)}"
+            if self._hidden_subjects:
+                subject = min(self._hidden_subjects.values())
                 reason = f"the rows of hidden subject {subject!r} are not published"
-            if self._untold:
-                names = _describe(self._untold)
+            if self._unregistered_ids:
+                names = _describe(self._unregistered_ids)
                 reason = f"the metaserver has not told which consumer groups read {names}"
             self.problem = f"segments up to position {wanted} should be removed, but {reason}"
         return allowed
 
-    async def _prepare(self, position: int, disk: DiskUse) -> None:
+    async def _rewrite_partitions(self, position: int, disk: DiskUse) -> None:
         """Rewrite the partitions that the segments describe, using the reserve if the disk is
         full.
         """
         carry_over = self._store.carry_over
         try:
-            await carry_over.prepare(position)
+            await carry_over.rewrite_described(position)
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.release):
+            if not await self._run_read(release_reserve, self._files):
                 raise
             # The reserve's space is for the records that must precede the removal, not for
             # messages.
-            self._refuse(reason_to_refuse(disk) or "the disk is full")
-            await carry_over.prepare(position)
+            self._refuse_messages(reason_to_refuse(disk) or "the disk is full")
+            await carry_over.rewrite_described(position)
 
     async def _save_counts(self) -> None:
         """Make the counts of messages removed unread durable, then log them once per group."""
         try:
-            await self._firsts.flush()
+            await self._first_offsets.flush()
         except (StorageError, BrokerReadOnlyError):
-            if not await self._run_read(self._reserve.release):
+            if not await self._run_read(release_reserve, self._files):
                 raise
-            await self._firsts.flush()
-        removed, self._firsts.removed = self._firsts.removed, {}
-        for (subject, group), (messages, partitions) in sorted(removed.items()):
+            await self._first_offsets.flush()
+        removed_unread, self._first_offsets.removed_unread = self._first_offsets.removed_unread, {}
+        for (subject, group), (messages, partitions) in sorted(removed_unread.items()):
             log.warning(
                 "retention removes %s of %s that group %s has not read, in %s",
                 counted(messages, "message"),
@@ -361,20 +365,22 @@ class RetentionLoop:
                 counted(partitions, "partition"),
             )
 
-    async def _decide(self, segments: list[SealedSegment], position: int) -> int:
+    async def _decide_position(self, segments: list[SealedSegment], position: int) -> int:
         """Decide the position up to which segments are removed, taking into account groups that
         joined meanwhile, and set the pending first offsets.
         """
-        firsts = self._firsts
-        pending = await self._first_offsets_at(position)
-        while changed := firsts.changed:
-            firsts.changed = set()
-            floor = await self._floor(position, list(changed))
-            allowed = self._allowed(segments, position, floor) if floor is not None else position
+        first_offsets = self._first_offsets
+        pending_offsets = await self._first_offsets_at(position)
+        while changed_ids := first_offsets.changed_ids:
+            first_offsets.changed_ids = set()
+            floor = await self._find_floor(position, list(changed_ids))
+            allowed = (
+                self._allowed_position(segments, position, floor) if floor is not None else position
+            )
             if allowed < position:
                 position = allowed
-                pending = await self._first_offsets_at(position)
-        firsts.pending = pending
+                pending_offsets = await self._first_offsets_at(position)
+        first_offsets.pending_offsets = pending_offsets
         return position
 
     async def _first_offsets_at(self, position: int) -> dict[int, int]:
@@ -386,7 +392,7 @@ class RetentionLoop:
         return firsts
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
-    def _disk(self) -> DiskUse:
+    def _measure_disk(self) -> DiskUse:
         return DiskUse(free_bytes=self._files.free_bytes(), total_bytes=self._files.total_bytes())
 
     def _survey(self) -> tuple[DiskUse, list[SealedSegment], int | None]:
@@ -414,7 +420,7 @@ class RetentionLoop:
             if newest_ms is None and at_ms is not None:
                 newest_ms = known_ms = max(known_ms, at_ms)
             segments.append(SealedSegment(base, end, newest_ms))
-        return self._disk(), segments, self._read_times(bases[-1]).first_ms
+        return self._measure_disk(), segments, self._read_times(bases[-1]).first_ms
 
     def _read_times(self, base: int, *, end: int | None = None) -> _MessageTimes:
         """
@@ -427,7 +433,7 @@ class RetentionLoop:
         reads_all = end is not None and end - base <= READ_BYTES_MAX
         if times.is_complete or (times.first_ms is not None and not reads_all):
             return times
-        headers = segment_headers(self._files, base, start=times.next_position)
+        headers = read_segment_headers(self._files, base, start=times.next_position)
         for header in islice(headers, HEADERS_MAX):
             times.next_position = header.position + header.length
             if header.kind == Kind.MESSAGES:
@@ -442,7 +448,7 @@ class RetentionLoop:
     async def _newest_ms(self) -> int:
         """Return the time of the newest stored message, or 0 if there are no messages."""
         newest_ms = 0
-        async for slice_ in self._slices(list(self._store.state.partitions)):
+        async for slice_ in self._partition_slices(list(self._store.state.partitions)):
             times = (
                 partition.appended_at_ms
                 for partition in slice_
@@ -451,16 +457,16 @@ class RetentionLoop:
             newest_ms = max([newest_ms, *times])
         return newest_ms
 
-    async def _floor(self, wanted: int, partition_ids: list[int]) -> int | None:
+    async def _find_floor(self, wanted: int, partition_ids: list[int]) -> int | None:
         """Return the first position below `wanted` of a message in these partitions that a group
         needs or a job holds, or None.
         """
         floor: int | None = None
-        async for slice_ in self._slices(partition_ids):
+        async for slice_ in self._partition_slices(partition_ids):
             cursors = [
                 (partition.partition_id, cursor)
                 for partition in slice_
-                if (cursor := self._needed_from(partition)) < partition.readable_offset
+                if (cursor := self._first_needed_offset(partition)) < partition.readable_offset
             ]
             for partition_id, position in await self._run_read(self._first_needed, cursors):
                 if position >= wanted:
@@ -469,12 +475,12 @@ class RetentionLoop:
                 partition = self._store.state.partitions.get(partition_id)
                 if partition is None:
                     continue
-                if self._needed_from(partition) < self._needed_by_groups(partition):
-                    self._held.append(partition_id)
+                if self._first_needed_offset(partition) < self._needed_by_groups(partition):
+                    self._held_ids.append(partition_id)
                 elif not partition.groups_told and partition.facts.hidden:
-                    self._hidden[partition_id] = partition.facts.hidden
+                    self._hidden_subjects[partition_id] = partition.facts.hidden
                 elif not partition.groups_told:
-                    self._untold.append(partition_id)
+                    self._unregistered_ids.append(partition_id)
         return floor
 
     async def _update_vacant_end(self, end: int) -> None:
@@ -485,7 +491,7 @@ class RetentionLoop:
         if version == self._dropped_version:
             return
         vacant_end = end
-        async for slice_ in self._slices(list(self._store.state.partitions)):
+        async for slice_ in self._partition_slices(list(self._store.state.partitions)):
             firsts = [
                 (partition.partition_id, partition.first_offset)
                 for partition in slice_
@@ -498,11 +504,15 @@ class RetentionLoop:
         self._vacant_end = vacant_end
         self._dropped_version = version
 
-    def _needed_from(self, partition: HostedPartition) -> int:
+    def _first_needed_offset(self, partition: HostedPartition) -> int:
         """Return a partition's first offset that a group needs or a job holds."""
-        needed = self._needed_by_groups(partition)
-        held = self._store.holds.needed_from(partition)
-        return needed if held is None else min(needed, max(held, partition.first_offset))
+        needed_offset = self._needed_by_groups(partition)
+        held_offset = self._store.holds.first_held_offset(partition)
+        return (
+            needed_offset
+            if held_offset is None
+            else min(needed_offset, max(held_offset, partition.first_offset))
+        )
 
     def _needed_by_groups(self, partition: HostedPartition) -> int:
         """Return the first offset that a group needs; the partition's first offset if its groups
@@ -512,15 +522,17 @@ class RetentionLoop:
             return partition.readable_offset
         if not partition.groups_told:
             return partition.first_offset
-        cursors = (group.needed_from for group in partition.groups.values())
+        cursors = (group.first_needed_offset for group in partition.groups.values())
         return max(min(cursors, default=partition.readable_offset), partition.first_offset)
 
-    async def _slices(self, partition_ids: list[int]) -> AsyncIterator[list[HostedPartition]]:
+    async def _partition_slices(
+        self, partition_ids: list[int]
+    ) -> AsyncIterator[list[HostedPartition]]:
         """Yield those partitions that are still hosted, in slices."""
         partitions = self._store.state.partitions
         for start in range(0, len(partition_ids), SLICE):
-            hosted = map(partitions.get, partition_ids[start : start + SLICE])
-            yield [partition for partition in hosted if partition is not None]
+            hosted_partitions = map(partitions.get, partition_ids[start : start + SLICE])
+            yield [partition for partition in hosted_partitions if partition is not None]
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -535,22 +547,22 @@ class RetentionLoop:
 
     # ── removing ──────────────────────────────────────────────────────────────────────────────────
     async def _raise_first_offsets(self) -> None:
-        partition_ids = list(self._firsts.pending)
+        partition_ids = list(self._first_offsets.pending_offsets)
         for start in range(0, len(partition_ids), SLICE):
             for partition_id in partition_ids[start : start + SLICE]:
-                self._firsts.rise(partition_id)
+                self._first_offsets.raise_pending(partition_id)
             await asyncio.sleep(0)
 
-    async def _forget(self) -> None:
+    async def _forget_removed(self) -> None:
         """Remove the dropped segments' batches from the index, and write a snapshot that contains
         the log's beginning (`retained`).
         """
         position = self._store.log.first_position
-        steps = self._queues.retain(position, dropped=self._store.state.dropped.durable())
+        steps = self._queues.retain(position, dropped=self._store.state.dropped.copy_durable())
         # Each step is a separate call, so that appends are served in between.
         while await self._run_commit(_next_step, steps) is not None:
             pass
-        self._forgotten = self._store.state.retained = position
+        self._forgotten_position = self._store.state.retained = position
         await self._store.snapshotter.write()
 
 

@@ -89,7 +89,9 @@ def wanted_position(
     return position
 
 
-def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int) -> bool:
+def must_begin_segment(
+    oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int
+) -> bool:
     """
     Return True if a new segment must be begun because of the age of the active one, which can only
     be removed after that.
@@ -103,7 +105,7 @@ def begins_segment(oldest_ms: int | None, limits: Limits, *, segments: int, now_
     return limits.retention_ms <= SEGMENTS_PER_AGE * (now_ms - oldest_ms)
 
 
-def removed_from_ms(
+def earliest_removal_ms(
     stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
 ) -> int | None:
     """Return the earliest time at which a message that was stored at `stored_ms` may be removed,

@@ -34,7 +34,7 @@ from ...protocol.errors import (
 )
 from ..storage.files import AppendFile, Files, rewrite_in_place
 from ..store.group_commit import RunBlocking
-from .records import Place, Record, encode_frame, read_frame, scan, size_of
+from .records import Place, Record, encode_frame, read_frame, record_bytes, scan
 
 log = logging.getLogger("keylane.broker")
 
@@ -67,16 +67,17 @@ class ScheduledJournal:
     def open(
         cls,
         files: Files,
-        visit: Callable[[Place, list[Record]], None],
+        on_frame: Callable[[Place, list[Record]], None],
         *,
         segment_bytes: int = SEGMENT_BYTES,
-        cut: bool = True,
+        must_cut: bool = True,
     ) -> ScheduledJournal:
         """
-        Open the journal, and call `visit` with every frame, the oldest first.
+        Open the journal, and call `on_frame` with every frame, the oldest first.
 
         Args:
-            cut: truncate an unfinished write, and make the last frame durable. If False, nothing
+            must_cut: truncate an unfinished write, and make the last frame durable. If False,
+            nothing
                 is changed.
 
         Raises:
@@ -93,31 +94,38 @@ class ScheduledJournal:
         def visit_and_track(place: Place, records: list[Record]) -> None:
             nonlocal newest
             newest = place
-            visit(place, records)
+            on_frame(place, records)
 
         for segment in segments:
-            journal._read(segment, visit_and_track, last=segment == segments[-1], cut=cut)
-        if cut and not journal.problems and newest and newest.segment == segments[-1]:
+            journal._read(
+                segment, visit_and_track, is_last=segment == segments[-1], must_cut=must_cut
+            )
+        if must_cut and not journal.problems and newest and newest.segment == segments[-1]:
             journal._write_again(newest)
         return journal
 
     def _read(
-        self, segment: int, visit: Callable[[Place, list[Record]], None], *, last: bool, cut: bool
+        self,
+        segment: int,
+        on_frame: Callable[[Place, list[Record]], None],
+        *,
+        is_last: bool,
+        must_cut: bool,
     ) -> None:
         path = segment_path(segment)
         size = self._files.size(path) or 0
         data = self._files.pread(path, 0, size)
-        end, problem, newer = scan(data, segment, visit)
-        if newer:
+        end, problem, is_newer = scan(data, segment, on_frame)
+        if is_newer:
             raise DataFolderError(
                 f"{self._files.name()}/{path} was written by a newer keylane: byte {end}", path=path
             )
         self._sizes[segment] = end
         if end == len(data):
             return
-        if problem or not last:
+        if problem or not is_last:
             self.problems.append(f"{path}: {problem or f'damaged from byte {end} on'}")
-        elif cut:
+        elif must_cut:
             log.warning("%s: cutting %d bytes of an unfinished write", path, len(data) - end)
             file = self._files.open_append(path)
             try:
@@ -138,7 +146,7 @@ class ScheduledJournal:
         self._files.sync_folder(FOLDER)  # the process may have crashed before it did this
 
     @property
-    def bytes(self) -> int:
+    def size_bytes(self) -> int:
         """The number of bytes in all segments."""
         return sum(self._sizes.values())
 
@@ -160,7 +168,7 @@ class ScheduledJournal:
         if not segment or 0 < self._sizes[segment] > self.segment_bytes - len(frame):
             segment += 1
             frame = encode_frame(records, segment=segment, position=0)
-            self._begin(segment)
+            self._begin_segment(segment)
         if self._file is None:
             self._file = self._files.open_append(segment_path(segment))
         position = self._sizes[segment]
@@ -175,7 +183,7 @@ class ScheduledJournal:
         self._sizes[segment] = position + len(frame)
         return Place(segment, position, len(frame))
 
-    def _begin(self, segment: int) -> None:
+    def _begin_segment(self, segment: int) -> None:
         """Create the file of a new segment."""
         if segment == 1:
             self._files.make_folder(FOLDER)
@@ -221,7 +229,7 @@ class ScheduledJournal:
         records: list[Record] = []
         size = self._sizes[segment]
         data = self._files.pread(segment_path(segment), 0, size)
-        end = scan(data, segment, lambda _place, more: records.extend(more)).end
+        end = scan(data, segment, lambda _place, new_records: records.extend(new_records)).end
         if end != size:
             raise CorruptLogError(
                 f"{self._files.name()}/{segment_path(segment)} is damaged at byte {end}",
@@ -269,7 +277,7 @@ class _PendingWrite:
     records: Sequence[Record]
     size_bytes: int
     done: asyncio.Future[None]
-    then: Callable[[Place], object]
+    on_durable: Callable[[Place], object]
     undo: Callable[[], object]
 
 
@@ -281,16 +289,16 @@ class JournalWriter:
         journal: ScheduledJournal,
         run_blocking: RunBlocking,
         *,
-        written: Callable[[], object],
+        on_written: Callable[[], object],
     ) -> None:
         """
         Args:
             run_blocking: runs one function at a time, in the order of the calls.
-            written: called after each frame.
+            on_written: called after each frame.
         """
         self._journal = journal
         self._run_blocking = run_blocking
-        self._written = written
+        self._on_written = on_written
         self._queue: deque[_PendingWrite] = deque()
         self._failure = ""
         """Why writes are refused; "" if they are accepted."""
@@ -312,18 +320,20 @@ class JournalWriter:
         self,
         records: Sequence[Record],
         *,
-        then: Callable[[Place], object] = lambda _place: None,
+        on_durable: Callable[[Place], object] = lambda _place: None,
         undo: Callable[[], object] = lambda: None,
     ) -> asyncio.Future[None]:
         """
         Queue records for writing. The future is done when they are durable.
 
         Args:
-            then: called when they are durable, before the future is done.
-            undo: called instead of `then` if they are not written, or may not be durable.
+            on_durable: called when they are durable, before the future is done.
+            undo: called instead of `on_durable` if they are not written, or may not be durable.
         """
         done = asyncio.get_running_loop().create_future()
-        self._queue.append(_PendingWrite(records, sum(map(size_of, records)), done, then, undo))
+        self._queue.append(
+            _PendingWrite(records, sum(map(record_bytes, records)), done, on_durable, undo)
+        )
         if self._task is None:
             self._task = asyncio.create_task(self._write(), name="scheduled messages")
         return done
@@ -351,9 +361,9 @@ class JournalWriter:
                 self._fail(batch, FlushFailedError(f"a bug in the broker: {error!r:.200}"))
                 continue
             for write in batch:
-                write.then(place)
+                write.on_durable(place)
                 write.done.set_result(None)
-            self._written()
+            self._on_written()
         self._task = None
 
     def _fail(self, batch: Sequence[_PendingWrite], error: KeylaneError) -> None:
@@ -368,7 +378,7 @@ class JournalWriter:
             write.done.set_exception(error.copy())
             write.done.exception()  # mark as retrieved, because the caller may have been cancelled
 
-    async def idle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait until all submitted records are written."""
         if self._task is not None:
             await asyncio.wait([self._task])

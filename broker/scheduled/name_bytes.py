@@ -10,7 +10,7 @@ sums are discarded.
 """
 
 
-class NameBytes:
+class BytesByName:
     """Maintains sums over all subjects with a common prefix, because there may be thousands of
     subjects, and each message needs the sums.
     """
@@ -34,7 +34,7 @@ class NameBytes:
             if length <= len(subject) and (prefix := subject[:length]) in self._by_prefix:
                 self._by_prefix[prefix] += size
 
-    def of(self, pattern: str) -> int:
+    def bytes_of(self, pattern: str) -> int:
         """Return the bytes of a subject or, for a prefix followed by `*`, of all subjects with that
         prefix.
         """

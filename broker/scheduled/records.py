@@ -8,7 +8,7 @@ written. Pure.
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: the position of the frame, so that a copy elsewhere is not valid
-    the last byte of the magic is the format: 2 if the frame has a WaitsForSubject or a
+    the last byte of the magic is the format: 2 if the frame has a ScheduledForSubject or a
     DroppedMessages, else 1
 
 A frame is written and synced at once, so its records become durable together or not at all.
@@ -40,7 +40,7 @@ def overhead_of(subject: str) -> int:
     return RECORD_OVERHEAD + len(subject)
 
 
-class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class ScheduledMessageRecord(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """A record: a message waits for its delivery time."""
 
     scheduled_id: bytes
@@ -56,19 +56,19 @@ class Waits(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return overhead_of(self.subject) + len(self.value) + len(self.packed_properties)
 
 
-class WaitsForSubject(Waits, frozen=True, array_like=True, tag=5):
-    """A `Waits` for the subject with this id; a later subject with the same name does not receive
-    the message.
+class ScheduledForSubject(ScheduledMessageRecord, frozen=True, array_like=True, tag=5):
+    """A message for the subject with this id; a later subject with the same name does not receive
+    it.
     """
 
     subject_id: int
 
 
-def waits_for(record: Waits, subject_id: int) -> Waits:
+def bind_to_subject(record: ScheduledMessageRecord, subject_id: int) -> ScheduledMessageRecord:
     """Return the record bound to the subject with this id; 0 means that the id is unknown."""
     if not subject_id:
         return record
-    return WaitsForSubject(
+    return ScheduledForSubject(
         scheduled_id=record.scheduled_id,
         deliver_at_ms=record.deliver_at_ms,
         subject=record.subject,
@@ -118,19 +118,21 @@ class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
     scheduled_ids: tuple[bytes, ...]
 
 
-Record = Waits | Canceled | Taken | Delivered | WaitsForSubject | DroppedMessages
+Record = (
+    ScheduledMessageRecord | Canceled | Taken | Delivered | ScheduledForSubject | DroppedMessages
+)
 
 
-def size_of(record: Record) -> int:
+def record_bytes(record: Record) -> int:
     """Return the maximum or approximate size of a record in the journal, in bytes."""
-    if isinstance(record, Waits):
+    if isinstance(record, ScheduledMessageRecord):
         return record.size
     if isinstance(record, Canceled):
         return RECORD_OVERHEAD
     return RECORD_OVERHEAD + ID_BYTES * len(record.scheduled_ids)
 
 
-_IN_FORMAT_2 = (WaitsForSubject, DroppedMessages)
+_IN_FORMAT_2 = (ScheduledForSubject, DroppedMessages)
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[Record]).decode
 
@@ -143,7 +145,7 @@ class Place(NamedTuple):
     length: int
 
 
-class Scanned(NamedTuple):
+class ScanResult(NamedTuple):
     """The result of scanning a segment; `end` is the end of its last valid frame."""
 
     end: int
@@ -165,8 +167,12 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
         raise ValueError(f"a frame of {len(body)} bytes in the journal of scheduled messages")
     magic = MAGIC_2 if any(isinstance(each, _IN_FORMAT_2) for each in records) else MAGIC
-    checked = _AFTER_CRC.pack(HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position)
-    return b"".join((magic, crc32c.crc32c(checked).to_bytes(4, "little"), checked, body))
+    checked_bytes = _AFTER_CRC.pack(
+        HEADER_BYTES + len(body), crc32c.crc32c(body), segment, position
+    )
+    return b"".join(
+        (magic, crc32c.crc32c(checked_bytes).to_bytes(4, "little"), checked_bytes, body)
+    )
 
 
 def read_frame(
@@ -197,9 +203,9 @@ def read_frame(
         return None
 
 
-def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]) -> Scanned:
+def scan(data: bytes, segment: int, on_frame: Callable[[Place, list[Record]], None]) -> ScanResult:
     """
-    Call `visit` with each frame of a segment in order, up to the first invalid bytes.
+    Call `on_frame` with each frame of a segment in order, up to the first invalid bytes.
 
     These are an unfinished write if no valid frame follows, because a frame is only written after
     the previous one is durable. Otherwise they are damage.
@@ -210,13 +216,13 @@ def scan(data: bytes, segment: int, visit: Callable[[Place, list[Record]], None]
         if frame is None:
             break
         length, records = frame
-        visit(Place(segment, position, length), records)
+        on_frame(Place(segment, position, length), records)
         position += length
     magic = data[position : position + 4]
     is_newer = (
         len(magic) == 4 and magic[:3] == MAGIC[:3] and magic[3:].isdigit() and magic > MAGIC_2
     )
-    return Scanned(position, _find_damage(data, position, segment), is_newer)
+    return ScanResult(position, _find_damage(data, position, segment), is_newer)
 
 
 def _find_damage(data: bytes, end: int, segment: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ...protocol.access.quota import limits_of
+from ...protocol.access.quota import matching_limits
 from ...protocol.access.rights import matches
 from ...protocol.errors import OverloadedError, Reason
 from .schedule_index import ScheduledAmount
@@ -27,11 +27,11 @@ NAMES_HINT = (
 )
 
 
-def check_names(
+def check_name_limits(
     subject: str,
-    requested: int,
+    requested_bytes: int,
     stored_bytes_of: Callable[[str], int],
-    writing: Mapping[str, ScheduledAmount],
+    amounts_being_written: Mapping[str, ScheduledAmount],
     limits: Mapping[str, int],
     *,
     broker_group: str,
@@ -40,22 +40,24 @@ def check_names(
     Check the limits of all patterns that match a subject.
 
     Args:
-        requested: the size of the new messages, in bytes.
+        requested_bytes: the size of the new messages, in bytes.
         stored_bytes_of: returns the bytes stored for a subject, or for all subjects that match a
             pattern.
-        writing: subject → the amount that is being written, which counts as well.
+        amounts_being_written: subject → the amount that is being written, which counts as well.
         limits: subject or pattern → the limit in bytes.
 
     Raises:
         OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
     """
-    for pattern, limit in limits_of(subject, limits):
-        stored = stored_bytes_of(pattern) + _bytes_of(writing, pattern)
-        if stored + requested > limit:
+    for pattern, limit in matching_limits(subject, limits):
+        stored_bytes = stored_bytes_of(pattern) + sum(
+            amount.bytes for name, amount in amounts_being_written.items() if matches(pattern, name)
+        )
+        if stored_bytes + requested_bytes > limit:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker stores {stored} bytes of scheduled messages of {pattern!r}; the limit "
-                f"is {limit}",
+                f"the broker stores {stored_bytes} bytes of scheduled messages of {pattern!r}; the "
+                f"limit is {limit}",
                 limit=limit,
                 broker_group=broker_group,
                 pattern=pattern,
@@ -64,13 +66,9 @@ def check_names(
             raise error
 
 
-def _bytes_of(amounts: Mapping[str, ScheduledAmount], pattern: str) -> int:
-    return sum(amount.bytes for name, amount in amounts.items() if matches(pattern, name))
-
-
 def check_room(
     subject: str,
-    requested: ScheduledAmount,
+    requested_amount: ScheduledAmount,
     total: ScheduledAmount,
     of_subject: ScheduledAmount,
     limits: ScheduledAmount,
@@ -88,23 +86,23 @@ def check_room(
     Raises:
         OverloadedError: the broker is full, or the subject has used its share.
     """
-    for unit, new, stored, stored_of_subject, limit in zip(
+    for unit, requested_count, stored_count, stored_of_subject, limit in zip(
         ("scheduled messages", "bytes of scheduled messages"),
-        requested,
+        requested_amount,
         total,
         of_subject,
         limits,
         strict=True,
     ):
-        if stored + new > limit:
+        if stored_count + requested_count > limit:
             raise OverloadedError(
                 Reason.SCHEDULE_FULL,
-                f"the broker stores {stored} {unit}; the limit is {limit}",
+                f"the broker stores {stored_count} {unit}; the limit is {limit}",
                 limit=limit,
                 broker_group=broker_group,
             )
-        share = (limit - (stored - stored_of_subject) + 1) // 2
-        if stored_of_subject + new > share:
+        share = (limit - (stored_count - stored_of_subject) + 1) // 2
+        if stored_of_subject + requested_count > share:
             error = OverloadedError(
                 Reason.SCHEDULE_FULL,
                 f"the broker stores {stored_of_subject} {unit} of subject {subject!r}; the limit "

@@ -29,16 +29,16 @@ from typing import NamedTuple
 from ...protocol.errors import BusyError, NotFoundError, Reason
 from ...protocol.ids import MAX_I64
 from ...protocol.scheduled.receipt import CancelOutcome
-from .name_bytes import NameBytes
+from .name_bytes import BytesByName
 from .records import (
     Canceled,
     Delivered,
     DroppedMessages,
     Place,
     Record,
+    ScheduledForSubject,
+    ScheduledMessageRecord,
     Taken,
-    Waits,
-    WaitsForSubject,
     overhead_of,
 )
 
@@ -84,7 +84,7 @@ class ScheduledEntry:
     """When it is retried, in milliseconds of the boot clock; 0 if it waits for its delivery time by
     the calendar.
     """
-    taken: bool = False
+    in_delivery: bool = False
     subject_id: int = 0
     """The id of the subject that must receive it, or 0 for the subject that has the name when it is
     due.
@@ -115,7 +115,7 @@ class ScheduledAmount(NamedTuple):
     bytes: int = 0
     """The approximate size in the journal, in bytes."""
 
-    def plus(self, messages: int, size: int) -> ScheduledAmount:
+    def add(self, messages: int, size: int) -> ScheduledAmount:
         """Return the sum of the amount and these numbers, which may be negative."""
         return ScheduledAmount(self.messages + messages, self.bytes + size)
 
@@ -135,9 +135,9 @@ class ScheduleIndex:
         self.deliveries: dict[str, ScheduledDelivery] = {}
         self.bytes = 0
         """The approximate size of the entries in the journal, in bytes."""
-        self._shares: dict[str, ScheduledAmount] = {}
+        self._subject_amounts: dict[str, ScheduledAmount] = {}
         """Subject → the amount of its entries."""
-        self.names = NameBytes()
+        self.names = BytesByName()
         """The size of the entries in the journal, by subject and by prefixes of subjects."""
         self._delivery_of: dict[bytes, str] = {}
         self._due_heap: list[_Timer] = []
@@ -149,19 +149,19 @@ class ScheduleIndex:
         """Subject → its due messages, by delivery time."""
         self._busy: set[str] = set()
         """The subjects with a delivery in progress; the next one must wait."""
-        self._settling: dict[bytes | str, set[int]] = {}
+        self._settling_segments: dict[bytes | str, set[int]] = {}
         """Canceled message or stored delivery whose record is not durable yet → the segments with
         its earlier records.
         """
-        self._settled: OrderedDict[bytes, _Settled] = OrderedDict()
+        self._settled_messages: OrderedDict[bytes, _Settled] = OrderedDict()
         """Message id → outcome, in the order of the records in the journal."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
         """Return True if a message waits, is being delivered, or was settled recently."""
-        return scheduled_id in self.entries or scheduled_id in self._settled
+        return scheduled_id in self.entries or scheduled_id in self._settled_messages
 
-    def add(self, record: Waits, place: Place) -> None:
+    def add(self, record: ScheduledMessageRecord, place: Place) -> None:
         """Add a message, or update the place of its record."""
         entry = self.entries.get(record.scheduled_id)
         if entry is not None:
@@ -170,26 +170,26 @@ class ScheduleIndex:
         entry = ScheduledEntry(
             record.scheduled_id, record.deliver_at_ms, record.subject, record.size, place
         )
-        if isinstance(record, WaitsForSubject):
+        if isinstance(record, ScheduledForSubject):
             entry.subject_id = record.subject_id
-        self._settled.pop(record.scheduled_id, None)
+        self._settled_messages.pop(record.scheduled_id, None)
         self.entries[entry.scheduled_id] = entry
-        self._count(entry.subject, 1, entry.size)
-        self._wait(entry)
+        self._change_amount(entry.subject, 1, entry.size)
+        self._schedule_entry(entry)
 
-    def share(self, subject: str) -> ScheduledAmount:
+    def subject_amount(self, subject: str) -> ScheduledAmount:
         """Return the number and size of a subject's entries."""
-        return self._shares.get(subject, ScheduledAmount())
+        return self._subject_amounts.get(subject, ScheduledAmount())
 
-    def _count(self, subject: str, count: int, size: int) -> None:
+    def _change_amount(self, subject: str, count: int, size: int) -> None:
         self.bytes += size
         self.names.add(subject, size)
-        share = self._shares[subject] = self.share(subject).plus(count, size)
+        share = self._subject_amounts[subject] = self.subject_amount(subject).add(count, size)
         if not share.messages:
-            del self._shares[subject]
+            del self._subject_amounts[subject]
 
-    def _wait(self, entry: ScheduledEntry) -> None:
-        entry.taken = False
+    def _schedule_entry(self, entry: ScheduledEntry) -> None:
+        entry.in_delivery = False
         self._serial += 1
         heap, at_ms = self._due_heap, entry.deliver_at_ms
         if entry.retry_at_ms:
@@ -203,7 +203,7 @@ class ScheduleIndex:
         """Return True if a message still waits for this timer of a heap."""
         at_ms, _, scheduled_id = timer
         entry = self.entries.get(scheduled_id)
-        if entry is None or entry.taken:
+        if entry is None or entry.in_delivery:
             return False
         return at_ms == (entry.retry_at_ms or entry.deliver_at_ms) and (
             heap is self._retry_heap
@@ -223,43 +223,44 @@ class ScheduleIndex:
         """
         entry = self.entries.get(scheduled_id)
         if entry is not None:
-            if entry.taken:
+            if entry.in_delivery:
                 raise BusyError(Reason.SCHEDULED_TAKEN, scheduled_id=scheduled_id.hex())
-            entry.taken = True
-            self._settling[scheduled_id] = {entry.place.segment}
+            entry.in_delivery = True
+            self._settling_segments[scheduled_id] = {entry.place.segment}
             return None
-        settled = self._settled.get(scheduled_id)
-        if settled is None:
+        settled_message = self._settled_messages.get(scheduled_id)
+        if settled_message is None:
             raise NotFoundError(Reason.SCHEDULED_UNKNOWN, scheduled_id=scheduled_id.hex())
-        return settled.outcome
+        return settled_message.outcome
 
-    def is_taken(self, scheduled_id: bytes) -> bool:
+    def is_in_delivery(self, scheduled_id: bytes) -> bool:
         """Return True if a message is neither settled nor waiting."""
         entry = self.entries.get(scheduled_id)
-        return entry is not None and entry.taken
+        return entry is not None and entry.in_delivery
 
     def on_canceled(self, scheduled_id: bytes, segment: int) -> None:
         """Settle a message whose cancel became durable in this segment."""
-        self._settling.pop(scheduled_id, None)
+        self._settling_segments.pop(scheduled_id, None)
         self._settle(scheduled_id, CancelOutcome.CANCELED, segment)
 
     def _settle(self, scheduled_id: bytes, outcome: CancelOutcome, segment: int) -> None:
         entry = self.entries.pop(scheduled_id, None)
         if entry is not None:
-            self._count(entry.subject, -1, -entry.size)
-        self._settled[scheduled_id] = _Settled(outcome, segment)
-        self._settled.move_to_end(scheduled_id)
-        if len(self._settled) > SETTLED_MAX:
-            self._settled.popitem(last=False)
+            self._change_amount(entry.subject, -1, -entry.size)
+        self._settled_messages[scheduled_id] = _Settled(outcome, segment)
+        self._settled_messages.move_to_end(scheduled_id)
+        if len(self._settled_messages) > SETTLED_MAX:
+            self._settled_messages.popitem(last=False)
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
-    def take(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
+    def take_due(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
         """
         Take due messages: the next batch of each subject that is not busy, the oldest messages
         first.
 
         At most DUE_MAX messages become due in one call; `next_due_ms` and `next_try_ms` show
-        whether there are more. The subjects of the batches are busy until `free` is called.
+        whether there are more. The subjects of the batches are busy until `release_subject` is
+        called.
 
         Args:
             now_ms: the time of the calendar.
@@ -288,21 +289,21 @@ class ScheduleIndex:
         size = 0
         while ready and len(batch) < DELIVERY_COUNT_MAX:
             entry = self.entries.get(ready[0])
-            if entry is not None and not entry.taken and entry.deliver_at_ms > now_ms:
+            if entry is not None and not entry.in_delivery and entry.deliver_at_ms > now_ms:
                 entry.retry_at_ms = 0  # the calendar was set back
-                self._wait(entry)
-            elif entry is not None and not entry.taken:
+                self._schedule_entry(entry)
+            elif entry is not None and not entry.in_delivery:
                 if batch and entry.subject_id != batch[0].subject_id:
                     break
                 size += entry.size
                 if batch and size > DELIVERY_BYTES_MAX:
                     break
-                entry.taken = True
+                entry.in_delivery = True
                 batch.append(entry)
             ready.popleft()
         return batch
 
-    def free(self, subject: str) -> None:
+    def release_subject(self, subject: str) -> None:
         """Allow the next delivery of a subject."""
         self._busy.discard(subject)
 
@@ -326,23 +327,23 @@ class ScheduleIndex:
         delivery = self.deliveries.get(name)
         if delivery is not None:
             self._remove_delivery(name)
-            present = [each for each in delivery.scheduled_ids if each in self.entries]
-            segments = {self.entries[each].place.segment for each in present}
-            self._settling[name] = segments | {delivery.segment}
+            present_ids = [each for each in delivery.scheduled_ids if each in self.entries]
+            segments = {self.entries[each].place.segment for each in present_ids}
+            self._settling_segments[name] = segments | {delivery.segment}
             for scheduled_id in delivery.scheduled_ids:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, NOT_DURABLE)
 
     def on_delivered(self, record: Delivered, segment: int) -> None:
         """Record that the outcome of a delivery is durable in this segment."""
-        self._settling.pop(record.delivery, None)
+        self._settling_segments.pop(record.delivery, None)
         self._update_settled(record.scheduled_ids, segment)
 
     def _update_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
         """Update the segment with the outcome of settled messages, except forgotten ones."""
         for scheduled_id in scheduled_ids:
-            if (settled := self._settled.get(scheduled_id)) is not None:
-                self._settled[scheduled_id] = settled._replace(segment=segment)
-                self._settled.move_to_end(scheduled_id)
+            if (settled_message := self._settled_messages.get(scheduled_id)) is not None:
+                self._settled_messages[scheduled_id] = settled_message._replace(segment=segment)
+                self._settled_messages.move_to_end(scheduled_id)
 
     def requeue(self, scheduled_ids: Iterable[bytes], retry_at_ms: int | None = None) -> None:
         """
@@ -354,11 +355,11 @@ class ScheduleIndex:
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
                 self._remove_delivery(name)
-            self._settling.pop(scheduled_id, None)
+            self._settling_segments.pop(scheduled_id, None)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
                 entry.retry_at_ms = entry.retry_at_ms if retry_at_ms is None else retry_at_ms
-                self._wait(entry)
+                self._schedule_entry(entry)
 
     def begin_drop(self, scheduled_ids: Iterable[bytes]) -> None:
         """Begin to drop taken messages. They stay taken until `on_dropped` or `requeue` is
@@ -369,12 +370,12 @@ class ScheduleIndex:
                 self._remove_delivery(name)
             entry = self.entries.get(scheduled_id)
             if entry is not None:
-                self._settling[scheduled_id] = {entry.place.segment}
+                self._settling_segments[scheduled_id] = {entry.place.segment}
 
     def on_dropped(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
         """Settle messages whose drop became durable in this segment."""
         for scheduled_id in scheduled_ids:
-            self._settling.pop(scheduled_id, None)
+            self._settling_segments.pop(scheduled_id, None)
             self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
 
     def _remove_delivery(self, name: str) -> None:
@@ -385,7 +386,7 @@ class ScheduleIndex:
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
         """Apply a record of the journal at a start. Call `finish_replay` after the last one."""
-        if isinstance(record, Waits):
+        if isinstance(record, ScheduledMessageRecord):
             self.add(record, place)
         elif isinstance(record, Canceled):
             if (name := self._delivery_of.get(record.scheduled_id)) is not None:
@@ -408,14 +409,14 @@ class ScheduleIndex:
             if not all(scheduled_id in self.entries for scheduled_id in delivery.scheduled_ids):
                 self._remove_delivery(name)
         for scheduled_id in self._delivery_of:
-            self.entries[scheduled_id].taken = True
+            self.entries[scheduled_id].in_delivery = True
 
     def relocate(self, records: Iterable[Record], place: Place) -> None:
         """Update the place of records that were rewritten. Messages that were settled or forgotten
         since are not affected.
         """
         for record in records:
-            if isinstance(record, Waits):
+            if isinstance(record, ScheduledMessageRecord):
                 if record.scheduled_id in self.entries:
                     self.entries[record.scheduled_id].place = place
             elif isinstance(record, Taken):
@@ -426,7 +427,7 @@ class ScheduleIndex:
             else:
                 self._update_settled(record.scheduled_ids, place.segment)
 
-    def soonest(
+    def list_soonest(
         self, limit: int, subject: str | None = None
     ) -> Generator[None, None, tuple[int, list[ScheduledEntry]]]:
         """
@@ -452,34 +453,34 @@ class ScheduleIndex:
             if len(soonest) == limit:
                 latest_ms = soonest[-1].deliver_at_ms
             yield
-        count = len(self.entries) if subject is None else self.share(subject).messages
+        count = len(self.entries) if subject is None else self.subject_amount(subject).messages
         return count, [each for each in soonest if each.scheduled_id in self.entries]
 
     @property
     def journal_bytes(self) -> int:
         """The approximate size of the needed records in the journal, in bytes."""
-        return self.bytes + SETTLED_BYTES * len(self._settled)
+        return self.bytes + SETTLED_BYTES * len(self._settled_messages)
 
     def select_needed(self, records: Iterable[Record], segment: int) -> list[Record]:
         """Return the records of a segment that must be rewritten before the segment is removed."""
-        needed: list[Record] = []
-        delivered: dict[bytes, None] = {}
+        needed_records: list[Record] = []
+        delivered_ids: dict[bytes, None] = {}
         for record in records:
             if isinstance(record, Delivered):
-                delivered |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
+                delivered_ids |= dict.fromkeys(self._settled_in(record.scheduled_ids, segment))
             elif isinstance(record, DroppedMessages):
                 if settled := self._settled_in(record.scheduled_ids, segment):
-                    needed.append(DroppedMessages(settled))
+                    needed_records.append(DroppedMessages(settled))
             elif self._is_needed(record, segment):
-                needed.append(record)
-        if delivered:
-            needed.append(Delivered(REWRITTEN, tuple(delivered)))
-        return needed
+                needed_records.append(record)
+        if delivered_ids:
+            needed_records.append(Delivered(REWRITTEN, tuple(delivered_ids)))
+        return needed_records
 
-    def _is_needed(self, record: Waits | Taken | Canceled, segment: int) -> bool:
-        if isinstance(record, Waits):
+    def _is_needed(self, record: ScheduledMessageRecord | Taken | Canceled, segment: int) -> bool:
+        if isinstance(record, ScheduledMessageRecord):
             entry = self.entries.get(record.scheduled_id)
-            is_canceling = record.scheduled_id in self._settling
+            is_canceling = record.scheduled_id in self._settling_segments
             return entry is not None and entry.place.segment == segment and not is_canceling
         if isinstance(record, Taken):
             delivery = self.deliveries.get(record.delivery)
@@ -493,12 +494,13 @@ class ScheduleIndex:
         return tuple(
             each
             for each in scheduled_ids
-            if (settled := self._settled.get(each)) is not None and settled.segment == segment
+            if (settled := self._settled_messages.get(each)) is not None
+            and settled.segment == segment
         )
 
     def is_settling(self, segment: int) -> bool:
         """Return True if this segment has records of messages whose outcome is not durable yet."""
-        return any(segment in segments for segments in self._settling.values())
+        return any(segment in segments for segments in self._settling_segments.values())
 
     @property
     def next_due_ms(self) -> int | None:

@@ -41,8 +41,17 @@ from ..storage.files import Files
 from ..store.group_commit import RunBlocking
 from ..wall_clock import WallClock
 from .journal import SEGMENT_BYTES, JournalWriter, ScheduledJournal
-from .records import Canceled, Delivered, DroppedMessages, Place, Record, Taken, Waits, size_of
-from .room import check_names, check_room
+from .records import (
+    Canceled,
+    Delivered,
+    DroppedMessages,
+    Place,
+    Record,
+    ScheduledMessageRecord,
+    Taken,
+    record_bytes,
+)
+from .room import check_name_limits, check_room
 from .schedule_index import ScheduledAmount, ScheduledDelivery, ScheduledEntry, ScheduleIndex
 from .subjects import Subjects
 
@@ -103,12 +112,12 @@ class Scheduler:
         self._broker_group = broker_group
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._writer = JournalWriter(journal, run_blocking, written=self._start_compaction)
-        self._writing: dict[bytes, _PendingMessage] = {}
+        self._writer = JournalWriter(journal, run_blocking, on_written=self._start_compaction)
+        self._pending_messages: dict[bytes, _PendingMessage] = {}
         """Message id → a message that is being written."""
-        self._writing_shares: dict[str, ScheduledAmount] = {}
+        self._pending_amounts: dict[str, ScheduledAmount] = {}
         """Subject → the amount of its messages that are being written."""
-        self._canceling: dict[bytes, asyncio.Future[None]] = {}
+        self._cancel_futures: dict[bytes, asyncio.Future[None]] = {}
         """Message id → a cancel or drop that is being written."""
         self._wake = asyncio.Event()
         self._delivery_done = asyncio.Event()
@@ -120,7 +129,7 @@ class Scheduler:
         self._compaction: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
         """Returns subject or pattern → the limit in bytes for all matching subjects."""
-        self.delivered = self.dropped = 0
+        self.delivered_count = self.dropped_count = 0
         """The numbers of messages that were delivered or dropped since the start."""
 
     @classmethod
@@ -167,18 +176,18 @@ class Scheduler:
             "count": len(self._schedule_index.entries),
             "bytes": self._schedule_index.bytes,
             "next_ms": self._schedule_index.next_due_ms,
-            "delivered": self.delivered,
-            "dropped": self.dropped,
+            "delivered": self.delivered_count,
+            "dropped": self.dropped_count,
             "problem": self.problem,
             "calendar": self.calendar.problem,
             "late": dict(list(self._problems.items())[:10]),
         }
 
-    async def soonest(
+    async def list_soonest(
         self, limit: int, subject: str | None = None
     ) -> tuple[int, list[ScheduledEntry]]:
-        """Like `ScheduleIndex.soonest`, but yields to other tasks between its steps."""
-        steps = self._schedule_index.soonest(limit, subject)
+        """Like `ScheduleIndex.list_soonest`, but yields to other tasks between its steps."""
+        steps = self._schedule_index.list_soonest(limit, subject)
         while True:
             try:
                 next(steps)
@@ -191,16 +200,19 @@ class Scheduler:
         """Return the subject of a message that waits or is being written, or None if there is no
         such message.
         """
-        message = self._schedule_index.entries.get(scheduled_id) or self._writing.get(scheduled_id)
+        message = self._schedule_index.entries.get(scheduled_id) or self._pending_messages.get(
+            scheduled_id
+        )
         return None if message is None else message.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
         """Return True if all these messages are already stored, settled, or being written."""
         return all(
-            each in self._writing or self._schedule_index.knows(each) for each in scheduled_ids
+            each in self._pending_messages or self._schedule_index.knows(each)
+            for each in scheduled_ids
         )
 
-    async def schedule(self, messages: Sequence[Waits]) -> list[bool]:
+    async def schedule(self, messages: Sequence[ScheduledMessageRecord]) -> list[bool]:
         """
         Store messages of one subject durably, all of them or none. Messages with known ids are
         skipped.
@@ -212,22 +224,24 @@ class Scheduler:
             OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
             StorageError: the fate says whether they are stored.
         """
-        writing = [self._writing.get(message.scheduled_id) for message in messages]
-        known = [
+        writes = [self._pending_messages.get(message.scheduled_id) for message in messages]
+        are_known = [
             write is not None or self._schedule_index.knows(message.scheduled_id)
-            for message, write in zip(messages, writing, strict=True)
+            for message, write in zip(messages, writes, strict=True)
         ]
-        new = [message for message, is_known in zip(messages, known, strict=True) if not is_known]
-        if new:
+        new_messages = [
+            message for message, is_known in zip(messages, are_known, strict=True) if not is_known
+        ]
+        if new_messages:
             self._writer.check()
-            self._check_limits(new)
-            await self._add(new)
-        for write in writing:
+            self._check_limits(new_messages)
+            await self._add_writing(new_messages)
+        for write in writes:
             if write is not None:
                 await shield(write.done)
-        return known
+        return are_known
 
-    def _check_limits(self, messages: Sequence[Waits]) -> None:
+    def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
         Check that new messages of one subject exceed no limit.
 
@@ -237,36 +251,38 @@ class Scheduler:
         subject = messages[0].subject
         size = sum(message.size for message in messages)
         total = ScheduledAmount(len(self._schedule_index.entries), self._schedule_index.bytes)
-        for writing in self._writing_shares.values():
-            total = total.plus(*writing)
-        of_subject = self._schedule_index.share(subject).plus(
-            *self._writing_shares.get(subject, ScheduledAmount())
+        for amounts_being_written in self._pending_amounts.values():
+            total = total.add(*amounts_being_written)
+        of_subject = self._schedule_index.subject_amount(subject).add(
+            *self._pending_amounts.get(subject, ScheduledAmount())
         )
-        requested = ScheduledAmount(len(messages), size)
+        requested_amount = ScheduledAmount(len(messages), size)
         limits = ScheduledAmount(self._count_max, self._bytes_max)
-        check_room(subject, requested, total, of_subject, limits, broker_group=self._broker_group)
-        check_names(
+        check_room(
+            subject, requested_amount, total, of_subject, limits, broker_group=self._broker_group
+        )
+        check_name_limits(
             subject,
             size,
-            self._schedule_index.names.of,
-            self._writing_shares,
+            self._schedule_index.names.bytes_of,
+            self._pending_amounts,
             self.limits(),
             broker_group=self._broker_group,
         )
 
-    async def _add(self, messages: Sequence[Waits]) -> None:
+    async def _add_writing(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         size = sum(message.size for message in messages)
-        subject, shares = messages[0].subject, self._writing_shares
+        subject, shares = messages[0].subject, self._pending_amounts
 
         def add_to_share(count: int, size: int) -> None:
-            share = shares[subject] = shares.get(subject, ScheduledAmount()).plus(count, size)
+            share = shares[subject] = shares.get(subject, ScheduledAmount()).add(count, size)
             if not share.messages:
                 del shares[subject]
 
         def remove_pending() -> None:
             add_to_share(-len(messages), -size)
             for message in messages:
-                del self._writing[message.scheduled_id]
+                del self._pending_messages[message.scheduled_id]
 
         def on_durable(place: Place) -> None:
             remove_pending()
@@ -274,10 +290,10 @@ class Scheduler:
                 self._schedule_index.add(message, place)
             self._wake.set()
 
-        done = self._writer.submit(messages, then=on_durable, undo=remove_pending)
+        done = self._writer.submit(messages, on_durable=on_durable, undo=remove_pending)
         add_to_share(len(messages), size)
         for message in messages:
-            self._writing[message.scheduled_id] = _PendingMessage(subject, done)
+            self._pending_messages[message.scheduled_id] = _PendingMessage(subject, done)
         await shield(done)
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
@@ -291,28 +307,28 @@ class Scheduler:
             StorageError: the fate says whether it is canceled.
         """
         self._writer.check()
-        if (write := self._writing.get(scheduled_id)) is not None:
+        if (write := self._pending_messages.get(scheduled_id)) is not None:
             await shield(write.done)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DELIVERY_S):
-                while self._schedule_index.is_taken(scheduled_id):
-                    canceling = self._canceling.get(scheduled_id)
-                    await (shield(canceling) if canceling else self._delivery_done.wait())
+                while self._schedule_index.is_in_delivery(scheduled_id):
+                    cancel_future = self._cancel_futures.get(scheduled_id)
+                    await (shield(cancel_future) if cancel_future else self._delivery_done.wait())
         outcome = self._schedule_index.cancel(scheduled_id)
         if outcome is not None:
             return outcome
 
         def on_durable(place: Place) -> None:
-            del self._canceling[scheduled_id]
+            del self._cancel_futures[scheduled_id]
             self._schedule_index.on_canceled(scheduled_id, place.segment)
 
         def undo() -> None:
-            del self._canceling[scheduled_id]
+            del self._cancel_futures[scheduled_id]
             self._schedule_index.requeue([scheduled_id])
             self._wake.set()
 
-        done = self._writer.submit([Canceled(scheduled_id)], then=on_durable, undo=undo)
-        self._canceling[scheduled_id] = done
+        done = self._writer.submit([Canceled(scheduled_id)], on_durable=on_durable, undo=undo)
+        self._cancel_futures[scheduled_id] = done
         await shield(done)
         return CancelOutcome.CANCELED
 
@@ -321,7 +337,7 @@ class Scheduler:
         """Start to remove the oldest segment if most of the journal is about settled messages."""
         limit_bytes = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
         has_several = len(self._journal.segments) > 1
-        if self._compaction is None and has_several and self._journal.bytes > limit_bytes:
+        if self._compaction is None and has_several and self._journal.size_bytes > limit_bytes:
             self._compaction = asyncio.create_task(
                 self._remove_oldest(), name="compaction of scheduled messages"
             )
@@ -352,10 +368,11 @@ class Scheduler:
         is_complete = True
         for start in range(0, len(records), COPIED_MAX):
             chunk = records[start : start + COPIED_MAX]
-            while needed := self._schedule_index.select_needed(chunk, segment):
-                copied = _first_records(needed)
+            while needed_records := self._schedule_index.select_needed(chunk, segment):
+                copied_records = _first_records(needed_records)
                 await self._writer.submit(
-                    copied, then=partial(self._schedule_index.relocate, copied)
+                    copied_records,
+                    on_durable=partial(self._schedule_index.relocate, copied_records),
                 )
             is_complete = is_complete and not self._schedule_index.is_settling(segment)
             await asyncio.sleep(0)
@@ -370,12 +387,12 @@ class Scheduler:
         if self._journal.problems:
             return  # a lost record may have settled a message
         for delivery in list(self._schedule_index.deliveries.values()):
-            self._start(self._resume(delivery, target, folder_ownership))
+            self._start_delivery(self._resume_delivery(delivery, target, folder_ownership))
         while True:
             self._wake.clear()
             now_ms, boot_ms = self.calendar.now_ms(), self._clock.boot_ms()
-            for batch in self._schedule_index.take(now_ms, boot_ms):
-                self._start(self._deliver(batch, target, folder_ownership))
+            for batch in self._schedule_index.take_due(now_ms, boot_ms):
+                self._start_delivery(self._deliver(batch, target, folder_ownership))
             due_ms, retry_ms = self._schedule_index.next_due_ms, self._schedule_index.next_try_ms
             delays_ms = [] if due_ms is None else [due_ms - now_ms]
             delays_ms += [] if retry_ms is None else [retry_ms - boot_ms]
@@ -386,7 +403,7 @@ class Scheduler:
             if not folder_ownership.accepted:
                 await folder_ownership.wait_accepted()
 
-    def _start(self, delivery: Coroutine[Any, Any, None]) -> None:
+    def _start_delivery(self, delivery: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(delivery, name="delivery of scheduled messages")
         self._tasks.add(task)
         task.add_done_callback(self._on_delivery_done)
@@ -402,52 +419,58 @@ class Scheduler:
         """Store a batch of due messages in their subject, or requeue them."""
         subject = batch[0].subject
         try:
-            messages = await self._read(batch)
+            messages = await self._read_messages(batch)
             batch = self._requeue_unread(batch, messages)
             if not batch:
-                self._free_subject(subject)
+                self._release_subject(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
             logical = await target.choose_logical_partition(subject, batch[0].subject_id)
-            taken = Taken(name, subject, logical, tuple(each.scheduled_id for each in messages))
+            taken_record = Taken(
+                name, subject, logical, tuple(each.scheduled_id for each in messages)
+            )
             await self._writer.submit(
-                [taken],
-                then=lambda place: self._schedule_index.begin_delivery(taken, place.segment),
+                [taken_record],
+                on_durable=lambda place: self._schedule_index.begin_delivery(
+                    taken_record, place.segment
+                ),
             )
         except SubjectDeletedError as error:
-            await self._drop(subject, [entry.scheduled_id for entry in batch], error)
+            await self._drop_messages(subject, [entry.scheduled_id for entry in batch], error)
             return
         except KeylaneError as error:
-            self._requeue(subject, [entry.scheduled_id for entry in batch], error)
+            self._requeue_messages(subject, [entry.scheduled_id for entry in batch], error)
             return
         delivery = self._schedule_index.deliveries[name]
-        await self._store(delivery, messages, target, folder_ownership, doubtful=False)
+        await self._store_delivery(delivery, messages, target, folder_ownership, is_doubtful=False)
 
-    async def _resume(
+    async def _resume_delivery(
         self, delivery: ScheduledDelivery, target: Subjects, folder_ownership: FolderOwnership
     ) -> None:
         """Store the batch of a delivery that began before a restart, and may be stored already."""
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
         while True:
-            messages = await self._read(entries)
+            messages = await self._read_messages(entries)
             if len(messages) == len(entries):
                 break
             # The batch may be stored, so it must not change.
             await asyncio.sleep(UNREADABLE_MS / 1000)
-        await self._store(delivery, messages, target, folder_ownership, doubtful=True)
+        await self._store_delivery(delivery, messages, target, folder_ownership, is_doubtful=True)
 
     def _requeue_unread(
-        self, batch: list[ScheduledEntry], messages: Sequence[Waits]
+        self, batch: list[ScheduledEntry], messages: Sequence[ScheduledMessageRecord]
     ) -> list[ScheduledEntry]:
         """Requeue the entries whose messages could not be read, and return the others."""
         read_ids = {each.scheduled_id for each in messages}
-        unread = [each.scheduled_id for each in batch if each.scheduled_id not in read_ids]
-        self._schedule_index.requeue(unread, self._clock.boot_ms() + UNREADABLE_MS)
+        unread_ids = [each.scheduled_id for each in batch if each.scheduled_id not in read_ids]
+        self._schedule_index.requeue(unread_ids, self._clock.boot_ms() + UNREADABLE_MS)
         return [entry for entry in batch if entry.scheduled_id in read_ids]
 
-    async def _read(self, entries: Sequence[ScheduledEntry]) -> list[Waits]:
+    async def _read_messages(
+        self, entries: Sequence[ScheduledEntry]
+    ) -> list[ScheduledMessageRecord]:
         """Read the messages of entries, in order, except those that cannot be read now."""
-        by_id: dict[bytes, Waits] = {}
+        by_id: dict[bytes, ScheduledMessageRecord] = {}
         ids = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
             try:
@@ -456,23 +479,25 @@ class Scheduler:
                 log.error("cannot read a scheduled message: %s", error.message)
                 continue
             for record in records:
-                if isinstance(record, Waits) and record.scheduled_id in ids:
+                if isinstance(record, ScheduledMessageRecord) and record.scheduled_id in ids:
                     by_id[record.scheduled_id] = record
         return [by_id[entry.scheduled_id] for entry in entries if entry.scheduled_id in by_id]
 
-    async def _store(
+    async def _store_delivery(
         self,
         delivery: ScheduledDelivery,
-        messages: Sequence[Waits],
+        messages: Sequence[ScheduledMessageRecord],
         target: Subjects,
         folder_ownership: FolderOwnership,
         *,
-        doubtful: bool,
+        is_doubtful: bool,
     ) -> None:
         """Store a delivery whose record is durable. Retry until it is stored, or requeue or drop
         its messages if nothing can have been stored.
         """
-        posted = [PostedMessage(b"", each.value, each.packed_properties) for each in messages]
+        posted_messages = [
+            PostedMessage(b"", each.value, each.packed_properties) for each in messages
+        ]
         subject_id = self._schedule_index.entries[delivery.scheduled_ids[0]].subject_id
         pauses = WAITS.pauses(self._rng)
         while True:
@@ -481,48 +506,52 @@ class Scheduler:
             try:
                 await target.store(
                     delivery.subject,
-                    posted,
+                    posted_messages,
                     sent_at_ns=[each.sent_at_ns for each in messages],
                     key=delivery.name,
                     logical=delivery.logical,
                     subject_id=subject_id,
-                    tried=doubtful,
+                    tried=is_doubtful,
                 )
                 break
             except SubjectDeletedError as error:
-                await self._drop(delivery.subject, delivery.scheduled_ids, error)
+                await self._drop_messages(delivery.subject, delivery.scheduled_ids, error)
                 return
             except KeylaneError as error:
-                too_large = _find_too_large(error, delivery, posted)
+                too_large = _find_too_large(error, delivery, posted_messages)
                 if too_large:
-                    others = [each for each in delivery.scheduled_ids if each not in too_large]
-                    self._schedule_index.requeue(others)
-                    await self._drop(delivery.subject, too_large, error)
+                    remaining_ids = [
+                        each for each in delivery.scheduled_ids if each not in too_large
+                    ]
+                    self._schedule_index.requeue(remaining_ids)
+                    await self._drop_messages(delivery.subject, too_large, error)
                     return
-                doubtful = doubtful or error.fate is Fate.UNKNOWN
-                if not doubtful:
-                    self._requeue(delivery.subject, delivery.scheduled_ids, error)
+                is_doubtful = is_doubtful or error.fate is Fate.UNKNOWN
+                if not is_doubtful:
+                    self._requeue_messages(delivery.subject, delivery.scheduled_ids, error)
                     return
                 self._log_problem(delivery.subject, error)
-                self._free_subject(delivery.subject)
+                self._release_subject(delivery.subject)
                 await asyncio.sleep(pauses.next_ms() / 1000)
         self._schedule_index.end_delivery(delivery.name)
-        self.delivered += len(messages)
+        self.delivered_count += len(messages)
         self._pauses.pop(delivery.subject, None)
         self._problems.pop(delivery.subject, None)
-        self._free_subject(delivery.subject)
-        delivered = Delivered(delivery.name, delivery.scheduled_ids)
+        self._release_subject(delivery.subject)
+        delivered_record = Delivered(delivery.name, delivery.scheduled_ids)
         while True:
             try:
                 await self._writer.submit(
-                    [delivered],
-                    then=lambda place: self._schedule_index.on_delivered(delivered, place.segment),
+                    [delivered_record],
+                    on_durable=lambda place: self._schedule_index.on_delivered(
+                        delivered_record, place.segment
+                    ),
                 )
                 return
             except KeylaneError:  # without the record, a start delivers it again as a duplicate
                 await asyncio.sleep(pauses.next_ms() / 1000)
 
-    async def _drop(
+    async def _drop_messages(
         self, subject: str, scheduled_ids: Sequence[bytes], cause: KeylaneError
     ) -> None:
         """Drop messages durably that their subject will never accept. If the write fails, requeue
@@ -532,7 +561,7 @@ class Scheduler:
 
         def remove_pending() -> None:
             for scheduled_id in ids:
-                del self._canceling[scheduled_id]
+                del self._cancel_futures[scheduled_id]
 
         def on_durable(place: Place) -> None:
             remove_pending()
@@ -543,14 +572,14 @@ class Scheduler:
             self._schedule_index.requeue(ids, self._clock.boot_ms() + WAITS.max_ms)
 
         self._schedule_index.begin_drop(ids)
-        done = self._writer.submit([DroppedMessages(ids)], then=on_durable, undo=undo)
-        self._canceling |= dict.fromkeys(ids, done)
+        done = self._writer.submit([DroppedMessages(ids)], on_durable=on_durable, undo=undo)
+        self._cancel_futures |= dict.fromkeys(ids, done)
         try:
             await shield(done)
         except KeylaneError as error:
             self._log_problem(subject, error)
         else:
-            self.dropped += len(ids)
+            self.dropped_count += len(ids)
             self._problems.pop(subject, None)
             log.error(
                 "%s of %s dropped, never to be delivered: %s: %s",
@@ -559,19 +588,21 @@ class Scheduler:
                 cause.message,
                 listed([each.hex() for each in ids[:LISTED_MAX]], len(ids)),
             )
-        self._free_subject(subject)
+        self._release_subject(subject)
 
-    def _requeue(self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError) -> None:
+    def _requeue_messages(
+        self, subject: str, scheduled_ids: Sequence[bytes], error: KeylaneError
+    ) -> None:
         """Requeue messages with a backoff, because none of them was stored."""
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
         self._schedule_index.requeue(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
         self._log_problem(subject, error)
-        self._free_subject(subject)
+        self._release_subject(subject)
 
-    def _free_subject(self, subject: str) -> None:
-        self._schedule_index.free(subject)
+    def _release_subject(self, subject: str) -> None:
+        self._schedule_index.release_subject(subject)
         self._wake.set()
         self._delivery_done.set()
         self._delivery_done = asyncio.Event()
@@ -589,7 +620,7 @@ class Scheduler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._compaction is not None:
             await asyncio.wait([self._compaction])
-        await self._writer.idle()
+        await self._writer.wait_idle()
         self._journal.close()
 
 
@@ -598,7 +629,7 @@ def _first_records(records: Sequence[Record]) -> list[Record]:
     first: list[Record] = []
     size_bytes = 0
     for record in records[:COPIED_MAX]:
-        size_bytes += size_of(record)
+        size_bytes += record_bytes(record)
         if first and size_bytes > COPIED_BYTES_MAX:
             break
         first.append(record)
@@ -606,25 +637,25 @@ def _first_records(records: Sequence[Record]) -> list[Record]:
 
 
 def _find_too_large(
-    error: KeylaneError, delivery: ScheduledDelivery, posted: Sequence[PostedMessage]
+    error: KeylaneError, delivery: ScheduledDelivery, posted_messages: Sequence[PostedMessage]
 ) -> list[bytes]:
     """Return the ids of the messages that exceed the limit of their subject, if the error is a
     MessageTooLargeError.
     """
     if not isinstance(error, MessageTooLargeError) or error.limit_bytes is None:
         return []
-    pairs = zip(delivery.scheduled_ids, posted, strict=True)
+    pairs = zip(delivery.scheduled_ids, posted_messages, strict=True)
     return [each for each, message in pairs if message.size > error.limit_bytes]
 
 
 def open_schedule(
-    files: Files, *, segment_bytes: int = SEGMENT_BYTES, cut: bool = True
+    files: Files, *, segment_bytes: int = SEGMENT_BYTES, must_cut: bool = True
 ) -> tuple[ScheduleIndex, ScheduledJournal]:
     """
     Open the journal of a data folder, and build the index from it. Blocks.
 
     Args:
-        cut: see `ScheduledJournal.open`.
+        must_cut: see `ScheduledJournal.open`.
 
     Raises:
         DataFolderError: a newer broker wrote the journal.
@@ -636,6 +667,6 @@ def open_schedule(
         for record in records:
             schedule_index.replay(record, place)
 
-    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, cut=cut)
+    journal = ScheduledJournal.open(files, visit, segment_bytes=segment_bytes, must_cut=must_cut)
     schedule_index.finish_replay()
     return schedule_index, journal

@@ -42,27 +42,27 @@ class RealAppendFile:
         self._path = path
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
-        self._allocated = self.size
+        self._allocated_bytes = self.size
         """The file size on the disk, including reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`. Up to IOV_MAX buffers are written by one system call; a partial
         write is continued.
         """
-        for first in range(0, len(buffers), IOV_MAX):
-            remaining: list[Buffer] = list(buffers[first : first + IOV_MAX])
-            while remaining:
+        for first_index in range(0, len(buffers), IOV_MAX):
+            remaining_buffers: list[Buffer] = list(buffers[first_index : first_index + IOV_MAX])
+            while remaining_buffers:
                 try:
-                    written = os.pwritev(self._descriptor, remaining, self.size)
+                    written_bytes = os.pwritev(self._descriptor, remaining_buffers, self.size)
                 except OSError as error:
                     raise disk_error("write", self._path, error) from error
-                self.size += written
-                remaining = _skip_bytes(remaining, written)
+                self.size += written_bytes
+                remaining_buffers = _skip_bytes(remaining_buffers, written_bytes)
 
     @property
     def reserved(self) -> int:
         """See `AppendFile.reserved`."""
-        return max(self._allocated - self.size, 0)
+        return max(self._allocated_bytes - self.size, 0)
 
     def reserve(self, length: int) -> None:
         """See `AppendFile.reserve`."""
@@ -71,7 +71,9 @@ class RealAppendFile:
         except OSError as error:
             raise disk_error("allocate", self._path, error) from error
         finally:
-            self._allocated = os.fstat(self._descriptor).st_size  # a full disk may reserve some
+            self._allocated_bytes = os.fstat(
+                self._descriptor
+            ).st_size  # a full disk may reserve some
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
@@ -100,7 +102,7 @@ class RealAppendFile:
         """See `AppendFile.truncate`."""
         try:
             os.ftruncate(self._descriptor, size)
-            self.size = self._allocated = size
+            self.size = self._allocated_bytes = size
             os.fsync(self._descriptor)
         except OSError as error:
             raise FlushFailedError(

@@ -141,7 +141,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     @property
-    def before(self) -> tuple[str, ...]:
+    def earlier(self) -> tuple[str, ...]:
         """The earlier openings."""
         return self.heard + self.unheard
 
@@ -167,7 +167,7 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     return opening
 
 
-def note_heard(files: Files, opening: Opening) -> None:
+def record_heard(files: Files, opening: Opening) -> None:
     """
     Record that a metaserver has accepted a report of this opening. It is written only if the list
     of unheard openings is nearly full.

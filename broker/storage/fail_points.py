@@ -13,11 +13,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from ...protocol.errors import ConfigError
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 from .append_file import Buffer, RealAppendFile
-from .files import AppendFile, Files, RealFiles
+from .files import Files, RealFiles
 from .kernel_syncs import KernelSyncs
 
 VARIABLE = "KEYLANE_FAIL_AT"
@@ -63,7 +64,7 @@ class FailPoint:
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
-        if name not in POINTS or not plain_number(count):
+        if name not in POINTS or not parse_number(count):
             raise ConfigError(
                 f"{VARIABLE}={text!r} is not point:count; the points are {', '.join(POINTS)}"
             )
@@ -82,40 +83,33 @@ class FailPoint:
             os.kill(os.getpid(), KILL)
 
 
-class FailingAppendFile:
-    """An `AppendFile` with fail points."""
+class FailingAppendFile(RealAppendFile):
+    """A `RealAppendFile` with fail points."""
 
-    def __init__(self, file: RealAppendFile, point: FailPoint) -> None:
-        self._file = file
+    def __init__(self, path: str, descriptor: int, point: FailPoint) -> None:
+        super().__init__(path, descriptor)
         self._point = point
-        self.size = file.size
 
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`."""
         self._point.reach("write")
         if self._point.is_kill_due("write~"):
             data = b"".join(buffers)
-            self._file.append([data[: len(data) // 2]])
+            super().append([data[: len(data) // 2]])
             os.kill(os.getpid(), KILL)
-        self._file.append(buffers)
-        self.size = self._file.size
+        super().append(buffers)
         self._point.reach("written")
-
-    @property
-    def reserved(self) -> int:
-        """See `AppendFile.reserved`."""
-        return self._file.reserved
 
     def reserve(self, length: int) -> None:
         """See `AppendFile.reserve`."""
         self._point.reach("reserve")
-        self._file.reserve(length)
+        super().reserve(length)
         self._point.reach("reserved")
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
         self._point.reach("sync")
-        self._file.fdatasync()
+        super().fdatasync()
         self._point.reach("synced")
 
     def begin_sync(self, syncs: KernelSyncs, on_done: Callable[[Exception | None], None]) -> None:
@@ -126,23 +120,13 @@ class FailingAppendFile:
             on_done(error)
 
         self._point.reach("sync")
-        self._file.begin_sync(syncs, on_synced)
+        super().begin_sync(syncs, on_synced)
 
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""
         self._point.reach("truncate")
-        self._file.truncate(size)
-        self.size = size
+        super().truncate(size)
         self._point.reach("truncated")
-
-    def rewind(self, size: int) -> None:
-        """See `AppendFile.rewind`."""
-        self._file.rewind(size)
-        self.size = size
-
-    def close(self) -> None:
-        """See `AppendFile.close`."""
-        self._file.close()
 
 
 class FailingFiles(RealFiles):
@@ -152,6 +136,7 @@ class FailingFiles(RealFiles):
         super().__init__(root)
         self._point = point
         self.reach = point.reach
+        self._make_append_file = partial(FailingAppendFile, point=point)
 
     def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""
@@ -159,12 +144,12 @@ class FailingFiles(RealFiles):
         super().make_folder(path)
         self._point.reach("folder-made")
 
-    def open_append(self, path: str) -> AppendFile:  # type: ignore[override]
+    def open_append(self, path: str) -> RealAppendFile:
         """See `Files.open_append`."""
         self._point.reach("create")
         file = super().open_append(path)
         self._point.reach("created")
-        return FailingAppendFile(file, self._point)
+        return file
 
     def rename(self, old: str, new: str) -> None:
         """See `Files.rename`."""

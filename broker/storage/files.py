@@ -110,7 +110,7 @@ class Files(Protocol):
         """Create a folder, durably, unless it exists."""
         ...
 
-    def outside(self, path: str) -> str:
+    def real_path(self, path: str) -> str:
         """Return the path in the file system, for a library that does its own I/O. Raises
         StorageError if there is none.
         """
@@ -281,9 +281,10 @@ class RealFiles:
 
     def __init__(self, root: Path | str) -> None:
         self._root = str(root)
+        self._make_append_file: Callable[[str, int], RealAppendFile] = RealAppendFile
         self._lock_descriptor = -1
         self._cache_lock = threading.Lock()
-        self._cached: OrderedDict[str, list[int]] = OrderedDict()
+        self._cached_descriptors: OrderedDict[str, list[int]] = OrderedDict()
         """Path → [descriptor, number of threads that are reading], least recently used first."""
 
     def name(self) -> str:
@@ -349,8 +350,8 @@ class RealFiles:
         folder = self._path(path)
         return DataFolderError(f"{folder} is not a folder", path=folder)
 
-    def outside(self, path: str) -> str:
-        """See `Files.outside`."""
+    def real_path(self, path: str) -> str:
+        """See `Files.real_path`."""
         return self._path(path)
 
     def list(self, path: str = "") -> list[str]:
@@ -376,9 +377,8 @@ class RealFiles:
     def open_append(self, path: str) -> RealAppendFile:
         """See `Files.open_append`."""
         try:
-            return RealAppendFile(
-                path, os.open(self._path(path), os.O_RDWR | os.O_CREAT, FILE_MODE)
-            )
+            descriptor = os.open(self._path(path), os.O_RDWR | os.O_CREAT, FILE_MODE)
+            return self._make_append_file(path, descriptor)
         except OSError as error:
             raise disk_error("open", path, error) from error
 
@@ -390,7 +390,7 @@ class RealFiles:
         """See `Files.preads`."""
         parts = []
         try:
-            with self._descriptor(path) as descriptor:
+            with self._open_cached(path) as descriptor:
                 for position, length in ranges:
                     data = os.pread(descriptor, length, position)
                     while len(data) < length:
@@ -404,39 +404,39 @@ class RealFiles:
         return parts
 
     @contextmanager
-    def _descriptor(self, path: str) -> Iterator[int]:
+    def _open_cached(self, path: str) -> Iterator[int]:
         """Provide a cached descriptor for reading; it is not closed while it is in use."""
         with self._cache_lock:
-            cached = self._cached.get(path)
-            if cached is None:
-                cached = [os.open(self._path(path), os.O_RDONLY), 0]
-                self._cached[path] = cached
+            cached_entry = self._cached_descriptors.get(path)
+            if cached_entry is None:
+                cached_entry = [os.open(self._path(path), os.O_RDONLY), 0]
+                self._cached_descriptors[path] = cached_entry
                 self._evict()
             else:
-                self._cached.move_to_end(path)
-            cached[1] += 1
+                self._cached_descriptors.move_to_end(path)
+            cached_entry[1] += 1
         try:
-            yield cached[0]
+            yield cached_entry[0]
         finally:
             with self._cache_lock:
-                cached[1] -= 1
-                if not cached[1] and self._cached.get(path) is not cached:
-                    os.close(cached[0])
+                cached_entry[1] -= 1
+                if not cached_entry[1] and self._cached_descriptors.get(path) is not cached_entry:
+                    os.close(cached_entry[0])
 
     def _evict(self) -> None:
-        excess = len(self._cached) - READ_FILES_MAX
-        for path in list(self._cached)[: max(excess, 0)]:
+        excess = len(self._cached_descriptors) - READ_FILES_MAX
+        for path in list(self._cached_descriptors)[: max(excess, 0)]:
             self._drop_cached(path)
 
     def _drop_cached(self, path: str) -> None:
-        cached = self._cached.pop(path, None)
+        cached = self._cached_descriptors.pop(path, None)
         if cached is not None and not cached[1]:
             os.close(cached[0])
 
     def read_ahead(self, path: str, position: int, length: int) -> None:
         """See `Files.read_ahead`."""
         try:
-            with self._descriptor(path) as descriptor:
+            with self._open_cached(path) as descriptor:
                 os.posix_fadvise(descriptor, position, length, os.POSIX_FADV_WILLNEED)
         except OSError as error:
             raise disk_error("advise", path, error) from error
@@ -506,7 +506,7 @@ class RealFiles:
     def close(self) -> None:
         """See `Files.close`."""
         with self._cache_lock:
-            for path in list(self._cached):
+            for path in list(self._cached_descriptors):
                 self._drop_cached(path)
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)

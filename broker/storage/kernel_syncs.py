@@ -63,11 +63,11 @@ class KernelSyncs:
         operation.set_callback(partial(self._results.__setitem__, number))
         self._in_flight[number] = operation, on_done, make_error
         try:
-            submitted = self._context.submit(operation)
+            submitted_count = self._context.submit(operation)
         except (OSError, SystemError, ValueError, OverflowError, RuntimeError) as error:
             del self._in_flight[number]
             raise OSError(errno.EAGAIN, f"the kernel did not accept the sync: {error}") from error
-        if submitted != 1:
+        if submitted_count != 1:
             del self._in_flight[number]
             raise OSError(errno.EAGAIN, "the kernel did not accept the sync")
 

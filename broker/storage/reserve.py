@@ -23,31 +23,26 @@ PLENTY_FREE_BYTES = 1 << 30
 """
 
 
-class Reserve:
-    """The reserve file of a data folder. Only one thread at a time may use it."""
+def ensure_reserve(files: Files) -> None:
+    """Write the reserve file unless it exists, or most of the disk is free, or less than twice its
+    size is free. Only one thread at a time may call the functions of this module.
+    """
+    try:
+        total_bytes, free_bytes = files.total_bytes(), files.free_bytes()
+        size_bytes = min(RESERVE_BYTES, total_bytes // DISK_FRACTION)
+        if free_bytes > max(total_bytes // 2, PLENTY_FREE_BYTES) or free_bytes < 2 * size_bytes:
+            return
+        if (files.size(PATH) or 0) < size_bytes:
+            replace_file(files, PATH, bytes(size_bytes))
+    except StorageError as error:
+        log.warning("cannot write the reserve file: %s", error.message)
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
 
-    def ensure(self) -> None:
-        """Write the reserve file unless it exists, or most of the disk is free, or less than twice
-        its size is free.
-        """
-        try:
-            total, free = self._files.total_bytes(), self._files.free_bytes()
-            size = min(RESERVE_BYTES, total // DISK_FRACTION)
-            if free > max(total // 2, PLENTY_FREE_BYTES) or free < 2 * size:
-                return
-            if (self._files.size(PATH) or 0) < size:
-                replace_file(self._files, PATH, bytes(size))
-        except StorageError as error:
-            log.warning("cannot write the reserve file: %s", error.message)
-
-    def release(self) -> bool:
-        """Remove the reserve file, durably. Return False if it does not exist."""
-        if self._files.size(PATH) is None:
-            return False
-        log.warning("the disk is full; removed the reserve file")
-        self._files.remove(PATH)
-        self._files.sync_folder()
-        return True
+def release_reserve(files: Files) -> bool:
+    """Remove the reserve file, durably. Return False if it does not exist."""
+    if files.size(PATH) is None:
+        return False
+    log.warning("the disk is full; removed the reserve file")
+    files.remove(PATH)
+    files.sync_folder()
+    return True

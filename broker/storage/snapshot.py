@@ -65,7 +65,7 @@ class Extra(msgspec.Struct, array_like=True):
     dropped: list[tuple[list[tuple[int, int]], dict[str, int]]] = []
     """The bodies of the DROPPED records of all dropped partitions."""
 
-    def packed(self) -> bytes:
+    def pack(self) -> bytes:
         """Return the bytes in the file. Trailing fields that have their default values are left
         out.
         """
@@ -99,13 +99,13 @@ def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
 def _encode_header(
     chunks: Sequence[bytes], *, kind: int, clean: bool, position: int, extra: Extra
 ) -> bytes:
-    packed = extra.packed()
+    packed = extra.pack()
     size = _HEAD.size + len(packed) + 4 + sum(map(len, chunks))
-    after = _HEAD.pack(MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size)[
-        8:
-    ]
-    start = struct.pack("<II", MAGIC, crc32c.crc32c(after))
-    return b"".join((start, after, packed, _U32.pack(crc32c.crc32c(packed))))
+    encoded_fields = _HEAD.pack(
+        MAGIC, 0, VERSION, len(chunks), kind, clean, 0, len(packed), position, size
+    )[8:]
+    start = struct.pack("<II", MAGIC, crc32c.crc32c(encoded_fields))
+    return b"".join((start, encoded_fields, packed, _U32.pack(crc32c.crc32c(packed))))
 
 
 class _DamagedError(Exception):
@@ -119,7 +119,7 @@ class Snapshots:
         self._files = files
         self._kinds: dict[int, int] = {}
         """The number of a file whose header is whole → its kind."""
-        self._next = 1
+        self._next_number = 1
         self._full_bytes = 0
         self._incremental_bytes = 0
 
@@ -132,8 +132,8 @@ class Snapshots:
         Raises:
             DataFolderError: a newer broker wrote a snapshot.
         """
-        numbers = self._numbers()
-        self._next = max(numbers, default=0) + 1
+        numbers = self._list_numbers()
+        self._next_number = max(numbers, default=0) + 1
         headers = {number: self._read_header(number) for number in numbers}
         self._kinds = {
             number: header[0] for number, header in headers.items() if header is not None
@@ -142,9 +142,9 @@ class Snapshots:
             chain = [full]
             while self._kinds.get(chain[-1] + 1) == INCREMENTAL:
                 chain.append(chain[-1] + 1)
-            loaded = self._load_chain(chain, on_image)
-            if loaded is not None:
-                return loaded
+            snapshot = self._load_chain(chain, on_image)
+            if snapshot is not None:
+                return snapshot
         if numbers:
             log.warning("every snapshot is damaged; rebuilding the state from the log")
         return LoadedSnapshot()
@@ -155,7 +155,7 @@ class Snapshots:
         """Read a full snapshot and the incremental ones after it, up to the first damaged file.
         Return the last one, or None if the full one is damaged.
         """
-        loaded = None
+        newest_snapshot = None
         for number in chain:
             try:
                 snapshot = self._read(number, on_image)
@@ -164,15 +164,15 @@ class Snapshots:
                 self._kinds.pop(number, None)
                 break
             size = self._files.size(_path(number)) or 0
-            if loaded is None:
+            if newest_snapshot is None:
                 self._full_bytes = size
                 self._incremental_bytes = 0
             else:
                 self._incremental_bytes += size
-            loaded = snapshot
-        return loaded
+            newest_snapshot = snapshot
+        return newest_snapshot
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         return file_numbers(self._files.list(FOLDER), digits=10, suffix=SUFFIX)
 
     def _read_header(self, number: int) -> tuple[int, ...] | None:
@@ -202,15 +202,15 @@ class Snapshots:
         data = self._files.pread(_path(number), 0, size + 1)
         if len(data) != size:
             raise _DamagedError(f"it has {len(data)} bytes, not {size}")
-        at = _HEAD.size + extra_bytes + 4
-        packed = data[_HEAD.size : at - 4]
-        if _U32.unpack_from(data, at - 4)[0] != crc32c.crc32c(packed):
+        chunk_start = _HEAD.size + extra_bytes + 4
+        packed_extra = data[_HEAD.size : chunk_start - 4]
+        if _U32.unpack_from(data, chunk_start - 4)[0] != crc32c.crc32c(packed_extra):
             raise _DamagedError("bad checksum of the state besides the partitions")
-        extra = msgspec.msgpack.decode(packed, type=Extra)
+        extra = msgspec.msgpack.decode(packed_extra, type=Extra)
         starts = []
         for _ in range(chunks):
-            starts.append(at)
-            at = _check_chunk(data, at)
+            starts.append(chunk_start)
+            chunk_start = _check_chunk(data, chunk_start)
         for start in starts:
             _read_chunk(data, start, on_image)
         return LoadedSnapshot(position, bool(clean), extra)
@@ -218,12 +218,14 @@ class Snapshots:
     # ── writing ───────────────────────────────────────────────────────────────────────────────────
     def is_full_due(self) -> bool:
         """Return True if the next snapshot must be a full one."""
-        last = self._next - 1
+        last_number = self._next_number - 1
         full = max((number for number, kind in self._kinds.items() if kind == FULL), default=None)
-        if full is None or any(number not in self._kinds for number in range(full, self._next)):
+        if full is None or any(
+            number not in self._kinds for number in range(full, self._next_number)
+        ):
             return True
         is_large = self._incremental_bytes > self._full_bytes + (1 << 20)
-        return is_large or last - full >= INCREMENTAL_MAX
+        return is_large or last_number - full >= INCREMENTAL_MAX
 
     def write(
         self, chunks: Sequence[bytes], *, full: bool, clean: bool, position: int, extra: Extra
@@ -235,12 +237,12 @@ class Snapshots:
             StorageError: the snapshot was not written; earlier snapshots are unchanged.
         """
         kind = FULL if full else INCREMENTAL
-        number = self._next
+        number = self._next_number
         header = _encode_header(chunks, kind=kind, clean=clean, position=position, extra=extra)
         pieces: list[Buffer] = [header, *chunks]
         self._files.make_folder(FOLDER)
         replace_file(self._files, _path(number), *pieces)
-        self._next = number + 1
+        self._next_number = number + 1
         self._kinds[number] = kind
         size = sum(map(len, pieces))
         if full:
@@ -252,36 +254,36 @@ class Snapshots:
 
     def _remove_old(self) -> None:
         """Remove all snapshots before the second newest full one."""
-        full = sorted(number for number, kind in self._kinds.items() if kind == FULL)
-        first_kept = full[-2] if len(full) > 1 else full[-1]
-        for number in self._numbers():
-            if number < first_kept:
+        full_snapshots = sorted(number for number, kind in self._kinds.items() if kind == FULL)
+        first_kept_number = full_snapshots[-2] if len(full_snapshots) > 1 else full_snapshots[-1]
+        for number in self._list_numbers():
+            if number < first_kept_number:
                 self._kinds.pop(number, None)
                 self._files.remove(_path(number))
 
 
-def _check_chunk(data: bytes, at: int) -> int:
-    """Verify the chunk at byte `at`, and return the index of the byte after it."""
-    if len(data) - at < _CHUNK.size:
+def _check_chunk(data: bytes, position: int) -> int:
+    """Verify the chunk at byte `position`, and return the index of the byte after it."""
+    if len(data) - position < _CHUNK.size:
         raise _DamagedError("it is truncated")
-    crc, count, length = _CHUNK.unpack_from(data, at)
-    end: int = at + _CHUNK.size + length
-    fits = end <= len(data) and count * 12 <= length
-    if not fits or crc32c.crc32c(memoryview(data)[at + 4 : end]) != crc:
-        raise _DamagedError(f"bad chunk at byte {at}")
+    crc, count, length = _CHUNK.unpack_from(data, position)
+    end: int = position + _CHUNK.size + length
+    is_complete = end <= len(data) and count * 12 <= length
+    if not is_complete or crc32c.crc32c(memoryview(data)[position + 4 : end]) != crc:
+        raise _DamagedError(f"bad chunk at byte {position}")
     return end
 
 
-def _read_chunk(data: bytes, at: int, on_image: Callable[[int, bytes], None]) -> None:
-    """Call `on_image` for the images of the verified chunk at byte `at`."""
-    count: int = _CHUNK.unpack_from(data, at)[1]
-    at += _CHUNK.size
-    ids: array[int] = array("Q", data[at : at + 8 * count])
-    lengths: array[int] = array("I", data[at + 8 * count : at + 12 * count])
-    at += 12 * count
+def _read_chunk(data: bytes, position: int, on_image: Callable[[int, bytes], None]) -> None:
+    """Call `on_image` for the images of the verified chunk at byte `position`."""
+    count: int = _CHUNK.unpack_from(data, position)[1]
+    position += _CHUNK.size
+    ids: array[int] = array("Q", data[position : position + 8 * count])
+    lengths: array[int] = array("I", data[position + 8 * count : position + 12 * count])
+    position += 12 * count
     for number, size in zip(ids, lengths, strict=True):
-        on_image(number, data[at : at + size])
-        at += size
+        on_image(number, data[position : position + size])
+        position += size
 
 
 def _path(number: int) -> str:

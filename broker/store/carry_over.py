@@ -19,14 +19,14 @@ import asyncio
 
 from ...protocol.errors import StorageError
 from ...protocol.record import Kind, encode_record
-from ..partition.image import image_of, images_of_parts
+from ..partition.image import encode_partition, encode_partition_parts
 from ..partition.park_views import changes_to_rebuild
 from ..partition.partition import HostedPartition
 from ..partition.records import DroppedBody, FenceBody, ParkedBody, encode_body
 from ..partition.state import BrokerState
 from ..storage.files import Files
 from ..storage.log.commit_log import CommitLog
-from ..storage.log.log_reader import partitions_described
+from ..storage.log.log_reader import list_described_partitions
 from .group_commit import Entry, GroupCommit, RunBlocking
 from .snapshotter import Snapshotter
 
@@ -69,7 +69,7 @@ class CarryOver:
         self._run_read = run_read
         self._run_commit = run_commit
 
-    async def prepare(self, position: int) -> None:
+    async def rewrite_described(self, position: int) -> None:
         """
         Rewrite, durably, the partitions that segments below `position` describe.
 
@@ -80,27 +80,27 @@ class CarryOver:
         partition_ids = await self._run_read(self._find_described, bases)
         if partition_ids is None:
             partition_ids = sorted(self._state.partitions.ids())
-        pending: list[asyncio.Future[None]] = []
+        futures: list[asyncio.Future[None]] = []
         count = size = 0
         for partition_id in partition_ids:
             partition = self._state.partitions.get(partition_id)
             if partition is None:
                 continue
             records = self._records_of(partition)
-            pending += [self._submit(partition, record) for record in records]
+            futures += [self._submit(partition, record) for record in records]
             count += 1
             size += sum(map(len, records))
             if count >= FLUSH_PARTITIONS or size >= FLUSH_BYTES:
-                await asyncio.gather(*pending)
-                pending, count, size = [], 0, 0
-        pending += [self._submit_dropped(body) for body in self._state.dropped.bodies()]
-        await asyncio.gather(*pending)
+                await asyncio.gather(*futures)
+                futures, count, size = [], 0, 0
+        futures += [self._submit_dropped(body) for body in self._state.dropped.record_bodies()]
+        await asyncio.gather(*futures)
         if self._snapshotter.position < position and not await self._snapshotter.write():
             raise StorageError(f"no snapshot: {self._snapshotter.problem}")
 
-    async def drop(self, position: int) -> int:
+    async def remove_segments(self, position: int) -> int:
         """
-        Remove the segments below `position`, for which `prepare` was called.
+        Remove the segments below `position`, for which `rewrite_described` was called.
 
         Before this call, all first offsets must have been raised above `position`. The active
         segment must not be among the removed ones.
@@ -108,40 +108,44 @@ class CarryOver:
         Returns:
             The number of removed segments.
         """
-        removed = 0
+        removed_count = 0
         while self._log.first_position < position:
             await self._run_commit(self._log.remove_first_segment)
-            removed += 1
-        return removed
+            removed_count += 1
+        return removed_count
 
-    async def drop_first_segment(self) -> int:
-        """Call `prepare` and `drop` for the oldest segment. Return the log's new first position."""
+    async def remove_oldest_segment(self) -> int:
+        """Call `rewrite_described` and `remove_segments` for the oldest segment. Return the log's
+        new first position.
+        """
         next_base = self._log.bases[1]
-        await self.prepare(next_base)
-        await self.drop(next_base)
+        await self.rewrite_described(next_base)
+        await self.remove_segments(next_base)
         return self._log.first_position
 
-    def _find_described(self, bases: list[int]) -> list[int] | None:
+    def _find_described(self, segment_bases: list[int]) -> list[int] | None:
         """Return the ids of the partitions that segments describe, or None if damage may hide
         some.
         """
-        described: set[int] = set()
-        for base in bases:
-            segment_ids = partitions_described(self._files, base, end=self._log.segment_end(base))
+        partition_ids: set[int] = set()
+        for base in segment_bases:
+            segment_ids = list_described_partitions(
+                self._files, base, end=self._log.segment_end(base)
+            )
             if segment_ids is None:
                 return None
-            described |= segment_ids
-        return sorted(described)
+            partition_ids |= segment_ids
+        return sorted(partition_ids)
 
     def _records_of(self, partition: HostedPartition) -> list[bytes]:
         """Return the records of a partition's state. They must be queued before anything else is
         decided about the partition.
         """
-        self._commit.check_room(0, own=True)
-        image = image_of(partition)
+        self._commit.check_room(0, is_control=True)
+        image = encode_partition(partition)
         if len(image) <= STATE_BYTES_MAX:
             return [_state_record(partition, image)]
-        parts = images_of_parts(partition, together=PRODUCERS_PER_RECORD)
+        parts = encode_partition_parts(partition, producers_max=PRODUCERS_PER_RECORD)
         records = [_state_record(partition, part) for part in parts]
         for group in partition.groups.values():
             lock = group.lock
@@ -155,7 +159,10 @@ class CarryOver:
                     encode_body(
                         partition.partition_id,
                         ParkedBody(
-                            group.name, group.parked.token_of(change, lock.fence), 0, (change,)
+                            group.name,
+                            group.parked.token_for_rewrite(change, lock.fence),
+                            0,
+                            (change,),
                         ),
                     )
                     for change in changes_to_rebuild(group.parked)

@@ -73,7 +73,7 @@ from ...protocol.ids import check_name
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import Adopt, Clear, RequestedChange
 from ...protocol.progress import ForgetGroup, SetCursor
-from ..partition.park_views import passed_on
+from ..partition.park_views import offsets_needed_by_children
 from ..partition.partition import Group, HostedPartition
 from ..partition.pull_lock import decide_acquire, operator_session
 from ..partition.records import DroppedBody, ForgetBody, encode_body, encode_told
@@ -83,7 +83,7 @@ from .parking import change_parked
 from .store import CONTROL_RECORD_BYTES, Store
 
 
-def know_groups(
+def register_groups_at(
     store: Store,
     partition: HostedPartition,
     names: Sequence[str],
@@ -112,21 +112,21 @@ def know_groups(
             raise GroupDeletedError(
                 f"consumer group {name!r} was deleted", subject=partition.facts.subject, group=name
             )
-    store.firsts.rise(partition.partition_id)
-    durable = store.commit.flushed()
+    store.first_offsets.raise_pending(partition.partition_id)
+    durable = store.commit.wait_flushed()
     for name in dict.fromkeys(names):
         if name in partition.groups:
             continue
         group = partition.group_for_acquire(name)
-        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-        durable = _register(store, partition, group)
+        store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
+        durable = _register_group(store, partition, group)
     if complete and not partition.groups_told:
-        store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         durable = _mark_complete(store, partition)
     return durable
 
 
-def check_told(partition: HostedPartition, name: str) -> None:
+def check_registered(partition: HostedPartition, name: str) -> None:
     """
     Check that a group without progress at the partition may acquire it.
 
@@ -145,22 +145,22 @@ def check_told(partition: HostedPartition, name: str) -> None:
         )
 
 
-def forget_told(store: Store) -> None:
+def mark_groups_incomplete(store: Store) -> None:
     """Stop treating any partition's groups as complete, because the metaserver may know groups that
     it never sent to this broker.
     """
     for partition in store.state.partitions.values():
         if partition.groups_told:
-            store.state.touch(partition)
+            store.state.mark_dirty(partition)
             partition.groups_told = False
 
 
-def _register(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
+def _register_group(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
     """Add a group to the partition, with its progress at the first offset, and make it durable."""
     # Retention may be about to decide without this group.
-    store.firsts.changed.add(partition.partition_id)
+    store.first_offsets.changed_ids.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
-    group.changed()
+    group.mark_changed()
     partition.groups[group.name] = group
     return store.save_now(partition, group, undo=lambda: partition.groups.pop(group.name, None))
 
@@ -169,10 +169,10 @@ def _mark_complete(store: Store, partition: HostedPartition) -> asyncio.Future[N
     """Record that the registered groups are all groups of the subject. Retention relies on it once
     it is durable.
     """
-    store.state.touch(partition)
+    store.state.mark_dirty(partition)
 
     def on_durable(_entry: Entry) -> None:
-        store.state.touch(partition)
+        store.state.mark_dirty(partition)
         partition.groups_told = True
 
     entry = Entry(
@@ -201,11 +201,11 @@ def set_cursor(
             changed.
     """
     partition.check_fences_known()
-    store.firsts.rise(partition.partition_id)
+    store.first_offsets.raise_pending(partition.partition_id)
     group = partition.group_for_acquire(request.group)
     partition.check_not_forgotten(request.group, request.token)
     session = operator_session(request.strategy)
-    rises = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
+    raises_fence = decide_acquire(group.lock, token=request.token, session=session, ttl_ms=1)
     if request.cursor > partition.readable_offset:
         raise OffsetOutOfRangeError(
             offset=request.cursor,
@@ -213,11 +213,15 @@ def set_cursor(
             next_offset=partition.readable_offset,
         )
     cursor = max(request.cursor, partition.first_offset)
-    if not rises and group.acked.cursor == cursor and not (group.acked.ranges or group.parked):
-        return store.commit.flushed()
+    if (
+        not raises_fence
+        and group.acked.cursor == cursor
+        and not (group.acked.ranges or group.parked)
+    ):
+        return store.commit.wait_flushed()
     # Check the room for all records before deciding on the first.
-    store.commit.check_room(4 * CONTROL_RECORD_BYTES, own=True)
-    if rises:
+    store.commit.check_room(4 * CONTROL_RECORD_BYTES, is_control=True)
+    if raises_fence:
         store.raise_fence(partition, group, token=request.token, session=session)
     durable = _submit_cursor(store, partition, group, cursor)
     if not group.parked:
@@ -226,11 +230,15 @@ def set_cursor(
     # Children that have adopted messages still need the ancestors, which would forget them when the
     # owner of this partition notifies them.
     is_partial = bool(request.kept_children or request.kept_parents)
-    children_tell = is_partial and (parked.frozen or parked.children_tell)
-    passed = passed_on(parked, request.kept_children, partition.facts.partition.range_start)
+    children_tell = is_partial and (parked.frozen or parked.children_notify_ancestors)
+    offsets_for_children = offsets_needed_by_children(
+        parked, request.kept_children, partition.facts.partition.range_start
+    )
     changes: list[RequestedChange] = [Clear(request.kept_parents)]
-    if passed or children_tell:
-        changes.append(Adopt(0, (), last=False, passed=passed, children_tell=children_tell))
+    if offsets_for_children or children_tell:
+        changes.append(
+            Adopt(0, (), last=False, passed=offsets_for_children, children_tell=children_tell)
+        )
     return change_parked(store, partition, group, changes, at_ms=0)
 
 
@@ -239,18 +247,18 @@ def _submit_cursor(
 ) -> asyncio.Future[None]:
     """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
     # The group may need older messages than before.
-    store.firsts.changed.add(partition.partition_id)
+    store.first_offsets.changed_ids.add(partition.partition_id)
     previous = group.acked, group.attempts, group.suspects
     group.acked = AckedOffsets(cursor)
     group.attempts = {}
     group.suspects = Suspects()
     group.set_failing(None)
-    group.changed()
+    group.mark_changed()
 
     def undo() -> None:
         group.acked, group.attempts, group.suspects = previous
         # A record with the new cursor may be durable, so the old cursor must be written again.
-        group.changed()
+        group.mark_changed()
 
     return store.save_now(partition, group, undo=undo)
 
@@ -271,9 +279,9 @@ def forget_group(
     group = partition.groups.get(request.group)
     forgotten_token = partition.forgotten.get(request.group, 0)
     if forgotten_token >= request.token:
-        return forgotten_token, store.commit.flushed()
-    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-    store.state.touch(partition)
+        return forgotten_token, store.commit.wait_flushed()
+    store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
+    store.state.mark_dirty(partition)
     body = ForgetBody(request.group, max(request.token, 0 if group is None else group.lock.fence))
     undo = partition.apply_forget(body)
     store.wake(partition.partition_id)
@@ -299,7 +307,7 @@ def drop_partition(
     state = store.state
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
     # A partition of a hidden subject carries the name of the subject where it will be published.
     if partition is not None and request.subject not in {
         partition.facts.subject,
@@ -310,26 +318,26 @@ def drop_partition(
             f"{request.subject!r}",
             partition_id=partition_id,
         )
-    store.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+    store.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
     body = DroppedBody([(partition_id, partition_id + 1)], {request.subject: request.last_id})
-    orphan, damaged = state.orphans.get(partition_id), partition_id in state.damaged
-    state.dropped.begin(partition_id, body)
+    orphan, was_damaged = state.orphans.get(partition_id), partition_id in state.damaged
+    state.dropped.add_pending(partition_id, body)
     state.forget_partition(partition_id)
     store.wake(partition_id)
     if partition is not None:
-        store.traffic.note_dropped(partition.facts.subject, now_ms)
+        store.traffic.record_drop(partition.facts.subject, now_ms)
 
     def on_durable(_entry: Entry) -> None:
         state.dropped.add(body)
         store.holds.forget(partition_id)
 
     def undo() -> None:
-        state.dropped.undo(partition_id)
+        state.dropped.remove_pending(partition_id)
         if partition is not None:
             state.partitions.add(partition)
         if orphan is not None:
             state.orphans[partition_id] = orphan
-        if damaged:
+        if was_damaged:
             state.damaged.add(partition_id)
 
     entry = Entry(
@@ -356,5 +364,5 @@ async def refuse_old_tokens(store: Store, token: int) -> None:
                 try:
                     store.raise_fence(partition, group, token=token, session=session)
                 except OverloadedError:
-                    await store.commit.flushed()
-    await store.commit.flushed()
+                    await store.commit.wait_flushed()
+    await store.commit.wait_flushed()

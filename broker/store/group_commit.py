@@ -6,10 +6,10 @@ with one sync.
     add_deferred ────────────┘                                  └▶ failed: see below
 
 A thread writes a commit. A small commit is written to the page cache on the event loop, and synced
-by the kernel (`quick_sync`). In both cases `_finish` is called, and starts the next commit, for
-which records have gathered meanwhile. Deferred records (cursors) are built when a commit is filled:
-one per key, with everything that was decided until then. A full commit leaves only messages for the
-next one, because a deferred record must not precede a record that was decided earlier.
+by the kernel (`quick_sync`). In both cases `_finish_commit` is called, and starts the next commit,
+for which records have gathered meanwhile. Deferred records (cursors) are built when a commit is
+filled: one per key, with everything that was decided until then. A full commit leaves only messages
+for the next one, because a deferred record must not precede a record that was decided earlier.
 
 Invariants
     A record's callback is called, or its future resolved, only after the record is synced; an
@@ -84,7 +84,7 @@ class AdmissionQueue:
     def __init__(self, waiting_max: int, fits: Callable[[int], bool]) -> None:
         self._waiting_max = waiting_max
         self._fits = fits
-        self._waiting: OrderedDict[asyncio.Future[None], int] = OrderedDict()
+        self._waiting_appends: OrderedDict[asyncio.Future[None], int] = OrderedDict()
         """The future of a waiting append → the append's bytes, in the order of arrival."""
         self.empty = True
         """True if no append waits or is being decided: one that fits need not wait."""
@@ -94,10 +94,10 @@ class AdmissionQueue:
     @property
     def waiting(self) -> int:
         """The number of waiting appends."""
-        return len(self._waiting)
+        return len(self._waiting_appends)
 
     @asynccontextmanager
-    async def turn(self, length: int) -> AsyncIterator[None]:
+    async def admission(self, length: int) -> AsyncIterator[None]:
         """
         Wait until an append of `length` bytes is admitted. The block must decide on it without
         awaiting anything; its end admits the next append.
@@ -105,46 +105,46 @@ class AdmissionQueue:
         Raises:
             OverloadedError: too many appends wait, or this one has waited WAIT_MS.
         """
-        if len(self._waiting) >= self._waiting_max:
+        if len(self._waiting_appends) >= self._waiting_max:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
-        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[admitted] = length
+        admission_future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_appends[admission_future] = length
         self.empty = False
         try:
             async with asyncio.timeout(WAIT_MS / 1000):
-                await admitted
+                await admission_future
         except BaseException as error:
-            self._remove(admitted, length)
+            self._remove(admission_future, length)
             self.admit()
             if isinstance(error, TimeoutError):
                 raise OverloadedError(
                     f"the append waited {WAIT_MS} ms for the disk", retry_after_ms=10
                 ) from None
             raise
-        self._remove(admitted, length)
+        self._remove(admission_future, length)
         try:
             yield
         finally:
             self.admit()
 
-    def _remove(self, admitted: asyncio.Future[None], length: int) -> None:
+    def _remove(self, admission_future: asyncio.Future[None], length: int) -> None:
         """Remove an append from the queue, or release the room reserved for it."""
-        if self._waiting.pop(admitted, None) is None:
+        if self._waiting_appends.pop(admission_future, None) is None:
             self.reserved_bytes -= length
-        self.empty = not self._waiting and not self.reserved_bytes
+        self.empty = not self._waiting_appends and not self.reserved_bytes
 
     def admit(self, *, force: bool = False) -> None:
         """Admit the waiting appends that fit; with `force`, all of them, so that they are
         refused by `check_room`.
         """
-        while self._waiting:
-            admitted, length = next(iter(self._waiting.items()))
+        while self._waiting_appends:
+            admission_future, length = next(iter(self._waiting_appends.items()))
             if not (force or self._fits(length)):
                 return
-            del self._waiting[admitted]
+            del self._waiting_appends[admission_future]
             self.reserved_bytes += length
-            if not admitted.done():
-                admitted.set_result(None)
+            if not admission_future.done():
+                admission_future.set_result(None)
 
 
 log = logging.getLogger("keylane.broker")
@@ -156,7 +156,7 @@ fast producers cannot keep out fences and seals.
 """
 _NOTHING = bytearray()
 T = TypeVar("T")
-Ended = Callable[[KeylaneError | None], object]
+DoneCallback = Callable[[KeylaneError | None], object]
 """A callback for the outcome of a record, called once: with None if it is durable, otherwise with
 the error for the caller.
 """
@@ -189,7 +189,7 @@ class Entry:
         "position",
         "record",
         "size_bytes",
-        "stamped",
+        "stamped_header",
         "undo",
     )
 
@@ -212,13 +212,13 @@ class Entry:
         self.appended_at_ms = appended_at_ms
         self.position = -1
         """The position in the log, once the record is part of a commit."""
-        self.stamped: bytearray = _NOTHING
+        self.stamped_header: bytearray = _NOTHING
         """The header as it is in the log, once the record is part of a commit."""
         self.on_durable = on_durable
         """A function that is called when the record is durable, before `on_done`."""
         self.undo = undo
         """A function that undoes the decision, called if the record cannot be made durable."""
-        self.on_done: Ended | None = None
+        self.on_done: DoneCallback | None = None
         """The callback for the record's outcome."""
 
 
@@ -232,18 +232,18 @@ class _Commit:
         self.entries: list[Entry] = []
         self.units: list[tuple[int, Unit]] = []
         """The index units of its batches."""
-        self.callbacks: list[Ended] = []
+        self.callbacks: list[DoneCallback] = []
         """The callbacks for its deferred records."""
 
 
-class _Deferred:
+class _DeferredRecord:
     """A record that is built when a commit is filled, and the callbacks for its outcome."""
 
-    __slots__ = ("callbacks", "make")
+    __slots__ = ("callbacks", "make_entry")
 
-    def __init__(self, make: Callable[[], Entry]) -> None:
-        self.make = make
-        self.callbacks: list[Ended] = []
+    def __init__(self, make_entry: Callable[[], Entry]) -> None:
+        self.make_entry = make_entry
+        self.callbacks: list[DoneCallback] = []
 
 
 class GroupCommit:
@@ -283,8 +283,8 @@ class GroupCommit:
         self._durations = durations or Histogram()
         self._queued_controls = 0
         """The number of control records in the queue."""
-        self._deferred: dict[Hashable, _Deferred] = {}
-        self._roll_next = False
+        self._deferred_records: dict[Hashable, _DeferredRecord] = {}
+        self._must_begin_segment = False
         """True if the next commit must begin a segment."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The store's event loop, once a record was submitted."""
@@ -309,12 +309,12 @@ class GroupCommit:
         """A function that is called after each durable commit."""
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """True after a failed write or sync: nothing is written to the log any more."""
         return self._failure is not None
 
     @property
-    def reason(self) -> str:
+    def refusal_reason(self) -> str:
         """The reason why messages are refused; "" if they are accepted."""
         if self._failure is not None:
             return self._failure.message
@@ -344,65 +344,70 @@ class GroupCommit:
         used = self.queued_bytes + self._admission.reserved_bytes
         return used + length <= self._queued_bytes_max or not used
 
-    def takes_now(self, length: int) -> bool:
+    def has_room_now(self, length: int) -> bool:
         """Return True if an append of `length` bytes need not wait for room; the caller may then
-        decide on it with `in_turn=True`.
+        decide on it with `is_admitted=True`.
         """
-        used = self.queued_bytes
-        fits = used + length <= self._queued_bytes_max or not used
-        return (fits and self._admission.empty) or bool(self.reason)  # which `check_room` raises
+        used_bytes = self.queued_bytes
+        fits = used_bytes + length <= self._queued_bytes_max or not used_bytes
+        return (fits and self._admission.empty) or bool(
+            self.refusal_reason
+        )  # which `check_room` raises
 
-    def turn(self, length: int) -> AbstractAsyncContextManager[None]:
+    def admission(self, length: int) -> AbstractAsyncContextManager[None]:
         """Wait for room for an append of `length` bytes. The block decides on it with
-        `in_turn=True`.
+        `is_admitted=True`.
         """
-        if self.takes_now(length):
+        if self.has_room_now(length):
             return nullcontext()
-        return self._admission.turn(length)
+        return self._admission.admission(length)
 
-    def check_room(self, length: int, *, own: bool = False, in_turn: bool = False) -> None:
+    def check_room(
+        self, length: int, *, is_control: bool = False, is_admitted: bool = False
+    ) -> None:
         """
         Check that a record of `length` bytes may be submitted, before deciding on it.
 
         Args:
-            own: it is a control record, without messages. It has extra room, and is accepted while
+            is_control: it is a control record, without messages. It has extra room, and is accepted
+            while
                 only messages are refused.
-            in_turn: the caller has waited for room with `turn`.
+            is_admitted: the caller has waited for room with `admission`.
 
         Raises:
             BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused.
             OverloadedError: the queue is full.
         """
         if self._failure is not None or self._refusal or self._disk_full_until_ms:
-            reason = self.reason
-            if reason and not (own and reason is self._refusal):
-                raise self._read_only(reason)
-        if in_turn:
+            reason = self.refusal_reason
+            if reason and not (is_control and reason is self._refusal):
+                raise self._read_only_error(reason)
+        if is_admitted:
             return
-        limit = self._queued_bytes_max + (CONTROL_QUEUED_BYTES_MAX if own else 0)
-        used = self.queued_bytes + (0 if own else self._admission.reserved_bytes)
-        if used + length > limit and used:
+        limit_bytes = self._queued_bytes_max + (CONTROL_QUEUED_BYTES_MAX if is_control else 0)
+        used_bytes = self.queued_bytes + (0 if is_control else self._admission.reserved_bytes)
+        if used_bytes + length > limit_bytes and used_bytes:
             raise OverloadedError(f"{self.queued_bytes} bytes wait for the disk", retry_after_ms=10)
 
     def check_accepts_messages(self) -> None:
         """Raise BrokerReadOnlyError if messages are refused for any reason."""
-        if reason := self.reason:
-            raise self._read_only(reason)
+        if reason := self.refusal_reason:
+            raise self._read_only_error(reason)
 
     @property
-    def _name(self) -> str:
+    def _broker_name(self) -> str:
         return f"broker group {self._broker_group!r}" if self._broker_group else "the broker"
 
-    def _read_only(self, reason: str) -> BrokerReadOnlyError:
-        text = f"{self._name} takes no writes: {reason}"
+    def _read_only_error(self, reason: str) -> BrokerReadOnlyError:
+        text = f"{self._broker_name} takes no writes: {reason}"
         return BrokerReadOnlyError(text, broker_group=self._broker_group)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
         """Queue a record like `add`. The returned future is resolved when the record is durable."""
-        future, _ = self.waited_for(partial(self.add, entry))
+        future, _ = self.call_with_future(partial(self.add, entry))
         return future
 
-    def add(self, entry: Entry, on_done: Ended) -> None:
+    def add(self, entry: Entry, on_done: DoneCallback) -> None:
         """Queue a record for which `check_room` was called. `on_done` is called when the record is
         durable or has failed.
         """
@@ -415,25 +420,27 @@ class GroupCommit:
         if not self._running:
             self._schedule()
 
-    def add_deferred(self, key: Hashable, make: Callable[[], Entry], on_done: Ended) -> None:
-        """Make the next commit call `make` and write the record that it returns, unless it is
+    def add_deferred(
+        self, key: Hashable, make_entry: Callable[[], Entry], on_done: DoneCallback
+    ) -> None:
+        """Make the next commit call `make_entry` and write the record that it returns, unless it is
         empty. Calls with the same key share a record.
         """
-        deferred = self._deferred.get(key)
-        if deferred is None:
-            deferred = self._deferred[key] = _Deferred(make)
-        deferred.callbacks.append(on_done)
+        deferred_record = self._deferred_records.get(key)
+        if deferred_record is None:
+            deferred_record = self._deferred_records[key] = _DeferredRecord(make_entry)
+        deferred_record.callbacks.append(on_done)
         if not self._running:
             self._schedule()
 
-    def roll(self) -> asyncio.Future[None]:
+    def begin_segment(self) -> asyncio.Future[None]:
         """Begin a segment, even without a record to write. The returned future is resolved when
         this is durable.
         """
-        self._roll_next = True
+        self._must_begin_segment = True
         return self.submit(Entry(b""))
 
-    def flushed(self) -> asyncio.Future[None]:
+    def wait_flushed(self) -> asyncio.Future[None]:
         """Return a future that is resolved when all submitted records are durable, and that fails
         if their commit fails.
         """
@@ -443,7 +450,7 @@ class GroupCommit:
         future.set_result(None)
         return future
 
-    def when_flushed(self, on_done: Ended) -> None:
+    def call_when_flushed(self, on_done: DoneCallback) -> None:
         """Call `on_done` when all submitted records are durable or have failed, but not before this
         method returns.
         """
@@ -452,7 +459,9 @@ class GroupCommit:
         else:
             at_end(partial(on_done, None), self._loop or self._find_loop())
 
-    def waited_for(self, begin: Callable[[Ended], T]) -> tuple[asyncio.Future[None], T]:
+    def call_with_future(
+        self, begin: Callable[[DoneCallback], T]
+    ) -> tuple[asyncio.Future[None], T]:
         """Call `begin` with a callback that resolves a future. Return the future, and the result of
         `begin`.
         """
@@ -471,45 +480,45 @@ class GroupCommit:
         self._running = True
         loop = self._loop or self._find_loop()
         if self._had_several:
-            loop.call_soon(self._next)
+            loop.call_soon(self._start_next_commit)
         else:
-            at_end(self._next, loop)
+            at_end(self._start_next_commit, loop)
 
-    def _next(self) -> None:
+    def _start_next_commit(self) -> None:
         """Start the next commit, or stop if no records are waiting."""
         try:
-            while self._queue or self._deferred:
+            while self._queue or self._deferred_records:
                 if self._failure is not None:  # deferred records are submitted without `check_room`
                     self._reject_all(self._undo_all([]), self._failure)
                     break
                 commit = _Commit(self._log.plan())
                 try:
-                    self._fill(commit)
+                    self._fill_commit(commit)
                     if commit.plan.end > commit.plan.start or len(commit.plan.chunks) > 1:
                         self._start_write(commit)
                         return
                 except Exception as error:  # noqa: BLE001 - any error fails the commit
-                    self._fail(error, commit)
+                    self._fail_commit(error, commit)
                 else:
-                    self._complete(commit)
+                    self._complete_commit(commit)
         except BaseException:
-            self._stop()  # the next submission schedules a commit again
+            self._stop_committing()  # the next submission schedules a commit again
             raise
-        self._stop()
+        self._stop_committing()
 
-    def _stop(self) -> None:
+    def _stop_committing(self) -> None:
         self._running = False
         if self._idle is not None:
             self._idle.set_result(None)
             self._idle = None
 
-    def _fill(self, commit: _Commit) -> None:
+    def _fill_commit(self, commit: _Commit) -> None:
         """Move entries from the queue to a commit, and build its deferred records."""
         plan, entries, queue = commit.plan, commit.entries, self._queue
         remaining_bytes = self._commit_bytes_max
-        if self._roll_next:
-            self._roll_next = False
-            plan.roll()
+        if self._must_begin_segment:
+            self._must_begin_segment = False
+            plan.begin_segment()
         while queue and (remaining_bytes > 0 or self._queued_controls or not queue[0].record):
             entry = queue.popleft()
             entries.append(entry)
@@ -517,7 +526,7 @@ class GroupCommit:
             if not length:
                 continue
             remaining_bytes -= length
-            entry.position, entry.stamped = plan.add(
+            entry.position, entry.stamped_header = plan.add(
                 entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
             )
             if entry.count:
@@ -527,18 +536,18 @@ class GroupCommit:
                 commit.units.append((entry.partition_id, unit))
             else:
                 self._queued_controls -= 1
-        while self._deferred:
-            key = next(iter(self._deferred))
-            deferred = self._deferred[key]
-            entry = deferred.make()
-            del self._deferred[key]
+        while self._deferred_records:
+            key = next(iter(self._deferred_records))
+            deferred_record = self._deferred_records[key]
+            entry = deferred_record.make_entry()
+            del self._deferred_records[key]
             if entry.record:
-                entry.position, entry.stamped = plan.add(
+                entry.position, entry.stamped_header = plan.add(
                     entry.record, base_offset=entry.base_offset, appended_at_ms=entry.appended_at_ms
                 )
                 self.queued_bytes += entry.size_bytes
             entries.append(entry)
-            commit.callbacks += deferred.callbacks
+            commit.callbacks += deferred_record.callbacks
         self._had_several = len(entries) > 1
 
     def _start_write(self, commit: _Commit) -> None:
@@ -559,17 +568,17 @@ class GroupCommit:
         self, quick: QuickSync, commit: _Commit, began_ns: int, failure: Exception | None
     ) -> None:
         """Finish a commit that the kernel has synced, or has failed to sync."""
-        fits = True
+        index_has_space = True
         if failure is None:
             self._durations.observe(self._boot_ns() - began_ns)
             if not (quick.is_ready() and self._queues.dispatches_in_memory):
                 self._run_in_thread(self._end_write, commit)
                 return
             try:
-                fits = quick.write(self._end_write, commit.plan, commit.units)
+                index_has_space = quick.write(self._end_write, commit.plan, commit.units)
             except Exception as fault:  # noqa: BLE001 - any error fails the commit
                 failure = fault
-        self._finish(commit, failure, fits=fits)
+        self._finish_commit(commit, failure, index_has_space=index_has_space)
 
     def _run_in_thread(self, function: _Write, commit: _Commit) -> None:
         """Write a commit, or the rest of it, in a thread."""
@@ -578,33 +587,35 @@ class GroupCommit:
 
     def _on_written(self, commit: _Commit, write: asyncio.Future[bool]) -> None:
         if write.cancelled():  # the commit may be or become durable
-            self._finish(commit, FlushFailedError("a commit was cancelled"))
+            self._finish_commit(commit, FlushFailedError("a commit was cancelled"))
         elif (failure := write.exception()) is None:
-            self._finish(commit, None, fits=write.result())
+            self._finish_commit(commit, None, index_has_space=write.result())
         elif isinstance(failure, Exception):  # any other exception ends the program
-            self._finish(commit, failure)
+            self._finish_commit(commit, failure)
 
-    def _finish(self, commit: _Commit, failure: Exception | None, *, fits: bool = True) -> None:
-        """Report the outcome of a commit to its callbacks, and start the next commit. `fits` is
-        False if the index has no disk space.
+    def _finish_commit(
+        self, commit: _Commit, failure: Exception | None, *, index_has_space: bool = True
+    ) -> None:
+        """Report the outcome of a commit to its callbacks, and start the next commit.
+        `index_has_space` is False if the index has no disk space.
         """
         try:
             if failure is not None:
-                self._fail(failure, commit)
+                self._fail_commit(failure, commit)
             else:
-                if fits:
+                if index_has_space:
                     self._disk_full_until_ms = 0
                 else:
-                    self._pause(commit.plan)
-                self._complete(commit)
+                    self._pause_writes(commit.plan)
+                self._complete_commit(commit)
         except BaseException:
-            self._stop()
+            self._stop_committing()
             raise
-        self._next()
+        self._start_next_commit()
 
     def _end_write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         self._log.end_write(plan)
-        return self._dispatch(units)
+        return self._dispatch_units(units)
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
         """Make a plan durable, and add its units to the index. Return False if only the index has
@@ -613,9 +624,9 @@ class GroupCommit:
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
         self._durations.observe(self._clock.boot_ns() - began_ns)
-        return self._dispatch(units)
+        return self._dispatch_units(units)
 
-    def _dispatch(self, units: list[tuple[int, Unit]]) -> bool:
+    def _dispatch_units(self, units: list[tuple[int, Unit]]) -> bool:
         try:
             self._queues.dispatch(units)
         except DiskFullError:
@@ -625,7 +636,7 @@ class GroupCommit:
             raise FlushFailedError(error.message, **error.details) from error
         return True
 
-    def _complete(self, commit: _Commit) -> None:
+    def _complete_commit(self, commit: _Commit) -> None:
         """Apply and report the records of a durable commit."""
         self.commits += 1
         for entry in commit.entries:
@@ -644,13 +655,13 @@ class GroupCommit:
             self._admission.admit()
         self.on_commit()
 
-    def _pause(self, plan: WritePlan) -> None:
+    def _pause_writes(self, plan: WritePlan) -> None:
         """Refuse writes for RETRY_FULL_MS, because the disk was too full for this plan."""
         log.error("the disk is full; writes are refused for %d ms", RETRY_FULL_MS)
         self._rejected_bytes = plan.end - plan.start
         self._disk_full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
-    def _fail(self, failure: Exception, commit: _Commit) -> None:
+    def _fail_commit(self, failure: Exception, commit: _Commit) -> None:
         """Undo a commit and all queued records, and report the failure."""
         if isinstance(failure, StorageError):
             error = failure
@@ -659,33 +670,35 @@ class GroupCommit:
             error = _bug_error(failure)
         self.failures += 1
         if isinstance(error, DiskFullError):
-            self._pause(commit.plan)
+            self._pause_writes(commit.plan)
         else:
             log.critical("the broker refuses writes until it is restarted: %s", error)
             self._failure = error
         queued_callbacks = self._undo_all(commit.entries)
         for callback in (*(entry.on_done for entry in commit.entries), *commit.callbacks):
-            _notify(callback, error.copy(message=f"{self._name}: {error.message}"))
+            _notify(callback, error.copy(message=f"{self._broker_name}: {error.message}"))
         self._reject_all(queued_callbacks, error)
 
-    def _undo_all(self, committed: list[Entry]) -> list[Ended | None]:
+    def _undo_all(self, commit_entries: list[Entry]) -> list[DoneCallback | None]:
         """Undo all queued records and then those of a commit, newest first. Return the callbacks
         for the queued and deferred records.
         """
-        queued = list(self._queue)
+        queued_entries = list(self._queue)
         self._queue.clear()
         self._queued_controls = 0
-        deferred = [callback for record in self._deferred.values() for callback in record.callbacks]
-        self._deferred.clear()
-        for entry in reversed(committed + queued):
+        deferred_callbacks = [
+            callback for record in self._deferred_records.values() for callback in record.callbacks
+        ]
+        self._deferred_records.clear()
+        for entry in reversed(commit_entries + queued_entries):
             if entry.undo is not None:
                 entry.undo()
         self.queued_bytes = 0
-        return [*(entry.on_done for entry in queued), *deferred]
+        return [*(entry.on_done for entry in queued_entries), *deferred_callbacks]
 
-    def _reject_all(self, callbacks: list[Ended | None], error: KeylaneError) -> None:
+    def _reject_all(self, callbacks: list[DoneCallback | None], error: KeylaneError) -> None:
         for callback in callbacks:
-            _notify(callback, self._read_only(error.message))
+            _notify(callback, self._read_only_error(error.message))
         self._admission.admit(force=True)
 
     async def close(self) -> None:
@@ -696,7 +709,7 @@ class GroupCommit:
             await asyncio.wait([self._idle])
 
 
-def _notify(callback: Ended | None, error: KeylaneError | None) -> None:
+def _notify(callback: DoneCallback | None, error: KeylaneError | None) -> None:
     """Report the outcome of a record to its callback, if any. An exception in the callback is only
     logged, because other records of the commit must be reported too.
     """

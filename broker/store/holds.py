@@ -50,37 +50,37 @@ class FirstOffsets:
     ) -> None:
         self._state = state
         self._save = save
-        self.changed: set[int] = set()
+        self.changed_ids: set[int] = set()
         """Ids of partitions that may need older messages since this set was last emptied, because a
         group was registered or reset, or a hold was set.
         """
-        self.pending: dict[int, int] = {}
+        self.pending_offsets: dict[int, int] = {}
         """Partition id → the first offset that is decided and not set yet."""
-        self.removed: dict[tuple[str, str], tuple[int, int]] = {}
+        self.removed_unread: dict[tuple[str, str], tuple[int, int]] = {}
         """(subject, group) → (number of messages removed unread, number of partitions), since this
         dictionary was last emptied.
         """
-        self._unsaved: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
+        self._unsaved_groups: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
         """Groups whose progress, or count of messages removed unread, may not be durable."""
 
-    def rise(self, partition_id: int) -> None:
+    def raise_pending(self, partition_id: int) -> None:
         """Raise a partition's first offset to the pending one, if any."""
-        first = self.pending.pop(partition_id, 0)
+        first = self.pending_offsets.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
             return
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         previous, partition.first_offset = partition.first_offset, first
         for group in partition.groups.values():
-            unread = group.acked.unacked(previous, first)
+            unread_count = group.acked.count_unacked(previous, first)
             group.ack_removed(first)
-            if group.unsaved:
-                self._unsaved[partition_id, group.name] = partition, group
-            if unread:
-                group.removed_unread += unread
+            if group.has_unsaved_progress:
+                self._unsaved_groups[partition_id, group.name] = partition, group
+            if unread_count:
+                group.removed_unread += unread_count
                 key = partition.facts.subject, group.name
-                messages, partitions = self.removed.get(key, (0, 0))
-                self.removed[key] = messages + unread, partitions + 1
+                messages, partitions = self.removed_unread.get(key, (0, 0))
+                self.removed_unread[key] = messages + unread_count, partitions + 1
 
     async def flush(self) -> None:
         """
@@ -90,12 +90,16 @@ class FirstOffsets:
             StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries
                 again.
         """
-        unsaved = list(self._unsaved.items())
+        unsaved_groups = list(self._unsaved_groups.items())
         await asyncio.gather(
-            *(self._save(partition, group) for _, (partition, group) in unsaved if group.unsaved)
+            *(
+                self._save(partition, group)
+                for _, (partition, group) in unsaved_groups
+                if group.has_unsaved_progress
+            )
         )
-        for key, _ in unsaved:
-            del self._unsaved[key]
+        for key, _ in unsaved_groups:
+            del self._unsaved_groups[key]
 
 
 def correct_first_offsets(
@@ -105,7 +109,7 @@ def correct_first_offsets(
     Raise all first offsets to the partitions' first messages in the log, which begins at
     `first_position`. The index must be complete. Blocks.
     """
-    for _ in queues.retain(first_position, dropped=state.dropped.durable()):
+    for _ in queues.retain(first_position, dropped=state.dropped.copy_durable()):
         pass
     for partition_id in list(state.partitions):
         partition = state.partitions[partition_id]
@@ -113,7 +117,7 @@ def correct_first_offsets(
         first = partition.next_offset if bounds is None else bounds[0]
         if partition.first_offset < first <= partition.next_offset:
             partition.first_offset = first
-            state.touch(partition)
+            state.mark_dirty(partition)
     state.retained = first_position
 
 
@@ -125,7 +129,7 @@ class MessageHolds:
     ) -> None:
         self._state = state
         self._commit = commit
-        self._firsts = firsts
+        self._first_offsets = firsts
         self._clock = clock
         self._started_ms = clock.boot_ms()
         self._expiries_ms: dict[int, dict[str, int]] = {}
@@ -137,7 +141,7 @@ class MessageHolds:
         has no expiries, and the hold would then expire too early.
         """
 
-    def set(self, partition: HostedPartition, request: SetHold) -> asyncio.Future[None]:
+    def apply_request(self, partition: HostedPartition, request: SetHold) -> asyncio.Future[None]:
         """
         Set, renew or end a hold.
 
@@ -151,9 +155,9 @@ class MessageHolds:
             InvalidRequestError, BrokerReadOnlyError: nothing was changed.
         """
         check_name("job", request.job)
-        self._firsts.rise(partition.partition_id)
+        self._first_offsets.raise_pending(partition.partition_id)
         if not request.ttl_ms:
-            return self._end(partition, request.job)
+            return self._end_hold(partition, request.job)
         if not partition.first_offset <= request.from_offset <= partition.readable_offset:
             raise OffsetOutOfRangeError(
                 f"offset {request.from_offset} of partition {partition.partition_id} cannot be "
@@ -163,33 +167,33 @@ class MessageHolds:
                 first_offset=partition.first_offset,
                 next_offset=partition.readable_offset,
             )
-        others = [view for view in self.views(partition) if view.job != request.job]
-        if len(others) >= HOLDS_PER_PARTITION_MAX:
+        other_holds = [view for view in self.list_views(partition) if view.job != request.job]
+        if len(other_holds) >= HOLDS_PER_PARTITION_MAX:
             raise OverloadedError(
-                f"partition {partition.partition_id} is held by {len(others)} jobs already",
+                f"partition {partition.partition_id} is held by {len(other_holds)} jobs already",
                 limit=HOLDS_PER_PARTITION_MAX,
             )
         body = HoldBody(request.job, request.from_offset, request.ttl_ms)
         if partition.holds.get(request.job) == body:
-            self._renew(partition, body)
-            return self._commit.flushed()
+            self._renew_hold(partition, body)
+            return self._commit.wait_flushed()
         self._end_expired(partition)
-        written = self._write(partition, body)
+        write_future = self._write_hold(partition, body)
         # Retention may be deciding without this hold.
-        self._firsts.changed.add(partition.partition_id)
-        self._renew(partition, body)
-        return written
+        self._first_offsets.changed_ids.add(partition.partition_id)
+        self._renew_hold(partition, body)
+        return write_future
 
-    def answer(self, partition: HostedPartition) -> Held:
+    def build_reply(self, partition: HostedPartition) -> Held:
         """Return the reply to a request for holds."""
         return Held(
             partition_id=partition.partition_id,
             first_offset=partition.first_offset,
             next_offset=partition.readable_offset,
-            holds=self.views(partition),
+            holds=self.list_views(partition),
         )
 
-    def views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
+    def list_views(self, partition: HostedPartition) -> tuple[HoldView, ...]:
         """Return the holds that have not expired, sorted by job."""
         return tuple(
             HoldView(
@@ -199,21 +203,21 @@ class MessageHolds:
             if (left_ms := self._remaining_ms(partition, body)) > 0
         )
 
-    def needed_from(self, partition: HostedPartition) -> int | None:
+    def first_held_offset(self, partition: HostedPartition) -> int | None:
         """Return the lowest held offset, or None. Expired holds are ended durably, so that they do
         not return after a restart.
         """
         if not partition.holds:
             return None
         self._end_expired(partition)
-        return min((view.from_offset for view in self.views(partition)), default=None)
+        return min((view.from_offset for view in self.list_views(partition)), default=None)
 
     def forget(self, partition_id: int) -> None:
         """Forget the holds of a partition whose drop is durable."""
         self._expiries_ms.pop(partition_id, None)
 
     @property
-    def partitions(self) -> int:
+    def partition_count(self) -> int:
         """The number of partitions that have expiries here."""
         return len(self._expiries_ms)
 
@@ -223,31 +227,31 @@ class MessageHolds:
             expiry_ms = self._started_ms + body.ttl_ms
         return expiry_ms - self._clock.boot_ms()
 
-    def _renew(self, partition: HostedPartition, body: HoldBody) -> None:
+    def _renew_hold(self, partition: HostedPartition, body: HoldBody) -> None:
         expiries_ms = self._expiries_ms.setdefault(partition.partition_id, {})
         expiries_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
-    def _end(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
+    def _end_hold(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
         """End a hold durably, if the job has one."""
         if job not in partition.holds:
-            return self._commit.flushed()
-        ended = self._write(partition, HoldBody(job, 0, 0))
+            return self._commit.wait_flushed()
+        end_future = self._write_hold(partition, HoldBody(job, 0, 0))
         expiries_ms = self._expiries_ms.get(partition.partition_id, {})
         if expiries_ms.pop(job, None) is not None and not expiries_ms:
             del self._expiries_ms[partition.partition_id]
-        return ended
+        return end_future
 
     def _end_expired(self, partition: HostedPartition) -> None:
-        live = {view.job for view in self.views(partition)}
+        live = {view.job for view in self.list_views(partition)}
         for job in [job for job in partition.holds if job not in live]:
             # The record is not awaited: without it the hold returns after a restart, for its ttl.
-            self._end(partition, job).add_done_callback(_ignore_outcome)
+            self._end_hold(partition, job).add_done_callback(_ignore_outcome)
 
-    def _write(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
+    def _write_hold(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:
         """Apply a HOLD record to the partition, and make it durable."""
         record = encode_body(partition.partition_id, body)
-        self._commit.check_room(len(record), own=True)
-        self._state.touch(partition)
+        self._commit.check_room(len(record), is_control=True)
+        self._state.mark_dirty(partition)
         undo = partition.apply_hold(body)
         entry = Entry(record, partition_id=partition.partition_id, undo=undo)
         return self._commit.submit(entry)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...protocol.clock import Clock
 from ...protocol.errors import CorruptIndexError
 from ...protocol.record import HEADER_BYTES, Header
-from ..partition.damage import damage_of
+from ..partition.damage import describe_damage
 from ..partition.records import DroppedBody
 from ..partition.state import BrokerState
 from ..storage.files import Files
@@ -45,18 +45,18 @@ class _StateAndIndex:
     def __init__(self, replay: Replay, dispatch: Dispatch) -> None:
         self._replay = replay
         self._dispatch = dispatch
-        self.unexplained: Hole | None = None
+        self.unexplained_hole: Hole | None = None
         """The newest hole that has unknown records."""
 
-    def record(self, header: Header, body: memoryview) -> None:
-        self._replay.record(header, body)
-        self._dispatch.record(header)
+    def on_record(self, header: Header, body: memoryview) -> None:
+        self._replay.on_record(header, body)
+        self._dispatch.on_record(header)
 
-    def hole(self, hole: Hole) -> None:
-        self._replay.hole(hole)
-        self._dispatch.hole(hole)
+    def on_hole(self, hole: Hole) -> None:
+        self._replay.on_hole(hole)
+        self._dispatch.on_hole(hole)
         if not hole.explained:
-            self.unexplained = hole
+            self.unexplained_hole = hole
 
 
 def open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedState:
@@ -78,36 +78,36 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
     """Recover like `open_state`. Raises CorruptIndexError if the index must be rebuilt."""
     state = BrokerState(clock.boot_ms)
     snapshots = Snapshots(files)
-    loaded = snapshots.load(state.partitions.load)
-    if loaded.extra is not None:
-        state.orphans.update(loaded.extra.orphans)
-        state.problems += loaded.extra.problems
-        state.retained = loaded.extra.retained
-        state.damaged.update(loaded.extra.damaged)
-        for ranges, names in loaded.extra.dropped:
+    snapshot = snapshots.load(state.partitions.load)
+    if snapshot.extra is not None:
+        state.orphans.update(snapshot.extra.orphans)
+        state.problems += snapshot.extra.problems
+        state.retained = snapshot.extra.retained
+        state.damaged.update(snapshot.extra.damaged)
+        for ranges, names in snapshot.extra.dropped:
             # The full snapshot is older than the incremental ones, and may still have images of
             # these partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
-    if loaded.position < first:
+    if snapshot.position < first:
         # Retention has removed the log at this snapshot's position. The remaining log contains the
         # complete state.
-        state, loaded = BrokerState(clock.boot_ms), LoadedSnapshot()
-    start = min(queues.recover(loaded.position, first_position=first), loaded.position)
-    replay = Replay(state, start=loaded.position)
+        state, snapshot = BrokerState(clock.boot_ms), LoadedSnapshot()
+    start = min(queues.recover(snapshot.position, first_position=first), snapshot.position)
+    replay = Replay(state, start=snapshot.position)
     dispatch = Dispatch(queues, start=start)
     visitor = _StateAndIndex(replay, dispatch)
-    recovered = recover_log(files, visitor, start=start, durable=loaded.position)
+    recovered_log = recover_log(files, visitor, start=start, durable=snapshot.position)
     dispatch.flush()
     replay.finish()
-    if visitor.unexplained is not None:
-        _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained)
+    if visitor.unexplained_hole is not None:
+        _mark_missing_offsets_lost(state, queues, hole=visitor.unexplained_hole)
     if state.retained < first:
         correct_first_offsets(state, queues, first_position=first)
-    for problem in damage_of(state):
+    for problem in describe_damage(state):
         log.error("%s", problem)
     return OpenedState(
-        state=state, snapshots=snapshots, position=loaded.position, recovered=recovered
+        state=state, snapshots=snapshots, position=snapshot.position, recovered=recovered_log
     )
 
 
@@ -119,7 +119,7 @@ def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hol
         if bounds is None or bounds[1] >= partition.next_offset:
             continue
         start, end = bounds[1], partition.next_offset
-        state.lose(partition, start, end, position=hole.start)
+        state.add_lost_range(partition, start, end, position=hole.start)
         at_ms = partition.appended_at_ms
         fillers.append((partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, at_ms)))
     queues.dispatch(fillers)

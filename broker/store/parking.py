@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import DeadLetterKey, Park, RequestedChange
 from ..partition.offset_runs import OffsetRuns
-from ..partition.park_checks import park_changes
+from ..partition.park_checks import decide_park_changes
 from ..partition.parked import NextTry
 from ..partition.partition import Group, HostedPartition
 from ..partition.records import ParkedBody, encode_body
@@ -42,40 +42,45 @@ def change_parked(
         OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
         MessageTooLargeError: nothing was changed.
     """
-    parked = group.parked_on(partition.partition_id)
-    end, fence = partition.readable_offset, group.lock.fence
-    needed = park_changes(parked, changes, group.acked, next_offset=end, token=fence)
-    if not needed:
-        return store.commit.flushed()
-    body = ParkedBody(group.name, fence, at_ms, tuple(needed), tuple(next_tries))
+    parked = group.get_or_create_parked(partition.partition_id)
+    fence = group.lock.fence
+    changes_to_write = decide_park_changes(
+        parked, changes, group.acked, next_offset=partition.readable_offset, token=fence
+    )
+    if not changes_to_write:
+        return store.commit.wait_flushed()
+    body = ParkedBody(group.name, fence, at_ms, tuple(changes_to_write), tuple(next_tries))
     record = encode_body(partition.partition_id, body)
-    store.commit.check_room(CONTROL_RECORD_BYTES + len(record), own=True)
-    store.state.touch(partition)
-    undos = [parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence) for change in needed]
+    store.commit.check_room(CONTROL_RECORD_BYTES + len(record), is_control=True)
+    store.state.mark_dirty(partition)
+    undos = [
+        parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence)
+        for change in changes_to_write
+    ]
     undos.append(parked.set_next_tries(next_tries))
-    group.changing += 1
-    acked = [
+    group.pending_park_changes += 1
+    newly_acked = [
         range_
-        for change in needed
+        for change in changes_to_write
         if isinstance(change, Park | DeadLetterKey)
         for range_ in change.ranges
     ]
-    if acked:
-        group.changed()
+    if newly_acked:
+        group.mark_changed()
 
     def undo() -> None:
-        group.changing -= 1
+        group.pending_park_changes -= 1
         for undo_change in reversed(undos):
             undo_change()
-        if acked:
-            group.acked = _without(group.acked, acked)
-            group.changed()  # a durable CURSOR may count these messages as acked
+        if newly_acked:
+            group.acked = _remove_acked(group.acked, newly_acked)
+            group.mark_changed()  # a durable CURSOR may count these messages as acked
         # The group may need older messages than before.
-        store.firsts.changed.add(partition.partition_id)
+        store.first_offsets.changed_ids.add(partition.partition_id)
 
     def on_durable(_entry: Entry) -> None:
-        group.changing -= 1
-        group.kept = True
+        group.pending_park_changes -= 1
+        group.is_durable = True
 
     entry = Entry(
         record,
@@ -85,18 +90,18 @@ def change_parked(
         undo=undo,
     )
     durable = store.commit.submit(entry)
-    if acked:
+    if newly_acked:
         store.save_progress(partition, group)
     return durable
 
 
-def _without(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
+def _remove_acked(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
     """Return the progress as if these messages were not acked."""
     runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
         runs.add(start, end)
     for start, end in ranges:
         runs.remove(start, end)
-    remaining = list(runs)
-    cursor = remaining.pop(0)[1] if remaining and remaining[0][0] == 0 else 0
-    return AckedOffsets(cursor, remaining)
+    remaining_runs = list(runs)
+    cursor = remaining_runs.pop(0)[1] if remaining_runs and remaining_runs[0][0] == 0 else 0
+    return AckedOffsets(cursor, remaining_runs)

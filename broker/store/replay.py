@@ -42,7 +42,7 @@ from ...protocol.control import HostPartition
 from ...protocol.errors import CorruptLogError, DataFolderError, KeylaneError
 from ...protocol.limits import PRODUCERS_PER_PARTITION_MAX
 from ...protocol.record import HEADER_BYTES, Header, Kind
-from ..partition.image import Part, part_of
+from ..partition.image import ProducerRange, decode_partition_part
 from ..partition.partition import END_UNKNOWN, HostedPartition
 from ..partition.records import (
     WITHOUT_BODY,
@@ -73,9 +73,9 @@ class Replay:
         self._start = start
         self._hole_position = -1
         """The start of the newest hole."""
-        self._unexplained: Hole | None = None
+        self._unexplained_hole: Hole | None = None
         """The newest hole that has unknown records."""
-        self._complete: set[int] = set()
+        self._complete_ids: set[int] = set()
         """Ids of the partitions that did not lose their ends in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
         """(partition id, group) of groups that have a record of their fence after that hole."""
@@ -85,7 +85,7 @@ class Replay:
         """
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────
-    def record(self, header: Header, body: memoryview) -> None:
+    def on_record(self, header: Header, body: memoryview) -> None:
         """
         Apply an intact record.
 
@@ -108,9 +108,9 @@ class Replay:
         elif partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
         elif header.kind == Kind.MESSAGES:
-            self._advance(partition, header)
+            self._advance_end(partition, header)
             if header.base_offset == partition.next_offset:
-                self._append(partition, header)
+                self._apply_append(partition, header)
             elif header.next_offset > partition.next_offset:
                 self._report_contradiction(
                     header, f"its offsets begin below {partition.next_offset}"
@@ -118,101 +118,115 @@ class Replay:
         else:
             self._apply_control(header, body, partition)
 
-    def _advance(self, partition: HostedPartition, header: Header) -> None:
+    def _advance_end(self, partition: HostedPartition, header: Header) -> None:
         """Advance the partition's end to a record's base offset, marking offsets in between as
         lost.
         """
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         if header.base_offset > partition.next_offset:
             hole = self._hole_position
             position = hole if 0 <= hole < header.position else header.position
-            self._state.lose(
+            self._state.add_lost_range(
                 partition, partition.next_offset, header.base_offset, position=position
             )
             partition.next_offset = partition.readable_offset = header.base_offset
-        self._complete.add(partition.partition_id)
+        self._complete_ids.add(partition.partition_id)
 
-    def _append(self, partition: HostedPartition, header: Header) -> None:
+    def _apply_append(self, partition: HostedPartition, header: Header) -> None:
         partition.apply_append(
             header, base_offset=header.base_offset, appended_at_ms=header.appended_at_ms
         )
         partition.readable_offset = partition.next_offset
 
-    def _apply_facts(self, header: Header, body: memoryview, known: HostedPartition | None) -> None:
+    def _apply_facts(
+        self, header: Header, body: memoryview, known_partition: HostedPartition | None
+    ) -> None:
         """Apply a PARTITION or STATE record."""
         try:
             if header.kind == Kind.STATE:
-                restored, part = part_of(header.partition_id, body)
-                if known is not None:
-                    self._restore(header, restored, known)
-                elif part.before:
+                restored, producer_range = decode_partition_part(header.partition_id, body)
+                if known_partition is not None:
+                    self._restore_partition(header, restored, known_partition)
+                elif producer_range.before:
                     # Earlier parts are lost, or retention has removed them after rewriting all
                     # parts.
                     self._state.orphans.setdefault(header.partition_id, header.position)
                 else:
-                    self._add(header, restored)
+                    self._add_partition(header, restored)
                     self._producers_read[header.partition_id] = 0
-                self._count_producers(header, part, len(restored.producers))
+                self._count_producers(header, producer_range, len(restored.producers))
                 return
             facts = decode_body(header, body)
             assert isinstance(facts, HostPartition)
-            if known is None:
-                known = self._state.host(replace(facts, times_from_ms=0))
+            if known_partition is None:
+                known_partition = self._state.host(replace(facts, times_from_ms=0))
                 self._state.orphans.pop(header.partition_id, None)
             else:
-                known.check_same_facts(facts)
-            if facts.times_from_ms > known.appended_at_ms:
-                self._state.touch(known)
-                known.appended_at_ms = facts.times_from_ms
+                known_partition.check_same_facts(facts)
+            if facts.times_from_ms > known_partition.appended_at_ms:
+                self._state.mark_dirty(known_partition)
+                known_partition.appended_at_ms = facts.times_from_ms
         except KeylaneError as error:
             self._report_contradiction(header, error.message)
 
-    def _add(self, header: Header, restored: HostedPartition) -> None:
+    def _add_partition(self, header: Header, restored_partition: HostedPartition) -> None:
         """Apply the first or only STATE record of an unknown partition."""
-        self._state.partitions.add(restored)
-        if restored.lost:
+        self._state.partitions.add(restored_partition)
+        if restored_partition.lost:
             self._state.damaged.add(header.partition_id)
         self._state.orphans.pop(header.partition_id, None)
-        self._complete.add(header.partition_id)
+        self._complete_ids.add(header.partition_id)
 
-    def _count_producers(self, header: Header, part: Part, count: int) -> None:
+    def _count_producers(self, header: Header, producer_range: ProducerRange, count: int) -> None:
         """Count the producers of a partition that is restored from STATE records, and forget the
         count when all of them were read.
         """
         read = self._producers_read.get(header.partition_id)
-        if read is None or part.before not in {0, read}:
+        if read is None or producer_range.before not in {0, read}:
             return
-        self._producers_read[header.partition_id] = part.before + count
-        if part.before + count >= part.total:
+        self._producers_read[header.partition_id] = producer_range.before + count
+        if producer_range.before + count >= producer_range.total:
             del self._producers_read[header.partition_id]
 
-    def _restore(self, header: Header, restored: HostedPartition, known: HostedPartition) -> None:
+    def _restore_partition(
+        self, header: Header, restored_partition: HostedPartition, known_partition: HostedPartition
+    ) -> None:
         """Apply a STATE record of a known partition."""
-        if header.base_offset >= known.next_offset:
-            _merge_producers(restored, known, ordered=header.partition_id in self._producers_read)
-        self._advance(known, header)
-        for lost in restored.lost:
-            self._state.lose(known, lost.start, lost.end, position=lost.position)
-        known.fences_lost |= restored.fences_lost
-        known.groups_told |= restored.groups_told
-        for name, token in restored.forgotten.items():
-            known.forgotten[name] = max(token, known.forgotten.get(name, 0))
-        known.holds = restored.holds
-        known.first_offset = max(known.first_offset, restored.first_offset)
-        for name, group in restored.groups.items():
-            self._apply_fence(known, FenceBody(name, group.lock.fence, group.lock.session))
-            known.apply_cursor(group.cursor_body())
-            known.groups[name].parked = group.parked
+        if header.base_offset >= known_partition.next_offset:
+            _merge_producers(
+                restored_partition,
+                known_partition,
+                sorted_producers=header.partition_id in self._producers_read,
+            )
+        self._advance_end(known_partition, header)
+        for lost in restored_partition.lost:
+            self._state.add_lost_range(
+                known_partition, lost.start, lost.end, position=lost.position
+            )
+        known_partition.fences_lost |= restored_partition.fences_lost
+        known_partition.groups_told |= restored_partition.groups_told
+        for name, token in restored_partition.forgotten.items():
+            known_partition.forgotten[name] = max(token, known_partition.forgotten.get(name, 0))
+        known_partition.holds = restored_partition.holds
+        known_partition.first_offset = max(
+            known_partition.first_offset, restored_partition.first_offset
+        )
+        for name, group in restored_partition.groups.items():
+            self._apply_fence(
+                known_partition, FenceBody(name, group.lock.fence, group.lock.session)
+            )
+            known_partition.apply_cursor(group.cursor_body())
+            known_partition.groups[name].parked = group.parked
 
     def _apply_dropped(self, header: Header, body: memoryview) -> None:
         """Apply a DROPPED record: forget its partitions."""
         try:
-            dropped = decode_body(header, body)
+            dropped_body = decode_body(header, body)
         except CorruptLogError as error:
-            self._state.problem(error.message)
+            self._state.add_problem(error.message)
             return
-        assert isinstance(dropped, DroppedBody)
-        self._state.apply_dropped(dropped)
+        assert isinstance(dropped_body, DroppedBody)
+        self._state.apply_dropped(dropped_body)
         for partition_id in list(self._producers_read):
             if partition_id in self._state.dropped:
                 del self._producers_read[partition_id]
@@ -220,7 +234,7 @@ class Replay:
     def _apply_control(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
         """Apply a record of a known partition that is neither a batch nor its facts."""
         if header.kind == Kind.TOLD:
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
             partition.groups_told = True
             return
         try:
@@ -228,7 +242,7 @@ class Replay:
         except CorruptLogError as error:
             self._report_contradiction(header, error.message)
             return
-        self._state.touch(partition)
+        self._state.mark_dirty(partition)
         match control:
             case FenceBody():
                 self._apply_fence(partition, control)
@@ -242,7 +256,7 @@ class Replay:
                 partition.apply_cursor(control)
                 self._known_fences.add((partition.partition_id, control.group))
             case None:  # a seal
-                self._advance(partition, header)
+                self._advance_end(partition, header)
                 partition.sealed = partition.ended = True
 
     def _apply_fence(self, partition: HostedPartition, fence: FenceBody) -> None:
@@ -252,10 +266,10 @@ class Replay:
         if group is None or fence.token > group.lock.fence:
             partition.apply_fence(fence)
             partition.groups[fence.group].durable_fence = fence.token
-            partition.groups[fence.group].kept = True
+            partition.groups[fence.group].is_durable = True
 
     # ── holes ─────────────────────────────────────────────────────────────────────────────────────
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         """Apply a hole: restore known records, and mark lost offsets."""
         self._hole_position = hole.start
         start, end = hole.damage or (hole.start, hole.end)
@@ -265,16 +279,16 @@ class Replay:
             if (start, end) != (hole.start, hole.end):
                 text += f" of [{hole.start}, {hole.end})"
         if not hole.explained or start == hole.start:
-            self._state.problem(text, room=HOLES_MAX)
+            self._state.add_problem(text, count_max=HOLES_MAX)
         if not hole.explained and hole.end > self._start:
-            self._unexplained = hole
-            self._complete.clear()
+            self._unexplained_hole = hole
+            self._complete_ids.clear()
             self._known_fences.clear()
         for header, body in hole.lost_records:
             if header.kind == Kind.MESSAGES:
                 self._apply_lost_batch(header)
             elif body is not None or header.kind in WITHOUT_BODY:
-                self.record(header, memoryview(body or b""))
+                self.on_record(header, memoryview(body or b""))
             else:
                 self._apply_lost_control(header)
 
@@ -284,10 +298,10 @@ class Replay:
         if partition is None:
             self._state.orphans.setdefault(header.partition_id, header.position)
             return
-        self._advance(partition, header)
+        self._advance_end(partition, header)
         if header.base_offset == partition.next_offset:
-            self._append(partition, header)
-        self._state.lose(
+            self._apply_append(partition, header)
+        self._state.add_lost_range(
             partition, header.base_offset, header.next_offset, position=header.position
         )
 
@@ -300,56 +314,60 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         elif header.kind == Kind.FENCE:
             partition.fences_lost = True
-            self._state.touch(partition)
-            self._state.problem(
+            self._state.mark_dirty(partition)
+            self._state.add_problem(
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
             # The parked messages may count as acked, so a consumer would silently skip them.
             partition.fences_lost = True
-            self._state.touch(partition)
-            self._state.problem(
+            self._state.mark_dirty(partition)
+            self._state.add_problem(
                 f"the parked messages of partition {header.partition_id} are not known: no "
                 f"consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
             # It may be the only record of its group, so the metaserver must send the groups again.
             partition.groups_told = False
-            self._state.touch(partition)
+            self._state.mark_dirty(partition)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
         """End the replay: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
-            self._state.problem(
+            self._state.add_problem(
                 f"the facts of partition {partition_id} are lost (position {position})"
             )
         for partition_id in self._producers_read:
             partition = self._state.partitions[partition_id]
             position = max(self._hole_position, 0)
-            self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
-            self._state.problem(f"some producers of partition {partition_id} are lost")
-        if self._unexplained is None:
+            self._state.add_lost_range(
+                partition, partition.next_offset, END_UNKNOWN, position=position
+            )
+            self._state.add_problem(f"some producers of partition {partition_id} are lost")
+        if self._unexplained_hole is None:
             return
         for partition_id, partition in self._state.partitions.items():
-            if partition_id not in self._complete and not partition.sealed:
-                position = self._unexplained.start
-                self._state.lose(partition, partition.next_offset, END_UNKNOWN, position=position)
+            if partition_id not in self._complete_ids and not partition.sealed:
+                position = self._unexplained_hole.start
+                self._state.add_lost_range(
+                    partition, partition.next_offset, END_UNKNOWN, position=position
+                )
             if partition.groups_told:
                 # A group's only record may be in the hole, so the metaserver must send the groups
                 # again.
                 partition.groups_told = False
-                self._state.touch(partition)
+                self._state.mark_dirty(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
                     # The fence of a newer owner may be in the hole, so do not trust the session of
                     # this token.
                     group.lock.session = ""
-                    self._state.touch(partition)
+                    self._state.mark_dirty(partition)
 
     def _report_contradiction(self, header: Header, reason: str) -> None:
         """Stop the partition of an intact record that contradicts the records before it."""
-        self._state.problem(
+        self._state.add_problem(
             f"the record at position {header.position} contradicts the log before it: {reason}"
         )
         partition = self._state.partitions.get(header.partition_id)
@@ -357,25 +375,27 @@ class Replay:
             self._state.orphans.setdefault(header.partition_id, header.position)
         else:
             partition.fences_lost = True
-            self._state.lose(
+            self._state.add_lost_range(
                 partition, partition.next_offset, END_UNKNOWN, position=header.position
             )
 
 
-def _merge_producers(restored: HostedPartition, known: HostedPartition, *, ordered: bool) -> None:
+def _merge_producers(
+    restored_partition: HostedPartition, known_partition: HostedPartition, *, sorted_producers: bool
+) -> None:
     """
     Copy the producers of a STATE record to the known partition. The record must not be older than
     the partition, because its producers would lack batches that are already applied.
 
     Args:
-        ordered: also copy the order of the producers, by their last appends.
+        sorted_producers: also copy the order of the producers, by their last appends.
     """
-    for number, state in restored.producers.items():
-        if ordered or known.producers.get(number) != state:
-            known.producers.take(number)
-            known.producers[number] = state
-    while len(known.producers) > PRODUCERS_PER_PARTITION_MAX:
-        known.producers.forget()
+    for number, state in restored_partition.producers.items():
+        if sorted_producers or known_partition.producers.get(number) != state:
+            known_partition.producers.remove_state(number)
+            known_partition.producers[number] = state
+    while len(known_partition.producers) > PRODUCERS_PER_PARTITION_MAX:
+        known_partition.producers.remove_oldest()
 
 
 _KINDS = frozenset(Kind)
@@ -409,26 +429,28 @@ class Dispatch:
         """A cache of the ends of partitions: partition id → next offset, position."""
         self._hole_position = 0
 
-    def record(self, header: Header) -> None:
+    def on_record(self, header: Header) -> None:
         """Dispatch a batch, intact or lost, by its header. Ignores other records."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)
         partition_id = header.partition_id
-        expected, position = self._end_of(partition_id, unit)
-        if unit.base_offset < expected:
+        expected_offset, position = self._end_before(partition_id, unit)
+        if unit.base_offset < expected_offset:
             return
-        if unit.base_offset > expected:
+        if unit.base_offset > expected_offset:
             filler_position = max(position, min(self._hole_position, unit.position))
-            missing = unit.base_offset - expected
-            filler = Unit(expected, missing, filler_position, HEADER_BYTES, unit.appended_at_ms)
+            missing_count = unit.base_offset - expected_offset
+            filler = Unit(
+                expected_offset, missing_count, filler_position, HEADER_BYTES, unit.appended_at_ms
+            )
             self._units.append((partition_id, filler))
         self._units.append((partition_id, unit))
         self._ends[partition_id] = unit.next_offset, unit.end_position
         if len(self._units) >= DISPATCH_UNITS:
             self.flush()
 
-    def _end_of(self, partition_id: int, unit: Unit) -> tuple[int, int]:
+    def _end_before(self, partition_id: int, unit: Unit) -> tuple[int, int]:
         """Return a partition's next offset and position before this unit is dispatched."""
         end = self._ends.get(partition_id)
         if end is None:
@@ -436,11 +458,11 @@ class Dispatch:
             end = (unit.base_offset if bounds is None else bounds[1]), self._start
         return end
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         """Dispatch a hole's lost batches, as far as they are known."""
         self._hole_position = hole.start
         for header, _body in hole.lost_records:
-            self.record(header)
+            self.on_record(header)
 
     def flush(self) -> None:
         """Pass all remaining units to the index."""

@@ -68,9 +68,9 @@ class Snapshotter:
         """The log position of the newest snapshot, from which a start replays the log."""
         self.problem = ""
         """Why the last snapshot failed; "" if it succeeded."""
-        commit.on_commit = self._check
+        commit.on_commit = self._start_if_due
 
-    def _check(self) -> None:
+    def _start_if_due(self) -> None:
         grown = self._log.end - self._last_attempt_end
         is_dirty = len(self._state.partitions.dirty) >= DIRTY_MAX and grown >= DIRTY_MAX
         if self._task is None and (is_dirty or grown >= self._snapshot_bytes):
@@ -112,16 +112,18 @@ class Snapshotter:
         full = self._snapshots.is_full_due()
         failures = self._commit.failures
         # Read this before encoding images: first offsets that rise later are in the next snapshot.
-        retained = self._state.retained
+        retained_position = self._state.retained
         try:
             chunks = await self._encode_chunks(table.ids() if full else list(dirty))
             state = self._state
             problems = [text for text in state.problems if text not in state.repaired_by_restart]
-            if state.dropped.too_many:
+            if state.dropped.needs_merge:
                 await self._merge_dropped()
-            dropped = [(body.ranges, body.subjects) for body in state.dropped.bodies()]
-            extra = Extra(dict(state.orphans), problems, retained, sorted(state.damaged), dropped)
-            await self._commit.flushed()
+            dropped = [(body.ranges, body.subjects) for body in state.dropped.record_bodies()]
+            extra = Extra(
+                dict(state.orphans), problems, retained_position, sorted(state.damaged), dropped
+            )
+            await self._commit.wait_flushed()
             if self._commit.failures != failures:
                 raise StorageError("a commit failed while the snapshot was being written")
             await self._run_blocking(self._save, chunks, full, clean, position, extra)
@@ -147,12 +149,14 @@ class Snapshotter:
         beginning of this snapshot.
         """
         state = self._state
-        joining = state.dropped.joining()
+        range_merge = state.dropped.begin_merge()
         ids = state.partitions.ids()
         for first in range(0, len(ids), IDS_PER_SLICE):
-            joining.keep_apart(ids[first : first + IDS_PER_SLICE])
+            range_merge.keep_apart(ids[first : first + IDS_PER_SLICE])
             await asyncio.sleep(0)
-        state.dropped.join(joining, [*state.partitions.dirty, *state.orphans, *state.damaged])
+        state.dropped.merge_ranges(
+            range_merge, [*state.partitions.dirty, *state.orphans, *state.damaged]
+        )
 
     async def _encode_chunks(self, partition_ids: list[int]) -> list[bytes]:
         """Encode the images of partitions in slices, skipping partitions that no longer exist."""

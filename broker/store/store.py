@@ -33,7 +33,7 @@ from ...protocol.errors import (
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.record import HEADER_BYTES
 from ..partition.appends import Duplicate
-from ..partition.partition import Group, HostedPartition, validate_facts, without_volatile
+from ..partition.partition import Group, HostedPartition, strip_volatile_facts, validate_facts
 from ..partition.records import CursorBody, FenceBody, encode_body
 from ..partition.state import BrokerState, is_plausible_end
 from ..settings import BrokerSettings
@@ -46,7 +46,7 @@ from ..storage.log.log_reader import BatchReader
 from ..storage.log.recovery import RecoveredLog
 from ..storage.snapshot import Snapshots
 from .carry_over import CarryOver
-from .group_commit import Ended, Entry, GroupCommit, RunBlocking
+from .group_commit import DoneCallback, Entry, GroupCommit, RunBlocking
 from .holds import FirstOffsets, MessageHolds
 from .opening import open_state
 from .quick_sync import QuickSync
@@ -55,31 +55,6 @@ from .tail_cache import TailCache
 from .traffic import Traffic
 
 log = logging.getLogger("keylane.broker")
-
-
-class IndexDamage:
-    """Reports damage of the index."""
-
-    def __init__(
-        self, state: BrokerState, files: Files, kind: str, *, run_blocking: RunBlocking
-    ) -> None:
-        self._state = state
-        self._files = files
-        self._kind = kind
-        self._run_blocking = run_blocking
-
-    async def report(self, error: CorruptIndexError) -> None:
-        """Report the damage in health, and mark the index to be rebuilt at the next start."""
-        if self._state.repaired_by_restart:
-            return
-        text = f"{error.message}; the next start rebuilds the index"
-        log.error("%s", text)
-        self._state.problems.append(text)
-        self._state.repaired_by_restart.add(text)
-        try:
-            await self._run_blocking(mark_incomplete, self._files, self._kind)
-        except StorageError as failure:
-            log.warning("cannot mark the index as damaged: %s", failure.message)
 
 
 CLOCK_LAG_WARN_MS = 60_000
@@ -155,9 +130,10 @@ class Store:
             run_read=run_background,
             run_commit=run_commit,
         )
-        self.index_damage = IndexDamage(state, files, settings.index, run_blocking=run_read)
-        self.firsts = FirstOffsets(state, save=self.save_progress)
-        self.holds = MessageHolds(state, self.commit, self.firsts, clock=clock)
+        self._files = files
+        self._index_kind = settings.index
+        self.first_offsets = FirstOffsets(state, save=self.save_progress)
+        self.holds = MessageHolds(state, self.commit, self.first_offsets, clock=clock)
         self.fence_floor = 0
         """Tokens up to this one are refused: they were granted before an operator accepted this
         data folder.
@@ -184,20 +160,20 @@ class Store:
         """
         queues = open_index(files, settings.index)
         mark_others_incomplete(files, settings.index)
-        opened = open_state(files, queues, clock=clock)
-        recovered = opened.recovered
+        opened_state = open_state(files, queues, clock=clock)
+        recovered = opened_state.recovered
         log = CommitLog(
             files, segment_bytes=settings.segment_bytes, bases=recovered.bases, end=recovered.end
         )
         return cls(
             settings=settings,
             clock=clock,
-            state=opened.state,
+            state=opened_state.state,
             log=log,
             queues=queues,
             recovered=recovered,
-            snapshots=opened.snapshots,
-            position=opened.position,
+            snapshots=opened_state.snapshots,
+            position=opened_state.position,
             run_commit=run_commit,
             run_read=run_read,
             run_background=run_background or run_read,
@@ -220,9 +196,9 @@ class Store:
         self,
         partition_id: int,
         record: memoryview,
-        on_done: Ended,
+        on_done: DoneCallback,
         *,
-        in_turn: bool = False,
+        is_admitted: bool = False,
         unpacks: bool = False,
     ) -> tuple[int, bool]:
         """
@@ -231,7 +207,7 @@ class Store:
         Args:
             on_done: called once, when the batch is durable or has failed, but not before this
                 method returns.
-            in_turn: the caller has waited for room with `commit.turn`.
+            is_admitted: the caller has waited for room with `commit.admission`.
             unpacks: the caller has verified that a compressed batch can be decompressed; otherwise
                 this method does.
 
@@ -253,11 +229,11 @@ class Store:
                 partition_id=partition_id,
             )
         partition = self.state.partition(partition_id)
-        self.commit.check_room(header.length, in_turn=in_turn)
-        self.state.touch(partition)
+        self.commit.check_room(header.length, is_admitted=is_admitted)
+        self.state.mark_dirty(partition)
         duplicate = partition.decide_append(header)
         if isinstance(duplicate, Duplicate):
-            self.commit.when_flushed(on_done)
+            self.commit.call_when_flushed(on_done)
             return duplicate.base_offset, True
         if unpacked_bytes > (partition.facts.message_bytes_max or MESSAGE_BYTES_MAX):
             partition.check_message_sizes(record, header)
@@ -282,14 +258,14 @@ class Store:
     def _on_stored(self, partition: HostedPartition, entry: Entry) -> None:
         next_offset = entry.base_offset + entry.count
         partition.readable_offset = next_offset
-        self.traffic.note_stored(
+        self.traffic.count_stored(
             partition.facts.subject, messages=entry.count, size_bytes=len(entry.record)
         )
         self._cache.add(
             entry.partition_id,
             entry.base_offset,
             next_offset,
-            header=entry.stamped,
+            header=entry.stamped_header,
             body=memoryview(entry.record)[HEADER_BYTES:],
         )
         self._wake(entry.partition_id)
@@ -304,19 +280,19 @@ class Store:
                 or was dropped.
             BrokerReadOnlyError, OverloadedError: nothing was changed.
         """
-        facts = without_volatile(facts)
+        facts = strip_volatile_facts(facts)
         validate_facts(facts)
         partition_id: int = facts.partition.partition_id
-        known = self.state.partitions.get(partition_id)
-        if known is not None:
-            known.check_same_facts(facts)
-            return known, self.commit.flushed()
+        known_partition = self.state.partitions.get(partition_id)
+        if known_partition is not None:
+            known_partition.check_same_facts(facts)
+            return known_partition, self.commit.wait_flushed()
         self.state.check_no_orphan(partition_id)
         self.state.check_not_dropped(partition_id)
         # Do not host a partition while messages are refused. But host it while they queue:
         # otherwise a resize would wait as long as producers are fast.
         self.commit.check_accepts_messages()
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         partition = self.state.host(facts)
         self.state.hosting.add(partition_id)
 
@@ -346,7 +322,7 @@ class Store:
         """
         previous, now_ms = partition.appended_at_ms, self._clock.wall_ms()
         if from_ms <= previous:
-            return self.commit.flushed()
+            return self.commit.wait_flushed()
         ahead_ms = from_ms - now_ms
         partition_id, subject = partition.partition_id, partition.facts.subject
         if not is_plausible_end(from_ms, now_ms):
@@ -357,8 +333,8 @@ class Store:
                 subject,
                 ahead_ms // 1_000,
             )
-            return self.commit.flushed()
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+            return self.commit.wait_flushed()
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
         if ahead_ms > CLOCK_LAG_WARN_MS:
             log.warning(
                 "messages of partition %d of %s get the same time for %d s, that of the end of the "
@@ -368,7 +344,7 @@ class Store:
                 subject,
                 ahead_ms // 1_000,
             )
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         partition.appended_at_ms = from_ms
         entry = Entry(
             encode_body(partition_id, replace(partition.facts, times_from_ms=from_ms)),
@@ -387,9 +363,9 @@ class Store:
         """
         partition = self.state.partition(partition_id)
         if partition.sealed:
-            return partition, self.commit.flushed()
+            return partition, self.commit.wait_flushed()
         self.check_seal(partition)
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         partition.sealed = True
 
         def on_durable(_entry: Entry) -> None:
@@ -412,18 +388,18 @@ class Store:
         partition.check_end_known()
         # Set `own`: a disk that is too full for messages still has room for a seal, which moves
         # them to another broker.
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
     def raise_fence(
         self, partition: HostedPartition, group: Group, *, token: int, session: str
     ) -> asyncio.Future[None]:
         """Raise a group's fence after `decide_acquire`, and register the group if it is new."""
-        self.commit.check_room(CONTROL_RECORD_BYTES, own=True)
-        self.state.touch(partition)
+        self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
+        self.state.mark_dirty(partition)
         is_new = group.name not in partition.groups
         if is_new:
-            self.firsts.changed.add(partition.partition_id)
+            self.first_offsets.changed_ids.add(partition.partition_id)
         body = FenceBody(group.name, token, session)
         partition.groups[group.name] = group
         undo: Callable[[], object] = partition.apply_fence(body)
@@ -434,7 +410,7 @@ class Store:
         def on_durable(_entry: Entry) -> None:
             self.traffic.fences += 1
             group.durable_fence = max(group.durable_fence, token)
-            group.kept = True
+            group.is_durable = True
 
         entry = Entry(
             encode_body(partition.partition_id, body),
@@ -448,12 +424,16 @@ class Store:
         """Save like `save_progress_then`. The returned future is resolved when the progress is
         durable.
         """
-        durable, _ = self.commit.waited_for(partial(self.save_progress_then, partition, group))
+        durable, _ = self.commit.call_with_future(
+            partial(self.save_progress_then, partition, group)
+        )
         return durable
 
-    def save_progress_then(self, partition: HostedPartition, group: Group, on_done: Ended) -> None:
+    def save_progress_then(
+        self, partition: HostedPartition, group: Group, on_done: DoneCallback
+    ) -> None:
         """Make a group's progress durable with the next commit, then call `on_done`."""
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         self.commit.add_deferred(
             (partition.partition_id, group.name),
             partial(self._deferred_progress, partition, group),
@@ -491,8 +471,8 @@ class Store:
         version: int,
         _entry: Entry,
     ) -> None:
-        group.saved(body, version)
-        if partition.ended and group.lock.shared and group.drained(partition.next_offset):
+        group.record_saved(body, version)
+        if partition.ended and group.lock.is_shared and group.has_drained(partition.next_offset):
             # Pulls of other sessions are answered with the end of the partition.
             self._wake(partition.partition_id)
 
@@ -500,10 +480,23 @@ class Store:
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
         """Write a group's current progress. `undo` is called if the write fails."""
-        self.state.touch(partition)
+        self.state.mark_dirty(partition)
         return self.commit.submit(self._progress_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
+    async def report_index_damage(self, error: CorruptIndexError) -> None:
+        """Report the damage in health, and mark the index to be rebuilt at the next start."""
+        if self.state.repaired_by_restart:
+            return
+        text = f"{error.message}; the next start rebuilds the index"
+        log.error("%s", text)
+        self.state.problems.append(text)
+        self.state.repaired_by_restart.add(text)
+        try:
+            await self.run_read(mark_incomplete, self._files, self._index_kind)
+        except StorageError as failure:
+            log.warning("cannot mark the index as damaged: %s", failure.message)
+
     async def read(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[bytes, int]:
@@ -515,7 +508,7 @@ class Store:
             CorruptLogError: the first batch is damaged.
             OffsetOutOfRangeError: retention has removed the offset meanwhile.
         """
-        pieces, next_offset = self.cached(partition, offset, bytes_max=bytes_max)
+        pieces, next_offset = self.read_cached(partition, offset, bytes_max=bytes_max)
         if pieces:
             return b"".join(pieces), next_offset
         end = partition.readable_end(offset)
@@ -526,7 +519,7 @@ class Store:
         except StorageError as error:
             if offset >= partition.first_offset:
                 if isinstance(error, CorruptIndexError):
-                    await self.index_damage.report(error)
+                    await self.report_index_damage(error)
                 else:
                     self.state.record_damage(partition, error)
                 raise
@@ -538,7 +531,7 @@ class Store:
             ) from None
         return data, next_offset
 
-    def cached(
+    def read_cached(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[list[Buffer], int]:
         """Read like `read`, but only from memory. The bytes are returned in pieces; there are none
@@ -546,7 +539,7 @@ class Store:
         """
         return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
 
-    async def offset_at(
+    async def find_offset_at(
         self, partition: HostedPartition, at_ms: int, bound: TimeBound
     ) -> int | None:
         """
@@ -561,13 +554,13 @@ class Store:
         """
         if partition.next_offset > partition.readable_offset:
             with contextlib.suppress(KeylaneError):  # then they are not stored
-                await self.commit.waited_for(self.commit.when_flushed)[0]
+                await self.commit.call_with_future(self.commit.call_when_flushed)[0]
         first, end = partition.first_offset, partition.readable_offset
         partition_id = partition.partition_id
         try:
-            unit = await self.run_read(self.queues.by_time, partition_id, at_ms, bound)
+            unit = await self.run_read(self.queues.find_by_time, partition_id, at_ms, bound)
         except CorruptIndexError as error:
-            await self.index_damage.report(error)
+            await self.report_index_damage(error)
             raise
         offset = offset_at(unit, bound)
         if bound is TimeBound.UPPER and offset is not None and offset >= end:
@@ -576,7 +569,7 @@ class Store:
             offset = first  # the index still has a removed batch, and times never decrease
         return offset if offset is not None and first <= offset < end else None
 
-    async def head(self, partition: HostedPartition) -> Unit | None:
+    async def first_unit(self, partition: HostedPartition) -> Unit | None:
         """
         Return the unit of the first stored batch, or None if there are no messages.
 
@@ -592,7 +585,7 @@ class Store:
                 lambda: self.queues.find(partition_id, first, end=end, bytes_max=1)
             )
         except CorruptIndexError as error:
-            await self.index_damage.report(error)
+            await self.report_index_damage(error)
             raise
         return units[0] if units else None
 
@@ -605,7 +598,7 @@ class Store:
         """
         await self.commit.close()
         await self.snapshotter.wait()
-        if not self.commit.failed:
+        if not self.commit.has_failed:
             await self.snapshotter.write(clean=True)
         await self._run_commit(self._close)
 

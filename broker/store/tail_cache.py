@@ -49,12 +49,12 @@ class TailCache:
         self._by_age.append((partition_id, base_offset, length + ENTRY_BYTES))
         self._free_bytes -= length + ENTRY_BYTES
         while self._free_bytes < 0:
-            oldest_id, oldest_offset, freed = self._by_age.popleft()
+            oldest_id, oldest_offset, freed_bytes = self._by_age.popleft()
             batches = self._partitions[oldest_id]
             del batches[oldest_offset]
             if not batches:
                 del self._partitions[oldest_id]
-            self._free_bytes += freed
+            self._free_bytes += freed_bytes
 
     def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """

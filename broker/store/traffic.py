@@ -1,8 +1,8 @@
 """Counts the messages that a broker stores and delivers, by subject, since the start of the broker
 or the creation of the subject. Pure.
 
-    a partition is dropped ─▶ `note_dropped` ─▶ SERIES_KEPT_MS later, if the broker hosts no
-        partition of the subject ─▶ `free`
+    a partition is dropped ─▶ `record_drop` ─▶ SERIES_KEPT_MS later, if the broker hosts no
+        partition of the subject ─▶ `remove_series`
 
 The metrics of a deleted subject are exported for another SERIES_KEPT_MS, so that its last messages
 are scraped. Then its series end. A new subject of the same name continues the series if it is
@@ -43,9 +43,9 @@ class Traffic:
     def __init__(self) -> None:
         self.stored: dict[str, Flow] = {}
         """Subject → counts of the messages that became durable."""
-        self.handed: dict[str, Flow] = {}
+        self.delivered: dict[str, Flow] = {}
         """Subject → counts of the messages in replies to pulls and reads."""
-        self._dropped_ms: dict[str, int] = {}
+        self._drop_times_ms: dict[str, int] = {}
         """Subject → the time of the boot clock, in milliseconds, at which its partition was last
         dropped. Bounded, because due subjects are removed.
         """
@@ -56,7 +56,7 @@ class Traffic:
         self.fences = 0
         """The number of raised fences, for new owners and resets."""
 
-    def note_stored(self, subject: str, *, messages: int, size_bytes: int) -> None:
+    def count_stored(self, subject: str, *, messages: int, size_bytes: int) -> None:
         """Count a durable batch."""
         flow = self.stored.get(subject) or _add_flow(self.stored, subject)
         flow.batches += 1
@@ -64,34 +64,36 @@ class Traffic:
         flow.bytes += size_bytes
 
     def count_delivered(self, subject: str, *, messages: int, size_bytes: int) -> None:
-        """Count the messages of a reply."""
-        flow = self.handed.get(subject) or _add_flow(self.handed, subject)
+        """Count the messages of a reply, unless it has none."""
+        if not size_bytes:
+            return
+        flow = self.delivered.get(subject) or _add_flow(self.delivered, subject)
         flow.batches += 1
         flow.messages += messages
         flow.bytes += size_bytes
 
-    def note_dropped(self, subject: str, now_ms: int) -> None:
+    def record_drop(self, subject: str, now_ms: int) -> None:
         """Record that a subject's partition was dropped at `now_ms`, a time of the boot clock."""
-        if subject in self.stored or subject in self.handed:
-            self._dropped_ms[subject] = now_ms
+        if subject in self.stored or subject in self.delivered:
+            self._drop_times_ms[subject] = now_ms
 
-    def due(self, now_ms: int) -> set[str]:
+    def due_subjects(self, now_ms: int) -> set[str]:
         """Return the subjects whose last drop of a partition was at least SERIES_KEPT_MS ago."""
         return {
             name
-            for name, dropped_ms in self._dropped_ms.items()
+            for name, dropped_ms in self._drop_times_ms.items()
             if now_ms - dropped_ms >= SERIES_KEPT_MS
         }
 
-    def free(self, due: Collection[str], hosted: Collection[str]) -> None:
-        """End the series of `due` subjects that are no longer `hosted`, so that other subjects can
-        be counted separately.
+    def remove_series(self, subjects: Collection[str], hosted: Collection[str]) -> None:
+        """End the series of `subjects` that are no longer `hosted`, so that other
+        subjects can be counted separately.
         """
-        for subject in due:
-            self._dropped_ms.pop(subject, None)
+        for subject in subjects:
+            self._drop_times_ms.pop(subject, None)
             if subject not in hosted:
                 self.stored.pop(subject, None)
-                self.handed.pop(subject, None)
+                self.delivered.pop(subject, None)
 
 
 def _add_flow(flows: dict[str, Flow], subject: str) -> Flow:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ...protocol.errors import ConfigError
-from ...protocol.reading.instants import ago_ms
+from ...protocol.reading.instants import parse_ago_ms
 from ..answer import CommonOptions, expand_options
 from ..options import parse_time
 from ..screen import make_table, show_line, show_table
@@ -303,7 +303,7 @@ def show_audit(
 
 def _parse_since(text: str) -> datetime:
     """Parse the value of --since, a time or an age; raise ConfigError."""
-    ago = ago_ms(text)
+    ago = parse_ago_ms(text)
     try:
         if ago is not None:
             return datetime.now(UTC) - timedelta(milliseconds=ago)

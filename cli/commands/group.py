@@ -11,9 +11,9 @@ from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
 from ...protocol.groups import TRIES_LIMIT, FailurePolicy, FullPolicy
 from ...protocol.progress import ResetTo
-from ...protocol.reading.instants import ago_ms
+from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.routing import ConsumeStrategy
-from ...protocol.text import counted, listed, plain_number
+from ...protocol.text import counted, listed, parse_number
 from ..answer import CommonOptions, expand_options
 from ..options import (
     AllPartitionsOption,
@@ -363,10 +363,10 @@ def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | No
     """
     if to in {ResetTo.EARLIEST, ResetTo.LATEST}:
         return ResetTo(to), None, None
-    offset = plain_number(to)
+    offset = parse_number(to)
     if offset is not None:
         return ResetTo.OFFSET, offset, None
-    ago = ago_ms(to)
+    ago = parse_ago_ms(to)
     if ago is not None:
         return ResetTo.TIME, None, max(now_ms - ago, 0)
     try:

@@ -24,10 +24,10 @@ from ...metaserver.settings import (
 )
 from ...metaserver.sql.database import open_database
 from ...metaserver.sql.migrate import HEAD
-from ...protocol.address import addresses_of
+from ...protocol.address import parse_addresses
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Reason
-from ...protocol.text import counted, listed, without_password
+from ...protocol.text import counted, listed, mask_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
 from ..screen import make_table, show_json, show_line, show_table
@@ -96,7 +96,7 @@ async def rebuild(
 ) -> None:
     """Rebuild a database, and show what was restored and what is missing."""
     settings = database_settings(data, database_url)
-    addresses = [address for text in brokers for address in addresses_of(text)]
+    addresses = [address for text in brokers for address in parse_addresses(text)]
     rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
     try:
@@ -152,7 +152,7 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
         counted(rights.grants, "grant"),
         counted(rights.quotas, "quota"),
     )
-    return RIGHTS_IMPORTED.format(without_password(source), *counts)
+    return RIGHTS_IMPORTED.format(mask_password(source), *counts)
 
 
 def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:

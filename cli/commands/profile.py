@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ...protocol.address import addresses_of
+from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError
 from ..options import OutputFormat, OutputOption
 from ..profiles import Profile, profiles_file, read_profiles, write_profiles
@@ -34,7 +34,7 @@ def profile_add(
     ] = None,
 ) -> None:
     """Add a profile, or replace the one with this name."""
-    addresses_of(meta)
+    parse_addresses(meta)
     for path in filter(None, (token_file, tls_ca)):
         if not os.access(path, os.R_OK):
             raise ConfigError(f"{path} cannot be read")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...protocol.text import without_password
+from ...protocol.text import mask_password
 from ...rpc.settings import Setting, SettingSources
 from ..options import OutputFormat, OutputOption
 from ..screen import make_table, show_json, show_table
@@ -103,7 +103,7 @@ def _json_value(setting: Setting) -> object:
     """Return the value as JSON, without a database password."""
     value = setting.value
     if setting.name == "database_url" and isinstance(value, str):
-        return without_password(value)
+        return mask_password(value)
     return str(value) if isinstance(value, Path) else value
 
 

@@ -8,8 +8,8 @@ import sys
 from datetime import UTC, datetime
 
 from ...consumer import Reader
-from ...protocol.reading.instants import ago_ms
-from ...protocol.text import plain_number
+from ...protocol.reading.instants import parse_ago_ms
+from ...protocol.text import parse_number
 from ..message_json import message_json
 from ..options import WAIT_S, OutputFormat, parse_time
 from .consume import parse_format
@@ -25,9 +25,9 @@ def parse_bound(text: str) -> str | int | datetime:
     Raises:
         ConfigError: the text is none of these.
     """
-    if text in {"earliest", "latest"} or ago_ms(text) is not None:
+    if text in {"earliest", "latest"} or parse_ago_ms(text) is not None:
         return text
-    offset = plain_number(text)
+    offset = parse_number(text)
     if offset is not None:
         return offset
     return datetime.fromtimestamp(parse_time(text) / 1000, UTC)

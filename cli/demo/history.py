@@ -92,28 +92,28 @@ def judge_run(
     """
     judge = Judge(partitions_fixed=True)
     for row, key in enumerate(source.keys):
-        judge.log.sent(row, key, _PRODUCER, row, strict=True)
-        judge.log.settled(row, "stored")
+        judge.log.on_sent(row, key, _PRODUCER, row, strict=True)
+        judge.log.on_settled(row, "stored")
     stored = _read_log(judge, source, log)
     handled = bytearray(len(source.keys))
     matching_records = 0
     slots: set[tuple[int, int]] = set()
     for partition_id in log:
-        judge.progress(JUDGED_GROUP, partition_id)
+        judge.get_progress(JUDGED_GROUP, partition_id)
     for record, name in merge(
         *(_sort_by_time(recorded, name) for name, recorded in records.items()), key=_time_and_token
     ):
         value = _message_value(source, record.row, record.order_key)
         slot = (record.partition_id, record.offset)
-        judge.started(JUDGED_GROUP, name, *slot, value, record.token)
+        judge.on_started(JUDGED_GROUP, name, *slot, value, record.token)
         if judge.log.values.get(slot) == value:
-            judge.ended(JUDGED_GROUP, *slot, record.token, name)
+            judge.on_ended(JUDGED_GROUP, *slot, record.token, name)
             matching_records += 1
             slots.add(slot)
             if type(value) is int and 0 <= value < len(handled):
                 handled[value] = 1
     for observation in cursors:
-        judge.looked(*observation)
+        judge.on_looked(*observation)
     findings = judge.close(drained=True)
     return JudgedRun(findings, stored, sum(handled), matching_records - len(slots))
 
@@ -140,7 +140,7 @@ def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -
                 stored[row] = 1
                 if source.digests[row] != digest:
                     value = (row, key, digest)
-            judge.log.stored(partition_id, offset, key, value)
+            judge.log.on_stored(partition_id, offset, key, value)
     judge.log.close(drained=True)
     return sum(stored)
 

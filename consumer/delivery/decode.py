@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
-from ...protocol.batch import Columns, slices
+from ...protocol.batch import Columns, slice_column
 from ...protocol.message import Delivery, Message
 from ...protocol.record import Header
 
@@ -51,14 +51,14 @@ def decode_messages(
         map(
             make_message,
             repeat(subject),
-            slices(blob, batch.key_edges),
-            slices(blob, batch.value_edges),
+            slice_column(blob, batch.key_edges),
+            slice_column(blob, batch.value_edges),
             range(header.base_offset, header.next_offset),
             repeat(partition_id),
             batch.sent_at_ns,
             repeat(token),
             repeat(1),
-            repeat(b"") if has_no_properties else slices(blob, property_edges),
+            repeat(b"") if has_no_properties else slice_column(blob, property_edges),
             repeat(delivery),
         )
     )

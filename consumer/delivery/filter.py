@@ -21,7 +21,7 @@ from typing import Any
 from ...protocol.errors import ConfigError, CorruptBatchError, FilterError
 from ...protocol.limits import FILTER_CHARS_MAX, TAG_BYTES_MAX, TAGS_WANTED_MAX
 from ...protocol.message import Message
-from ...protocol.text import items_of
+from ...protocol.text import collect_items
 from ..settings import Filter, PropertyFilter
 
 _TEXT_CHARS_MAX = FILTER_CHARS_MAX - 40
@@ -125,7 +125,7 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
         ConfigError: there are no tags or more than TAGS_WANTED_MAX, or one is not a non-empty
             string without commas of at most TAG_BYTES_MAX bytes.
     """
-    items = items_of(tags)
+    items = collect_items(tags)
     for tag in items:
         if not isinstance(tag, str) or not tag or "," in tag or not _is_short_tag(tag):
             raise ConfigError(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from ...protocol.batch import unpacked
+from ...protocol.batch import unpack_batch
 from ...protocol.errors import (
     CorruptBatchError,
     InvalidRequestError,
     LeaseLostError,
     MissingExtraError,
 )
-from ...protocol.message import lease_of
+from ...protocol.message import make_lease
 from ...rpc.race import shield, start_task
 from ..delivery.pulled_batch import PulledBatch
 from ..pulling.pull_client import PullClient
@@ -75,7 +75,7 @@ class ArrowBatch:
         self.start_offset = start_offset
         self.next_offset: int = start_offset + record_batch.num_rows
         self.fencing_token = _client.token
-        self.lease = lease_of(_client.partition_id, _client.token)
+        self.lease = make_lease(_client.partition_id, _client.token)
         self.attempt = 1
         self._client = _client
         self._owner = _owner
@@ -174,7 +174,7 @@ def build_arrow_batch(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[Ar
             break
         base = batch.header.base_offset
         try:
-            record = memoryview(unpacked(batch.record, batch.header))
+            record = memoryview(unpack_batch(batch.record, batch.header))
             pieces.append(columns.cut(record, batch.header, start - base, end - base))
         except CorruptBatchError:
             if not pieces:

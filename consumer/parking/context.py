@@ -156,12 +156,12 @@ class ParkContext:
         self, failure_log: LogFilter, activity: str, error: KeylaneError, level: int = logging.INFO
     ) -> None:
         """Log that work on `activity` has failed, unless that was logged recently."""
-        if text := failure_log.met(error.message, self.client.boot_ns() // 1_000_000):
+        if text := failure_log.count_failure(error.message, self.client.boot_ns() // 1_000_000):
             log.log(level, "%s: %s: %s", self.log_name, activity, text)
 
     def log_recovery(self, failure_log: LogFilter, activity: str) -> None:
         """Log that work on `activity` succeeds again, if its failure was logged."""
-        if failures := failure_log.over(self.client.boot_ns() // 1_000_000):
+        if failures := failure_log.end_failures(self.client.boot_ns() // 1_000_000):
             log.info(
                 "%s: %s: the broker answers again, after %s", self.log_name, activity, failures
             )

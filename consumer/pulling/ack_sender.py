@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from ...protocol.clock import ALIGNED_S_MIN, TICK_S, at_a_tick
+from ...protocol.clock import ALIGNED_S_MIN, TICK_S, round_to_tick
 from ...protocol.errors import FencedError, KeylaneError, OverloadedError
 from ...protocol.frames import Ack, Acked
 from ...protocol.log_filter import LogFilter
@@ -278,7 +278,7 @@ class AckSender:
                 except KeylaneError as error:
                     self._partition.record_call_error(error)
                     now_ms = self._partition.boot_ns() // 1_000_000
-                    if text := self._failure_log.met(error.message, now_ms):
+                    if text := self._failure_log.count_failure(error.message, now_ms):
                         log.info("%s: cannot send acks: %s", self._partition.log_name, text)
                     await asyncio.sleep(self._pauses.next_ms() / 1000)
         finally:
@@ -287,7 +287,7 @@ class AckSender:
     def _log_recovery(self) -> None:
         """Reset the backoff after a successful request, and log the recovery."""
         self._pauses.reset()
-        if failures := self._failure_log.over(self._partition.boot_ns() // 1_000_000):
+        if failures := self._failure_log.end_failures(self._partition.boot_ns() // 1_000_000):
             log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew_if_idle(self) -> None:
@@ -306,7 +306,7 @@ class AckSender:
                 if self._timer is not None:  # a linger may be longer than the ttl
                     self._timer.cancel()
                     self._timer = self._loop.call_soon(self._send_now)
-        self._renewal = self._loop.call_at(at_a_tick(delay_s, now_s), self._renew_if_idle)
+        self._renewal = self._loop.call_at(round_to_tick(delay_s, now_s), self._renew_if_idle)
 
     async def flush(self) -> None:
         """Send all acks that the broker accepts. Raises KeylaneError."""

@@ -112,7 +112,7 @@ class FetchOffsets:
         """Continue at `first_offset`, because retention removed older messages. Return how many of
         them were not acked.
         """
-        missed = self._acked.unacked(self.next_offset, first_offset)
+        missed = self._acked.count_unacked(self.next_offset, first_offset)
         self.next_offset = first_offset
         self.missed += missed
         return missed

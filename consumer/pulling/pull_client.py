@@ -725,14 +725,16 @@ class PullClient(UserAcks):
         self.waiting_for = error.message
         self.record_call_error(error)
         level = self._failure_log_level
-        if text := self._failure_log.met(error.message, self._clock.boot_ms(), level):
+        if text := self._failure_log.count_failure(error.message, self._clock.boot_ms(), level):
             log.log(level, "%s: %s", self.log_name, text)
 
     def _log_recovery(self) -> None:
         """Reset the backoff after a successful pull, and log the recovery."""
         level = self._failure_log_level
         self._pauses.reset()
-        if failures := self._failure_log.over(self._clock.boot_ms(), logging.INFO, logging.WARNING):
+        if failures := self._failure_log.end_failures(
+            self._clock.boot_ms(), logging.INFO, logging.WARNING
+        ):
             log.log(level, "%s: pulls succeed again, after %s", self.log_name, failures)
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.ids import check_offset
 from ...protocol.reading.bounds import LocalPoint, order_points
-from ...protocol.reading.instants import instant_ms
+from ...protocol.reading.instants import parse_instant_ms
 from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
@@ -113,7 +113,7 @@ def _parse_bound(
             f"'-1h'), or an offset, not {value!r:.60}"
         )
     try:
-        return Bound(BoundKind.TIME, at_ms=instant_ms(value, now_ms=now_ms))
+        return Bound(BoundKind.TIME, at_ms=parse_instant_ms(value, now_ms=now_ms))
     except InvalidRequestError as error:
         hint = f"; or pass {keywords}" if isinstance(value, str) else ""
         raise InvalidRequestError(f"{name}: {error.message}{hint}") from None

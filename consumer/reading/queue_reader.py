@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Self
 
 from ...protocol import endpoints
-from ...protocol.address import addresses_of
+from ...protocol.address import parse_addresses
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.control import FoundOffset, PartitionStatus, TimeBound
 from ...protocol.errors import (
@@ -35,13 +35,13 @@ from ...protocol.queues import (
     QueueView,
     Segment,
     SegmentView,
+    build_segment,
     is_behind_loss,
     logic_cursor,
     logic_offset_at,
-    outside,
+    outside_queue_error,
     queue_max,
     queue_min,
-    segment_of,
 )
 from ...protocol.reading.instants import check_unit
 from ...protocol.routing import Partition, PartitionState
@@ -135,7 +135,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
             ConfigError, InvalidRequestError: an argument is invalid.
         """
         check_name("subject", subject)
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         if codec is not None:
             check_codec(codec)
         self._subject = subject
@@ -327,7 +327,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
             view = await self._queue_view(queue, refresh=True)
             statuses = await in_turns(self._status, view.segments)
         return [
-            _ReportedSegment(segment.partition, segment_of(segment, status), status)
+            _ReportedSegment(segment.partition, build_segment(segment, status), status)
             for segment, status in zip(view.segments, statuses, strict=True)
         ]
 
@@ -372,7 +372,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
                     return None
                 low, high = await self.bounds(view.queue)
                 if not (lost or low <= offset <= high):
-                    raise outside(offset, low, high) from None
+                    raise outside_queue_error(offset, low, high) from None
                 # Retention has removed the start of a later partition.
                 first = (await self._status(segment)).first_offset
                 offset = max(offset, start + first)

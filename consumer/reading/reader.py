@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, Self
 
 from ...protocol import endpoints
-from ...protocol.address import addresses_of
+from ...protocol.address import parse_addresses
 from ...protocol.backoff import Backoff, Pauses
 from ...protocol.codecs.codec import Codec, V
 from ...protocol.control import TimeBound
@@ -153,7 +153,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 is in the future.
         """
         check_name("subject", subject)
-        self._addresses = addresses_of(meta)
+        self._addresses = parse_addresses(meta)
         partition = partition if (partition_id := whole(partition)) is None else partition_id
         check_arguments(key=key, partition=partition, where=where, follow=follow, codec=codec)
         self._environment = environment_of(_environment)

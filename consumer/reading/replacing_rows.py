@@ -18,7 +18,7 @@ from typing import Any
 
 from ...protocol.message import Message
 from ...protocol.operations import PartitionHistory
-from ...protocol.reprocess.manifest import source_of
+from ...protocol.reprocess.manifest import parse_source
 from ...protocol.reprocess.replaced import replaced_by_rows
 
 WasRead = Callable[[int, int, int], bool]
@@ -54,7 +54,7 @@ class ReplacingRows:
         """
         if row.partition_id not in self.ids:
             return False
-        source = source_of(row)
+        source = parse_source(row)
         if source is None:
             return False
         partition_id, offset = source

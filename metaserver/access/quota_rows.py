@@ -16,7 +16,7 @@ from ...protocol.access.quota import (
     Quota,
     check_quota,
     check_sessions,
-    check_together,
+    check_shared_limits,
 )
 from ...protocol.access.rights import check_pattern
 from ...protocol.errors import InvalidRequestError, OverloadedError
@@ -40,7 +40,7 @@ def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None
     extra_limits = (request.subjects, request.scheduled_bytes)
     if not any((*extra_limits, request.sessions)) or request.quota != NO_QUOTA:
         check_quota(request.quota)
-    check_together(request.name, *extra_limits, of_subjects=request.kind == SUBJECT)
+    check_shared_limits(request.name, *extra_limits, of_subjects=request.kind == SUBJECT)
     check_sessions(request.sessions, of_subjects=request.kind == SUBJECT)
     if request.kind == SUBJECT and (request.quota.requests_per_s or request.quota.connections):
         raise InvalidRequestError("the limit of a subject is bytes_per_s alone")

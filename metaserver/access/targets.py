@@ -15,7 +15,7 @@ from ...protocol.control import CreateSubject, Join
 from ...protocol.endpoints import ACCEPT_FOLDER, CANCEL_OPERATION, CORDON
 from ...protocol.http.endpoint import Endpoint
 from ...protocol.operations import OperationKind, Reshape
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 from ...rpc.access.caller import AccessTarget
 from ..sql.database import Database
 from ..sql.schema import groups, operations, sessions, subjects
@@ -51,7 +51,7 @@ class MetaserverTargets:
         if endpoint.path in _OF_BROKERS:
             return _WHOLE_CLUSTER
         if endpoint is CANCEL_OPERATION:
-            subject = await self._database.read(_read_operation_subject, plain_number(params["id"]))
+            subject = await self._database.read(_read_operation_subject, parse_number(params["id"]))
             return (
                 _WHOLE_CLUSTER
                 if subject is None

@@ -193,7 +193,7 @@ def _group_by_partition(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
     return list(announcements.values())
 
 
-def note_heard(
+def record_heard(
     connection: Connection, answered: Sequence[Announcement], *, settling: int | None = None
 ) -> bool:
     """

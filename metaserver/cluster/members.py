@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.membership.versions import MemberVersion, Version, raised_version
+from ...protocol.membership.versions import MemberVersion, Version, decide_cluster_version
 from ..sql.cluster_facts import OF_CLUSTER, facts_of, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, facts, metaservers
@@ -55,7 +55,7 @@ class ClusterState(NamedTuple):
     @property
     def raised(self) -> Version:
         """The version to which these members allow the cluster to be raised."""
-        return raised_version(self.version, self.members)
+        return decide_cluster_version(self.version, self.members)
 
 
 def renew_metaserver(

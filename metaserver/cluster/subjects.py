@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.access.quota import limits_of
+from ...protocol.access.quota import matching_limits
 from ...protocol.control import CreateSubject, Retention, SubjectSummary, SubjectView
 from ...protocol.errors import (
     ConflictError,
@@ -78,7 +78,7 @@ def check_subject_limits(
     # All rows are locked in order, because a hidden subject counts under two names.
     locked_query = query.order_by(name_limits.c.name).with_for_update()
     limits = {row.name: row.subjects for row in connection.execute(locked_query)}
-    for pattern, limit in limits_of(name, limits):
+    for pattern, limit in matching_limits(name, limits):
         prefix = pattern.removesuffix("*")
         # LIKE would ignore case on SQLite.
         has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix

@@ -39,8 +39,8 @@ from ..cluster.announcements import (
     Announcement,
     begin_announcement,
     mark_announced,
-    note_heard,
     read_announcements,
+    record_heard,
     unannounced_groups,
     unheard_partitions,
 )
@@ -147,7 +147,7 @@ class Announcer:
         """
         delivered = await self._send(announcements)
         if delivered:
-            await self._database.write(note_heard, delivered)
+            await self._database.write(record_heard, delivered)
         return len(delivered)
 
     async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
@@ -225,6 +225,6 @@ def _store_and_finish(
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        note_heard(connection, delivered)
+        record_heard(connection, delivered)
         return None
-    return finish(connection, note_heard(connection, delivered, settling=group_id))
+    return finish(connection, record_heard(connection, delivered, settling=group_id))

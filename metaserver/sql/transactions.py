@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageError
 from ...protocol.errors.failures import open_files_error
-from ...protocol.text import without_password
+from ...protocol.text import mask_password
 from ...rpc.race import shield
 from .open_files import few_files_left
 
@@ -157,7 +157,7 @@ def storage_error(error: Exception, url: URL) -> StorageError:
     text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )
-    location = without_password(url.render_as_string(hide_password=True))
+    location = mask_password(url.render_as_string(hide_password=True))
     if "unable to open" in text and few_files_left():
         return open_files_error(
             f"cannot use the database {location}", operation="open", path=url.database or ""

@@ -8,7 +8,7 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.groups import GroupStart, StartAt
 from ...protocol.operations import PartitionHistory
 from ...protocol.progress import ResetGroup, ResetTo
-from ...protocol.reprocess.replaced import behind_rows, replaced_by_rows
+from ...protocol.reprocess.replaced import ends_behind_rows, replaced_by_rows
 from ..resets.cursors import PartitionOffsets, new_cursors
 
 
@@ -69,7 +69,7 @@ def _backfill_cursors(
     ends = {int(past.partition.partition_id): past.end_offset for past in history}
     replaced = replaced_by_rows(parents)
     newest = max(cursors)
-    cursors = {**cursors, **behind_rows(replaced, parents, ends, cursors)}
+    cursors = {**cursors, **ends_behind_rows(replaced, parents, ends, cursors)}
     opened_later = {number: 0 for number, end in expired.items() if end and number > newest}
     with_rows = frozenset().union(*replaced.values())
     for partition_id, cursor in sorted({**opened_later, **cursors}.items()):

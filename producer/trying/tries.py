@@ -33,7 +33,7 @@ def to_keylane_error(
     if isinstance(raised, KeylaneError):
         return raised
     text = f"{type(raised).__name__}: {raised!s:.200}"
-    if log_text := failure_log.met(text, now_ms):
+    if log_text := failure_log.count_failure(text, now_ms):
         log.error("%s: %s; retrying", name, log_text, exc_info=raised)
     failure = InternalError(f"unexpected error in the producer: {text}")
     failure.hint = FAULT_HINT

@@ -96,17 +96,17 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Capability).decode
 
 
-def pack(capability: Capability) -> bytes:
+def encode_capability(capability: Capability) -> bytes:
     """Encode a capability; the signature covers CONTEXT and these bytes."""
     return _encode(capability)
 
 
-def text_of(packed: bytes, signature: bytes) -> str:
+def capability_text(packed: bytes, signature: bytes) -> str:
     """Return the capability as the text that callers send."""
     return _PREFIX + urlsafe_b64encode(signature + packed).decode().rstrip("=")
 
 
-def parts_of(text: str) -> tuple[Capability, bytes, bytes]:
+def parse_capability(text: str) -> tuple[Capability, bytes, bytes]:
     """
     Parse a text, without verifying it, into the capability, its packed bytes, and the signature.
 
@@ -130,8 +130,8 @@ def check_current(
     *,
     cluster: str,
     now_ms: int,
-    changed: Mapping[str, int],
-    floor: int,
+    changed_versions: Mapping[str, int],
+    version_floor: int,
 ) -> None:
     """
     Check that a capability, whose signature was verified, is still valid.
@@ -147,15 +147,15 @@ def check_current(
         raise CapabilityEndedError(
             f"the capability of {principal!r} has ended", principal=principal
         )
-    latest = max(changed.get(name, 0) for name in (principal, *capability.groups))
-    if capability.version < max(floor, latest):
+    latest = max(changed_versions.get(name, 0) for name in (principal, *capability.groups))
+    if capability.version < max(version_floor, latest):
         raise CapabilityEndedError(
             f"the rights of {principal!r} have changed since the capability was made",
             principal=principal,
         )
 
 
-def proof_of(nonce: bytes, address: str) -> bytes:
+def proof_bytes(nonce: bytes, address: str) -> bytes:
     """Return the bytes that a holder signs: the broker's challenge on this connection, and its
     address.
     """

@@ -49,14 +49,16 @@ def check_quota(quota: Quota) -> Quota:
     return quota
 
 
-def limits_of(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
+def matching_limits(subject: str, limits: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the limits that apply to a subject, each with its name or pattern. All subjects that
     match a pattern share its limit.
     """
     return [(name, limit) for name, limit in limits.items() if limit and matches(name, subject)]
 
 
-def check_together(name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool) -> None:
+def check_shared_limits(
+    name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool
+) -> None:
     """
     Check the limits that all subjects of a name or pattern share.
 
@@ -89,11 +91,11 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
         raise InvalidRequestError(f"sessions is a number from 0 to {MAX}, not {sessions}")
 
 
-def limit_of(subject: str, limits: Mapping[str, int]) -> int:
+def subject_limit(subject: str, limits: Mapping[str, int]) -> int:
     """Return a subject's limit in bytes per second; 0: no limit. A limit on its name takes
     precedence over one on a pattern, and a longer pattern over a shorter one.
     """
     if subject in limits:
         return limits[subject]
-    matching = [pattern for pattern in limits if matches(pattern, subject)]
-    return limits[max(matching, key=len)] if matching else 0
+    matching_patterns = [pattern for pattern in limits if matches(pattern, subject)]
+    return limits[max(matching_patterns, key=len)] if matching_patterns else 0

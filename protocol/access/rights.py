@@ -95,7 +95,7 @@ CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
 """Grants of the brokers' tokens."""
 
 
-def check_pattern(what: str, pattern: str) -> str:
+def check_pattern(kind: str, pattern: str) -> str:
     """
     Return a pattern that is a name, or a prefix followed by `*`.
 
@@ -105,10 +105,10 @@ def check_pattern(what: str, pattern: str) -> str:
     prefix = pattern[:-1] if pattern.endswith(ANY) else pattern
     try:
         if prefix or not pattern:
-            check_name(what, prefix)
+            check_name(kind, prefix)
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"a pattern of a {what} is a name, or its prefix and '*', not {pattern!r:.80}"
+            f"a pattern of a {kind} is a name, or its prefix and '*', not {pattern!r:.80}"
         ) from None
     return pattern
 
@@ -172,54 +172,55 @@ def check_allowed(
     right: Rights,
     subject: str,
     group: str = "",
-    called: str = "",
+    call_description: str = "",
 ) -> None:
     """
     Check that one of the grants allows `right`.
 
     Args:
-        called: how the caller identified the subject, such as "partition 7"; "": by its name. The
-            error hides the names of subject and group from a caller without any right on the
-            subject.
+        call_description: how the caller identified the subject, such as "partition 7"; "": by its
+            name. The error hides the names of subject and group from a caller without any right on
+            the subject.
 
     Raises:
         AccessDeniedError: no grant allows it; the text has the command that grants it.
     """
     if allows(grants, right, subject, group):
         return
-    needed = {Rights.ANY: Rights.READ, Rights.JOIN: Rights.CONSUME}.get(right, right)
-    if called and not allows(grants, Rights.ANY, subject):
-        doing = right.doing if right is Rights.ANY else f"{right.doing} the subject of"
+    needed_right = {Rights.ANY: Rights.READ, Rights.JOIN: Rights.CONSUME}.get(right, right)
+    if call_description and not allows(grants, Rights.ANY, subject):
+        verb_phrase = right.doing if right is Rights.ANY else f"{right.doing} the subject of"
         raise AccessDeniedError(
-            f"{principal!r} has no right to {doing} {called}; an administrator, who sees its "
-            f"subject, grants it: "
-            f"keylane access grant {principal} {needed} --subject NAME",
+            f"{principal!r} has no right to {verb_phrase} {call_description}; an administrator, "
+            f"who sees its subject, grants it: "
+            f"keylane access grant {principal} {needed_right} --subject NAME",
             principal=principal,
-            right=needed.value,
+            right=needed_right.value,
         )
-    where = f"subject {subject!r}" if subject else "the whole cluster"
+    scope = f"subject {subject!r}" if subject else "the whole cluster"
     if subject == SOME_SUBJECT:
-        where, subject = "any subject", ""
+        scope, subject = "any subject", ""
     if group:
-        where += f", consumer group {group!r}"
+        scope += f", consumer group {group!r}"
     pattern = subject or repr(ANY)
     target, hidden, _job = subject.partition(HIDDEN)
     if hidden:  # the name is generated for one job; the next job has another
         pattern = repr(f"{target}{hidden}{ANY}")
     options = f" --subject {pattern}" + (f" --group {group}" if group else "")
-    others = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
+    other_grants = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
     raise AccessDeniedError(
-        f"{principal!r} has no right to {right.doing} {where}; "
-        f"an administrator grants it: keylane access grant {principal} {needed}{options}{others}",
+        f"{principal!r} has no right to {right.doing} {scope}; "
+        f"an administrator grants it: keylane access grant {principal} {needed_right}{options}"
+        f"{other_grants}",
         principal=principal,
-        right=needed.value,
+        right=needed_right.value,
         subject=subject,
         group=group,
     )
 
 
 def check_all_allowed(
-    principal: str, grants: Collection[AccessGrant], wanted: Iterable[tuple[Rights, str]]
+    principal: str, grants: Collection[AccessGrant], wanted_rights: Iterable[tuple[Rights, str]]
 ) -> None:
     """
     Check rights on whole subjects, given as pairs of right and subject.
@@ -228,12 +229,12 @@ def check_all_allowed(
         AccessDeniedError: a right is missing. The text lists all missing rights; the details are
             those of the first.
     """
-    refused: list[AccessDeniedError] = []
-    for right, subject in wanted:
+    refused_rights: list[AccessDeniedError] = []
+    for right, subject in wanted_rights:
         try:
             check_allowed(principal, grants, right, subject)
         except AccessDeniedError as error:
-            refused.append(error)
-    if refused:
-        text = "; ".join(error.message for error in refused)
-        raise AccessDeniedError(text, **refused[0].details)
+            refused_rights.append(error)
+    if refused_rights:
+        text = "; ".join(error.message for error in refused_rights)
+        raise AccessDeniedError(text, **refused_rights[0].details)

@@ -73,8 +73,8 @@ def check_no_token(path: str, query: Mapping[str, str]) -> None:
     """Raise InvalidRequestError if the path or a parameter of a request contains a token, or a
     parameter has a name that other systems use for tokens.
     """
-    named = any(name.lower() in _NAMES for name in query)
-    if named or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
+    has_secret_parameter = any(name.lower() in _NAMES for name in query)
+    if has_secret_parameter or _SECRET.search(path) or any(map(_SECRET.search, query.values())):
         raise InvalidRequestError(Reason.TOKEN_IN_URL)
 
 

@@ -12,7 +12,7 @@ Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
 """One codec for all subjects, a codec for each subject, or none."""
 
 
-def checked_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
+def check_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
     """Return the codecs after checking them. Raises ConfigError if one is not a codec, and
     InvalidRequestError if a subject name is illegal.
     """

@@ -45,8 +45,8 @@ class Codec(Protocol[T]):
 def check_codec(codec: object) -> None:
     """Raise ConfigError if this object is not a codec."""
     methods = (getattr(codec, "encode", None), getattr(codec, "decode", None))
-    named = isinstance(getattr(codec, "name", None), str)
-    if isinstance(codec, type) or not named or not all(map(callable, methods)):
+    has_name = isinstance(getattr(codec, "name", None), str)
+    if isinstance(codec, type) or not has_name or not all(map(callable, methods)):
         raise ConfigError(
             f"a codec is an object with name, encode and decode, as JsonCodec(), not {codec!r:.60}"
         )

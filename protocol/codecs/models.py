@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ConfigError
-from .text import NOT_IN_JSON, is_null_in, may_contain_nan
+from .text import NOT_IN_JSON, became_null, may_contain_nan
 
 
 class Model(Protocol):
@@ -72,15 +72,15 @@ class PydanticCodec(Generic[M]):
             ValueError: a receiver would get a different value, or could not decode it; for example
                 NaN and infinity would become null, and a secret asterisks.
         """
-        given: Any = value
-        if not isinstance(given, self._model):
-            raise TypeError(f"{type(given).__name__} is not of type {self._model.__name__}")
+        model_value: Any = value
+        if not isinstance(model_value, self._model):
+            raise TypeError(f"{type(model_value).__name__} is not of type {self._model.__name__}")
         text = value.model_dump_json(by_alias=True, round_trip=True)
         if "null" in text:
-            dumped = value.model_dump(mode="json", by_alias=True, round_trip=True)
+            plain_value = value.model_dump(mode="json", by_alias=True, round_trip=True)
             # A model may be configured to write them as constants, which json.loads accepts, or as
             # strings.
-            if may_contain_nan(dumped) and is_null_in(dumped, json.loads(text)):
+            if may_contain_nan(plain_value) and became_null(plain_value, json.loads(text)):
                 raise ValueError(NOT_IN_JSON)
         data = text.encode()
         self._check_decodes(value, text, data)
@@ -98,8 +98,8 @@ class PydanticCodec(Generic[M]):
             ) from error
         if decoded == value:
             return
-        if [each.get_secret_value() for each in _secrets(value)] != [
-            each.get_secret_value() for each in _secrets(decoded)
+        if [each.get_secret_value() for each in _find_secrets(value)] != [
+            each.get_secret_value() for each in _find_secrets(decoded)
         ]:
             raise ValueError(
                 f"a secret of this {name} would be stored as asterisks: give its field a "
@@ -116,7 +116,7 @@ class PydanticCodec(Generic[M]):
         return self._model.model_validate_json(data)
 
 
-def _secrets(value: Any) -> Iterator[Any]:
+def _find_secrets(value: Any) -> Iterator[Any]:
     """Yield the secrets in a model, such as SecretStr and SecretBytes, in a deterministic order."""
     stack = [value]
     while stack:

@@ -69,22 +69,24 @@ def all_finite(value: object) -> bool:
     return True
 
 
-def is_null_in(value: object, in_json: object) -> bool:
+def became_null(value: object, in_json: object) -> bool:
     """Return True if a float in a value of dicts, lists, strings and numbers became null in its
     JSON. `in_json` is the decoded JSON.
     """
     stack = [(value, in_json)]
     while stack:
-        each, stored = stack.pop()
+        each, stored_value = stack.pop()
         if isinstance(each, float):
-            if stored is None:
+            if stored_value is None:
                 return True
-        elif isinstance(each, dict) and isinstance(stored, dict):
+        elif isinstance(each, dict) and isinstance(stored_value, dict):
             stack.extend(
-                (inner, stored.get(name)) for name, inner in each.items() if name in stored
+                (inner, stored_value.get(name))
+                for name, inner in each.items()
+                if name in stored_value
             )
-        elif isinstance(each, list) and isinstance(stored, list):
-            stack.extend(zip(each, stored, strict=False))
+        elif isinstance(each, list) and isinstance(stored_value, list):
+            stack.extend(zip(each, stored_value, strict=False))
     return False
 
 

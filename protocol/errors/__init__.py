@@ -61,7 +61,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import KIND_BY_CODE, KINDS, hint_of, make
+from .base import KIND_BY_CODE, KINDS, create_error, format_hint
 from .base import KeylaneError as KeylaneError
 from .failures import *  # noqa: F403 - the rest of the tree
 from .reasons import Fate as Fate
@@ -79,7 +79,7 @@ HINT_CHARS_MAX = 1_024
 _REASON_BY_CODE = {reason.code: reason for reason in Reason}
 
 
-def kind_of(code: int) -> type[KeylaneError] | None:
+def error_class_of(code: int) -> type[KeylaneError] | None:
     """Return the error class for a code; None for a code of a newer version."""
     reason = _REASON_BY_CODE.get(code)
     return KIND_BY_CODE.get(code) if reason is None else KINDS[reason.kind]
@@ -118,9 +118,9 @@ def wire_hint(error: KeylaneError) -> str:
     return wire_text(error.hint)[:HINT_CHARS_MAX]
 
 
-def own_hint(error: KeylaneError) -> str:
+def specific_hint(error: KeylaneError) -> str:
     """Return the hint of `error` for the wire; "" if it is the default hint of its code."""
-    usual = hint_of(error.reason or type(error), error.details)
+    usual = format_hint(error.reason or type(error), error.details)
     return "" if error.hint == usual else wire_hint(error)
 
 
@@ -133,8 +133,8 @@ def error_from_wire(
 
     A nonempty `hint` replaces the default hint of the code. It is truncated to HINT_CHARS_MAX.
     """
-    kind, reason = kind_of(code) or RefusedError, _REASON_BY_CODE.get(code)
-    error = make(kind, reason, message, details)
+    kind, reason = error_class_of(code) or RefusedError, _REASON_BY_CODE.get(code)
+    error = create_error(kind, reason, message, details)
     if hint and hint != (reason or kind).hint:
         error.hint = hint[:HINT_CHARS_MAX]
     return error

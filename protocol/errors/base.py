@@ -105,7 +105,7 @@ class KeylaneError(Exception):
         if details and not message:
             text += " (" + ", ".join(f"{name}={value}" for name, value in details.items()) + ")"
         super().__init__(text)
-        hint = hint_of(self.reason or type(self), details)
+        hint = format_hint(self.reason or type(self), details)
         if hint != self.hint:
             self.hint = hint
 
@@ -136,7 +136,7 @@ KINDS[KeylaneError.__name__] = KeylaneError
 KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
-def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
+def format_hint(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
     """Return the hint of a class or a reason, with the subject of `details` filled into its
     commands.
     """
@@ -146,7 +146,7 @@ def hint_of(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
     return kind.hint
 
 
-def make(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:
+def create_error(kind: type[K], reason: Reason | None, message: str, details: dict[str, Any]) -> K:
     """Create an error of a class, with a reason if there is one."""
     return kind(message, **details) if reason is None else kind(reason, message, **details)
 
@@ -159,7 +159,7 @@ def _rebuild(
     fate: Fate,
     hint: str,
 ) -> K:
-    error = make(kind, reason, message, details)
+    error = create_error(kind, reason, message, details)
     if error.fate is not fate:
         error.fate = fate
     if error.hint != hint:

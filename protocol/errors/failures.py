@@ -117,9 +117,9 @@ class NotSentError(UnreachableError):
         """Return the error for a broker group that is unavailable, for a caller who does not know
         its address.
         """
-        where = {} if partition_id is None else {"partition_id": partition_id}
+        place = {} if partition_id is None else {"partition_id": partition_id}
         text = f"broker group {broker_group!r} is not available now"
-        error = cls(text, broker_group=broker_group, **where)
+        error = cls(text, broker_group=broker_group, **place)
         error.hint = "Is its broker running?  keylane broker list shows all groups."
         return error
 

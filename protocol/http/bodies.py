@@ -8,7 +8,7 @@ import msgspec
 
 from ..errors import InvalidRequestError
 from ..ids import check_name
-from ..text import bad_text
+from ..text import invalid_unicode_text
 
 
 def _to_plain_type(value: object) -> str | int | float:
@@ -34,7 +34,7 @@ def encode_body(body: object) -> bytes:
     try:
         return b"" if body is None else encode_json(body)
     except UnicodeEncodeError as error:
-        raise InvalidRequestError(bad_text(error)) from None
+        raise InvalidRequestError(invalid_unicode_text(error)) from None
 
 
 NAMES = frozenset({"subject", "group", "broker_group", "instance"})

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ..access.rights import Rights as Rights  # noqa: PLC0414 - exported
 from ..errors import InvalidRequestError
-from ..text import bad_text
+from ..text import invalid_unicode_text
 
 A_co = TypeVar("A_co", covariant=True)
 
@@ -67,10 +67,10 @@ class Endpoint(Generic[A_co]):
         InvalidRequestError if a name is not valid Unicode.
         """
         try:
-            parts = {key: quote(str(name), safe="") for key, name in names.items()}
+            path_parts = {key: quote(str(name), safe="") for key, name in names.items()}
         except UnicodeEncodeError as error:
-            raise InvalidRequestError(bad_text(error)) from None
-        return self.path.format_map(parts)
+            raise InvalidRequestError(invalid_unicode_text(error)) from None
+        return self.path.format_map(path_parts)
 
     @staticmethod
     def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:

@@ -53,16 +53,16 @@ def read_message(line: bytes) -> KeyValueProperties:
     not a string is encoded as JSON.
 
     Raises:
-        InvalidRequestError: the line is not such an object, or `parts_of` refuses it.
+        InvalidRequestError: the line is not such an object, or `message_parts` refuses it.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequestError(f"not a message in JSON: {error}") from None
-    return parts_of(parsed)
+    return message_parts(parsed)
 
 
-def parts_of(parsed: MessageObject) -> KeyValueProperties:
+def message_parts(parsed: MessageObject) -> KeyValueProperties:
     """
     Return key, value and properties of a parsed object.
 
@@ -70,7 +70,7 @@ def parts_of(parsed: MessageObject) -> KeyValueProperties:
         InvalidRequestError: it has no value, two values, two keys, or two properties of one name;
             or `properties_base64` is a string.
     """
-    properties = _properties(parsed)
+    properties = _parse_properties(parsed)
     key = (parsed.key or "").encode()
     if parsed.key_base64 is not None:
         _check_not_both("key", parsed.key)
@@ -85,7 +85,7 @@ def parts_of(parsed: MessageObject) -> KeyValueProperties:
     return key, packed, properties
 
 
-def _properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
+def _parse_properties(parsed: MessageObject) -> dict[str, str | bytes] | None:
     texts, binary = parsed.properties, parsed.properties_base64
     if isinstance(binary, str):
         raise InvalidRequestError(

@@ -25,13 +25,13 @@ def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dic
     """Return an OpenAPI 3.1 document of a program's calls, ready for JSON."""
     types: set[Any] = {ErrorBody}
     for endpoint in endpoints:
-        types |= {endpoint.answer, *(body for _, body in _bodies(endpoint))}
-    ordered = sorted(types, key=str)
-    schemas, components = msgspec.json.schema_components(ordered, ref_template=_REFERENCE)
-    references = dict(zip(ordered, schemas, strict=True))
+        types |= {endpoint.answer, *(body for _, body in _describe_bodies(endpoint))}
+    ordered_endpoints = sorted(types, key=str)
+    schemas, components = msgspec.json.schema_components(ordered_endpoints, ref_template=_REFERENCE)
+    references = dict(zip(ordered_endpoints, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        operation = _operation(endpoint, references)
+        operation = _describe_operation(endpoint, references)
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -41,7 +41,9 @@ def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dic
     }
 
 
-def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -> dict[str, Any]:
+def _describe_operation(
+    endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]
+) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "x-rights": endpoint.rights.value,
@@ -66,7 +68,7 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
             },
         },
     }
-    bodies = _bodies(endpoint)
+    bodies = _describe_bodies(endpoint)
     if bodies:
         operation["requestBody"] = {
             "required": True,
@@ -75,7 +77,7 @@ def _operation(endpoint: Endpoint[Any], references: dict[Any, dict[str, Any]]) -
     return operation
 
 
-def _bodies(endpoint: Endpoint[Any]) -> Sequence[tuple[str, Any]]:
+def _describe_bodies(endpoint: Endpoint[Any]) -> Sequence[tuple[str, Any]]:
     """Return the content types of a call's body, each with its type."""
     if endpoint.request is None:
         return ()

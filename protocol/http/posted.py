@@ -32,7 +32,7 @@ from ..errors import InvalidRequestError, KeylaneError, MessageTooLargeError
 from ..ids import KEYED_IDS
 from ..limits import IDEMPOTENCY_KEY_CHARS_MAX, POSTED_MESSAGES_MAX
 from ..message import check_message_size, message_too_large, pack_properties
-from .message_json import KeyValueProperties, MessageObject, parts_of
+from .message_json import KeyValueProperties, MessageObject, message_parts
 
 T = TypeVar("T")
 CONTENT_TYPE = "Content-Type"
@@ -95,32 +95,35 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
     if content == JSON or content in _NDJSON_NAMES:
         if key is not None:
             raise InvalidRequestError(f"the key of a message in {content} is in its object")
-        parts = _parse_json(body) if content == JSON else _parse_lines(body)
+        message_objects = _parse_json(body) if content == JSON else _parse_lines(body)
     elif content.startswith("multipart/"):
         raise InvalidRequestError(
             f"a body of {content[:80]!r} is not a message: send the value itself, {JSON} or "
             f"{NDJSON}"
         )
     else:
-        parts = [(key or b"", body, None)]
-    return [_check_message(part, index, len(parts)) for index, part in enumerate(parts)]
+        message_objects = [(key or b"", body, None)]
+    return [
+        _check_message(message, index, len(message_objects))
+        for index, message in enumerate(message_objects)
+    ]
 
 
 def _requested_key(params: Mapping[str, str]) -> bytes | None:
-    given = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
-    if len(given) > 1:
-        raise InvalidRequestError(f"the key is given more than once: {', '.join(given)}")
-    if not given:
+    given_names = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
+    if len(given_names) > 1:
+        raise InvalidRequestError(f"the key is given more than once: {', '.join(given_names)}")
+    if not given_names:
         return None
-    text = params[given[0]]
+    text = params[given_names[0]]
     if not text:  # for example because a variable of a script is empty
         raise InvalidRequestError(
-            f"{given[0]} is empty: leave it out to store the message without a "
+            f"{given_names[0]} is empty: leave it out to store the message without a "
             f"key, which has no order"
         )
-    if given[0] == "key" and "\ufffd" in text:  # it replaces bytes that are not UTF-8
+    if given_names[0] == "key" and "\ufffd" in text:  # it replaces bytes that are not UTF-8
         raise InvalidRequestError("the key is not text: give its bytes as key_base64")
-    if given[0] != "key_base64":
+    if given_names[0] != "key_base64":
         try:
             return text.encode("utf-8", "surrogateescape")  # bytes of a header that are not UTF-8
         except UnicodeEncodeError as error:
@@ -132,8 +135,8 @@ def _requested_key(params: Mapping[str, str]) -> bytes | None:
 
 
 def _parse_json(body: bytes) -> list[KeyValueProperties]:
-    parsed = _decode_json(_objects, body, "the body")
-    objects = parsed if isinstance(parsed, list) else [parsed]
+    decoded = _decode_json(_objects, body, "the body")
+    objects = decoded if isinstance(decoded, list) else [decoded]
     if not objects:
         raise InvalidRequestError("the body has no message")
     _check_count(len(objects))
@@ -160,7 +163,7 @@ def _decode_json(decode: Callable[[bytes], T], body: bytes, what: str) -> T:
 
 def _parts(message: MessageObject, what: str) -> KeyValueProperties:
     try:
-        return parts_of(message)
+        return message_parts(message)
     except InvalidRequestError as error:
         raise InvalidRequestError(f"{what}: {error.message}") from None
 

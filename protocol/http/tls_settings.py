@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import refuse, values_of
+from ..settings import field_values, refuse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class TlsSettings:
     """Private key of the client certificate."""
 
     def __post_init__(self) -> None:
-        given: dict[str, object] = values_of(self)
+        given: dict[str, object] = field_values(self)
         problems = []
         for name, value in given.items():
             path = value.__fspath__() if hasattr(value, "__fspath__") else value

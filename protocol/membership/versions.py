@@ -58,7 +58,7 @@ FIRST_RELEASE = Version(0, 2)
 """First released version, and the oldest that is accepted."""
 
 
-def steps(old: Version, new: Version) -> float:
+def minor_version_steps(old: Version, new: Version) -> float:
     """Return the number of minor versions from `old` to `new`, negative if `new` is older; infinite
     between major versions.
     """
@@ -85,13 +85,13 @@ def check_server(reported: str, own: str) -> None:
 
 def _check_pair(*, client: str, server: str) -> None:
     ours, theirs = parse_version(client), parse_version(server)
-    ahead = steps(ours, theirs)
+    steps_ahead = minor_version_steps(ours, theirs)
     both = f"the client is keylane {client[:48]}, the server {server[:48]}"
-    if ahead > 1 or ours < min(FIRST_RELEASE, theirs):
+    if steps_ahead > 1 or ours < min(FIRST_RELEASE, theirs):
         raise VersionError(
             Reason.CLIENT_TOO_OLD, f"{both}: upgrade the client", client=client, server=server
         )
-    if ahead < -1 or theirs < min(FIRST_RELEASE, ours):
+    if steps_ahead < -1 or theirs < min(FIRST_RELEASE, ours):
         raise VersionError(
             Reason.SERVER_TOO_OLD, f"{both}: upgrade the server", client=client, server=server
         )
@@ -107,8 +107,8 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
             formats that it cannot read.
     """
     version = parse_version(reported)
-    ahead = steps(cluster, version)
-    if ahead > 1:
+    steps_ahead = minor_version_steps(cluster, version)
+    if steps_ahead > 1:
         raise VersionError(
             Reason.UPGRADE_SKIPPED,
             f"{name} is keylane {version}, and the cluster is at {cluster}: run the version after "
@@ -116,7 +116,7 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
             version=str(version),
             cluster=str(cluster),
         )
-    if ahead < 0:
+    if steps_ahead < 0:
         raise VersionError(
             Reason.MEMBER_TOO_OLD,
             f"{name} is keylane {version}, and the cluster is at {cluster} already",
@@ -125,7 +125,7 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
         )
 
 
-def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
+def decide_cluster_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
     """Return the cluster's version for these members, at least the present one. It does not rise
     while a member's version is unknown.
     """
@@ -133,10 +133,12 @@ def raised_version(cluster: Version, members: Iterable[MemberVersion]) -> Versio
     return max(cluster, min(versions, default=cluster))
 
 
-def holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
+def members_holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
     """Return the members that are older than the newest one, and so hold back the cluster's
     version.
     """
-    reported = [(member.name, parse_version(member.version or str(cluster))) for member in members]
-    newest = max((version for _, version in reported), default=cluster)
-    return sorted(name for name, version in reported if version < newest)
+    member_versions = [
+        (member.name, parse_version(member.version or str(cluster))) for member in members
+    ]
+    newest = max((version for _, version in member_versions), default=cluster)
+    return sorted(name for name, version in member_versions if version < newest)

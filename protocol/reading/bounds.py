@@ -87,11 +87,11 @@ def nearest_ancestors(
         parents: parents by partition id, which have lower ids; a missing partition has none.
     """
     nearest: dict[N, frozenset[N]] = {}
-    for number in sorted(parents):
-        above: set[N] = set()
-        for parent in parents[number]:
-            above |= {parent} if parent in within else nearest.get(parent, frozenset())
-        nearest[number] = frozenset(above)
+    for partition_id in sorted(parents):
+        ancestors: set[N] = set()
+        for parent in parents[partition_id]:
+            ancestors |= {parent} if parent in within else nearest.get(parent, frozenset())
+        nearest[partition_id] = frozenset(ancestors)
     return nearest
 
 
@@ -108,25 +108,25 @@ class LocalPoint:
 
 
 def order_points(
-    own: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
+    own_points: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
 ) -> dict[int, int]:
     """
     Return the offset of a point by partition id: the first offset if an ancestor has messages at or
     after the point, otherwise `LocalPoint.at`.
 
     Args:
-        own: the point by each partition's own clock, by partition id.
+        own_points: the point by each partition's own clock, by partition id.
         parents: parents by partition id, which have lower ids; also for partitions that are not in
-            `own`, because lineage passes through them.
+            `own_points`, because lineage passes through them.
     """
-    places: dict[int, int] = {}
-    unfinished: set[int] = set()
+    offsets: dict[int, int] = {}
+    pending_ids: set[int] = set()
     """Partitions with messages at or after the point, and all their descendants."""
-    for number in sorted(own.keys() | parents.keys()):
-        follows_unread = not unfinished.isdisjoint(parents.get(number, ()))
-        place = own.get(number)
-        if place is not None:
-            places[number] = place.first if follows_unread else place.at
-        if follows_unread or (place is not None and place.at < place.end):
-            unfinished.add(number)
-    return places
+    for partition_id in sorted(own_points.keys() | parents.keys()):
+        follows_unread = not pending_ids.isdisjoint(parents.get(partition_id, ()))
+        point = own_points.get(partition_id)
+        if point is not None:
+            offsets[partition_id] = point.first if follows_unread else point.at
+        if follows_unread or (point is not None and point.at < point.end):
+            pending_ids.add(partition_id)
+    return offsets

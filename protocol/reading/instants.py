@@ -60,7 +60,7 @@ def since_1970_ms(at: datetime) -> int:
     return (at - _BEGIN) // _MS
 
 
-def ago_ms(text: str) -> int | None:
+def parse_ago_ms(text: str) -> int | None:
     """Parse a time ago, such as "-1h" or "-30s", as milliseconds; return None for any other
     text.
     """
@@ -68,7 +68,7 @@ def ago_ms(text: str) -> int | None:
     return None if match is None else int(match[1]) * _UNIT_MS[match[2]]
 
 
-def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
+def parse_instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     """
     Convert an instant in the past to milliseconds since 1970.
 
@@ -94,7 +94,7 @@ def instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     elif isinstance(given, timedelta):
         at_ms = now_ms + given // _MS
     else:
-        ago = ago_ms(given)
+        ago = parse_ago_ms(given)
         at_ms = since_1970_ms(_parse_iso_time(given)) if ago is None else now_ms - ago
     if at_ms < 0:
         raise InvalidRequestError(f"{given!s:.60} is before 1970")
@@ -134,7 +134,7 @@ def group_start(given: GroupStartOption | GroupStart | None, *, now_ms: int) -> 
     if given in {StartAt.EARLIEST, StartAt.LATEST}:
         return GroupStart(at=StartAt(str(given)))
     try:
-        return GroupStart(at=StartAt.TIME, at_ms=instant_ms(given, now_ms=now_ms))
+        return GroupStart(at=StartAt.TIME, at_ms=parse_instant_ms(given, now_ms=now_ms))
     except InvalidRequestError as error:
         alternatives = "; or give 'earliest' or 'latest'" if isinstance(given, str) else ""
         raise ConfigError(f"start: {error.message}{alternatives}") from None

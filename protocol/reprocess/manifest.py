@@ -159,7 +159,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     return manifest
 
 
-def with_code(manifest: Manifest, code: str) -> Manifest:
+def continue_with_code(manifest: Manifest, code: str) -> Manifest:
     """Return the manifest for a job that continues with this code. Its earlier pieces remain
     valid.
     """
@@ -212,7 +212,7 @@ def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
     return {each.partition_id: each.end for each in manifest.ranges}
 
 
-def group_start_of(manifest: Manifest, *, subject: str, where: str) -> GroupStart:
+def build_group_start(manifest: Manifest, *, subject: str, where: str) -> GroupStart:
     """
     Return the start of a consumer group that continues after a backfill.
 
@@ -235,7 +235,7 @@ SOURCE = "keylane.source"
 """Property of a row: the partition and the offset of the message from which it was produced."""
 
 
-def source_of(row: Message[Any]) -> tuple[int, int] | None:
+def parse_source(row: Message[Any]) -> tuple[int, int] | None:
     """Return the partition id and the offset of the message from which a row was produced; None if
     its properties do not contain them.
     """

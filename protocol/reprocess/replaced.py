@@ -33,17 +33,17 @@ def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozen
     Args:
         parents: parents by partition id.
     """
-    replaced: dict[int, frozenset[int]] = {}
+    replaced_ids: dict[int, frozenset[int]] = {}
     for siblings in parents.values():
         for parent in siblings if len(siblings) > 1 else ():
             sources = frozenset(map(int, siblings)) & frozenset(map(int, parents.get(parent, ())))
             if sources:
-                replaced[int(parent)] = replaced.get(int(parent), frozenset()) | sources
-    return replaced
+                replaced_ids[int(parent)] = replaced_ids.get(int(parent), frozenset()) | sources
+    return replaced_ids
 
 
-def behind_rows(
-    replaced: Mapping[int, Collection[int]],
+def ends_behind_rows(
+    replaced_ids: Mapping[int, Collection[int]],
     parents: Mapping[int, Collection[int]],
     ends: Mapping[int, int | None],
     cursors: Mapping[int, int],
@@ -53,7 +53,7 @@ def behind_rows(
     partition id.
 
     Args:
-        replaced: result of `replaced_by_rows`.
+        replaced_ids: result of `replaced_by_rows`.
         parents: parents by partition id.
         ends: end offset by partition id; None: it is open, or its end is not known.
         cursors: offset at which the backfill ended, by partition id, for each partition that had
@@ -62,26 +62,28 @@ def behind_rows(
     Raises:
         JobError: a partition has rows both from messages of the backfill and from others.
     """
-    older = {each for number in cursors for each in _ancestors(number, parents)}
+    older_partitions = {
+        each for partition_id in cursors for each in _find_ancestors(partition_id, parents)
+    }
     """Ancestors of the backfill's partitions, which precede it."""
-    behind: dict[int, int] = {}
-    for rows in sorted(replaced.keys() - cursors.keys()):
-        later, has_earlier = [], False
-        for number in sorted(_ancestors(rows, parents)):
-            end = ends.get(number)
-            if number in cursors:
-                has_earlier = has_earlier or cursors[number] > 0
-                if end is None or cursors[number] < end:
-                    later.append(number)
-            elif number in behind or number in older:
+    row_ends: dict[int, int] = {}
+    for rows in sorted(replaced_ids.keys() - cursors.keys()):
+        later_partitions, has_earlier = [], False
+        for partition_id in sorted(_find_ancestors(rows, parents)):
+            end = ends.get(partition_id)
+            if partition_id in cursors:
+                has_earlier = has_earlier or cursors[partition_id] > 0
+                if end is None or cursors[partition_id] < end:
+                    later_partitions.append(partition_id)
+            elif partition_id in row_ends or partition_id in older_partitions:
                 has_earlier = True
             elif end != 0:
-                later.append(number)
-        if not later:
-            behind[rows] = ends.get(rows) or 0
+                later_partitions.append(partition_id)
+        if not later_partitions:
+            row_ends[rows] = ends.get(rows) or 0
         elif has_earlier:
-            raise _mixed_rows_error(rows, later[0], cursors, ends)
-    return behind
+            raise _mixed_rows_error(rows, later_partitions[0], cursors, ends)
+    return row_ends
 
 
 def _mixed_rows_error(
@@ -98,11 +100,11 @@ def _mixed_rows_error(
     return error
 
 
-def _ancestors(number: int, parents: Mapping[int, Collection[int]]) -> set[int]:
-    found: set[int] = set()
-    pending = [number]
+def _find_ancestors(partition_id: int, parents: Mapping[int, Collection[int]]) -> set[int]:
+    ancestors: set[int] = set()
+    pending = [partition_id]
     while pending:
-        new = set(map(int, parents.get(pending.pop(), ()))) - found
-        found |= new
-        pending.extend(new)
-    return found
+        new_parents = set(map(int, parents.get(pending.pop(), ()))) - ancestors
+        ancestors |= new_parents
+        pending.extend(new_parents)
+    return ancestors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from ..errors import InvalidRequestError, Reason
-from ..text import is_not_a_time, plain_number
+from ..text import is_not_a_time, parse_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
 """Maximum time ahead in milliseconds: one year, including a leap year."""
@@ -89,7 +89,7 @@ def read_instant_ms(text: str) -> int:
     """Parse a time, without checking that it is in the future. Raises InvalidRequestError if it is
     not a time, or has no zone.
     """
-    number = plain_number(text.removeprefix("-"))
+    number = parse_number(text.removeprefix("-"))
     if number is not None:
         return -number if text.startswith("-") else number
     try:

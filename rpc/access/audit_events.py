@@ -21,7 +21,7 @@ from ...protocol.http.access import (
 from ...protocol.operations import Reshape
 from ...protocol.parked.views import ChangeParkedKey
 from ...protocol.progress import ResetGroup
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 
 
 def detail_of(body: Any, params: Mapping[str, str]) -> str:
@@ -61,7 +61,7 @@ def _detail_of(body: Any, params: Mapping[str, str]) -> str:
         messages = sum(end - start for _source, start, end in ranges)
         change = "skip" if body.skip else "retry" if body.retry else "redrive"
         return f"{change} {messages or 'all'} messages, partition {number}"
-    return f"id {number}" if plain_number(number) is not None else ""
+    return f"id {number}" if parse_number(number) is not None else ""
 
 
 WAITING_MAX = 10_000

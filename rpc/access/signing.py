@@ -14,7 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
-from ...protocol.access.capability import CONTEXT, Capability, pack, proof_of, text_of
+from ...protocol.access.capability import (
+    CONTEXT,
+    Capability,
+    capability_text,
+    encode_capability,
+    proof_bytes,
+)
 
 
 class OwnKey:
@@ -28,12 +34,12 @@ class OwnKey:
 
     def sign(self, capability: Capability) -> str:
         """Return the signed text of a capability whose `key` is this key's id."""
-        packed = pack(capability)
-        return text_of(packed, self._private.sign(CONTEXT + packed))
+        packed = encode_capability(capability)
+        return capability_text(packed, self._private.sign(CONTEXT + packed))
 
     def sign_challenge(self, nonce: bytes, address: str) -> bytes:
         """Return the signature of a challenge from the broker that was called at `address`."""
-        return self._private.sign(proof_of(nonce, address))
+        return self._private.sign(proof_bytes(nonce, address))
 
 
 def is_signed(public: bytes, signature: bytes, packed: bytes) -> bool:
@@ -43,7 +49,7 @@ def is_signed(public: bytes, signature: bytes, packed: bytes) -> bool:
 
 def is_proof(public: bytes, proof: bytes, nonce: bytes, address: str) -> bool:
     """Return True if `proof` is this public key's signature of the challenge."""
-    return _verifies(public, proof, proof_of(nonce, address))
+    return _verifies(public, proof, proof_bytes(nonce, address))
 
 
 def _verifies(public: bytes, signature: bytes, message: bytes) -> bool:

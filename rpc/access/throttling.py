@@ -26,7 +26,7 @@ class Throttling:
     def record(self, address: str, wait_ms: int, limit: str) -> None:
         """Count a wait, and log it unless a line about its limit was logged recently."""
         self.waited_ms += max(0, wait_ms)
-        if self._log_filter.met(limit, self._boot_ms()):
+        if self._log_filter.count_failure(limit, self._boot_ms()):
             log.warning(
                 "%s makes this client wait for %d ms because the limit of %.200s is used up; "
                 "the client has waited for %d ms in total",

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from socket import IPPROTO_TCP, SOL_SOCKET
 from typing import Any, Protocol
 
-from ...protocol.clock import at_a_tick
+from ...protocol.clock import round_to_tick
 from ..race import start_task
 
 CHECK_INTERVAL_S = 2.0
@@ -133,7 +133,7 @@ class SilenceWatchdog:
         return CHECK_INTERVAL_S / 2 if self._is_ping_pending else CHECK_INTERVAL_S
 
     def _schedule_check(self) -> asyncio.TimerHandle:
-        return self._loop.call_at(at_a_tick(self._interval_s, self._now_s()), self._check)
+        return self._loop.call_at(round_to_tick(self._interval_s, self._now_s()), self._check)
 
     def _check(self) -> None:
         """Measure the silence since the last check, and ping, probe or close the connection."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ...protocol.errors import ConfigError
-from ...protocol.settings import values_of
+from ...protocol.settings import field_values
 
 Settings = TypeVar("Settings")
 
@@ -46,7 +46,7 @@ class ReloadableSettings(Generic[Settings]):
         except ConfigError as error:
             log.error("cannot reload the settings: %s", error.message)
             return
-        before, after = values_of(self.settings), values_of(new_settings)
+        before, after = field_values(self.settings), field_values(new_settings)
         changed = [name for name in after if after[name] != before[name]]
         applied: dict[str, Any] = {name: after[name] for name in changed if name in self._allowed}
         need_restart = [name for name in changed if name not in self._allowed]

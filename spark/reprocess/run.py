@@ -32,8 +32,8 @@ from ...protocol.reprocess.manifest import (
     Manifest,
     SourceRange,
     SubjectOutput,
+    continue_with_code,
     missing_pieces,
-    with_code,
 )
 from .folder import MANIFEST, PLAN, OutputFolder
 from .holding import RetentionHold
@@ -148,7 +148,7 @@ def _load_known_manifest(
     known_target = known.output.target if known.output else ""
     is_same_job = (job.name, subject, target) == (known.job, known.subject, known_target)
     if is_same_job and (accept_code or job.code == known.code):
-        return with_code(known, job.code)
+        return continue_with_code(known, job.code)
     error = JobError(
         Reason.JOB_CHANGED,
         f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"

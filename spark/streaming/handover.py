@@ -16,8 +16,8 @@ from dataclasses import replace
 
 from ...arrow.selection import ReadBound, ReadOptions
 from ...protocol.errors import JobError, Reason
-from ...protocol.reprocess.manifest import group_start_of
-from ...protocol.reprocess.replaced import behind_rows
+from ...protocol.reprocess.manifest import build_group_start
+from ...protocol.reprocess.replaced import ends_behind_rows
 from ..reprocess.folder import MANIFEST, OutputFolder
 from .batches import LostRange
 from .lineage import View
@@ -39,7 +39,7 @@ def resolve_backfill_start(options: ReadOptions) -> ReadOptions:
     manifest = folder.read(MANIFEST)
     if manifest is None:
         raise JobError(Reason.MANIFEST, f"{folder.path} has no manifest", path=str(folder.path))
-    ends = group_start_of(manifest, subject=subject, where=str(folder.path)).cursors or {}
+    ends = build_group_start(manifest, subject=subject, where=str(folder.path)).cursors or {}
     return replace(options, start=replace(options.start, by_partition=ends))
 
 
@@ -59,7 +59,7 @@ def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
         for partition_id, end in start.by_partition.items()
         if partition_id in ends and isinstance(end, int)
     }
-    return behind_rows(lineage.replaced, lineage.parents, ends, cursors)
+    return ends_behind_rows(lineage.replaced, lineage.parents, ends, cursors)
 
 
 def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ...protocol import endpoints
-from ...protocol.access.capability import parts_of
+from ...protocol.access.capability import parse_capability
 from ...protocol.access.rights import Rights, check_all_allowed
 from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
@@ -110,7 +110,7 @@ class HiddenSubject:
             if error.reason is not Reason.ACCESS_OFF:
                 raise
             return
-        access, _, _ = parts_of(capability.bearer)
+        access, _, _ = parse_capability(capability.bearer)
         target = self._options.subject
         required = (
             (Rights.ADMINISTER, target),

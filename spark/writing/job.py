@@ -21,12 +21,12 @@ from typing import Literal
 import xxhash
 
 from ...arrow.secured import PLAIN, ConnectionSecurity
-from ...protocol.address import addresses_of
+from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
-from ...protocol.text import plain_number
+from ...protocol.text import parse_number
 from ..shared_options import NAMES as SECURITY_NAMES
 from ..shared_options import advice, parse_path, parse_secured, parse_token_path
 
@@ -130,7 +130,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _parse_integer(text: str, low: int, high: int) -> int:
-    number = plain_number(text)
+    number = parse_number(text)
     if number is None or not low <= number <= high:
         raise ValueError(f"give a whole number from {low} to {high}, not {text!r:.80}")
     return number
@@ -161,7 +161,7 @@ def _parse_flag(text: str) -> bool:
 
 
 _PARSERS: Mapping[str, Callable[[str], object]] = {
-    "meta": lambda text: tuple(addresses_of(text)),
+    "meta": lambda text: tuple(parse_addresses(text)),
     "subject": lambda text: Subject(check_name("subject", text)),
     "partitions": lambda text: _parse_integer(text, 1, PARTITIONS_MAX),
     "order": _parse_order,

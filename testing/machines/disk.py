@@ -323,8 +323,8 @@ class SimDisk:
         """See `Files.total_bytes`."""
         return self.total
 
-    def outside(self, path: str) -> str:
-        """See `Files.outside`."""
+    def real_path(self, path: str) -> str:
+        """See `Files.real_path`."""
         raise StorageError(f"{path}: a simulated disk is inside only", path=path)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from keylane.protocol import errors, frames
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.message import pack_properties
 from keylane.protocol.parked import FailingMessage
-from keylane.protocol.record import Compression, stamp
+from keylane.protocol.record import Compression, stamp_record
 from keylane.protocol.routing import logical_partition
 
 HERE = Path(__file__).parent
@@ -159,7 +159,7 @@ def batch() -> bytes:
             sequence=41,
         )
     )
-    stamp(record, base_offset=1_000, position=1 << 33, appended_at_ms=1_700_000_000_123)
+    stamp_record(record, base_offset=1_000, position=1 << 33, appended_at_ms=1_700_000_000_123)
     return bytes(record)
 
 

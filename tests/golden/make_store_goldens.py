@@ -9,7 +9,7 @@ import json
 import random
 from pathlib import Path
 
-from keylane.broker.storage.data_folder import FIRST_MAX, begin_opening, claim_folder, note_heard
+from keylane.broker.storage.data_folder import FIRST_MAX, begin_opening, claim_folder, record_heard
 from keylane.protocol.batch import encode_batch
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -26,7 +26,7 @@ def store_files() -> dict[str, bytes]:
     claim_folder(disk, broker_group="g1", rng=random.Random(1))
     rng = random.Random(2)
     for _ in range(FIRST_MAX):
-        note_heard(disk, begin_opening(disk, rng=rng))
+        record_heard(disk, begin_opening(disk, rng=rng))
     begin_opening(disk, rng=rng)
 
     async def fill() -> None:
@@ -54,7 +54,7 @@ def store_files() -> dict[str, bytes]:
         await desk.append(batch(sequence=2, count=1))
         _, durable = store.seal(9)
         await durable
-        await store.carry_over.drop_first_segment()
+        await store.carry_over.remove_oldest_segment()
         await store.close()
 
     asyncio.run(fill())

@@ -8,7 +8,7 @@ import random
 from keylane.broker.storage.data_folder import claim_folder
 from keylane.broker.storage.index.file import FileConsumeQueues
 from keylane.broker.storage.index.interface import Unit
-from keylane.broker.store.group_changes import know_groups
+from keylane.broker.store.group_changes import register_groups_at
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, open_store
@@ -77,9 +77,9 @@ def test_records_of_the_broker_have_their_golden_bytes():
         await desk.acquire(5)
         await desk.ack(5, (1, 2))
         await desk.ack(5, (0, 1))
-        await know_groups(desk.store, desk.store.state.partition(9), ["late"], complete=True)
+        await register_groups_at(desk.store, desk.store.state.partition(9), ["late"], complete=True)
         desk.store.state.partition(1).groups["audit"].removed_unread = 3
-        desk.store.state.partition(1).groups["audit"].changed()
+        desk.store.state.partition(1).groups["audit"].mark_changed()
         await desk.ack(5)
         _, durable = desk.store.seal(1)
         await durable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.image import decode_partition, encode_partition
 from keylane.broker.partition.records import (
     DroppedBody,
     ForgetBody,
@@ -75,7 +75,7 @@ async def test_golden_files_are_read():
         assert not state.problems
         assert sorted(state.partitions) == [1, 9]
         images[snapshot] = {
-            number: image_of(partition) for number, partition in state.partitions.items()
+            number: encode_partition(partition) for number, partition in state.partitions.items()
         }
         assert state.partition(9).sealed
         assert state.partition(9).facts.partition.parents == (3, 4)
@@ -105,7 +105,7 @@ def test_image_has_its_golden_bytes():
     image = bytes.fromhex(
         "9d a7666c6967687473 a27031 00 00 cd0400 a26731 90 00 03 05 c2 90 90".replace(" ", "")
     )
-    partition = partition_of(1, image)
+    partition = decode_partition(1, image)
     assert (partition.next_offset, partition.appended_at_ms, partition.sealed) == (3, 5, False)
     assert partition.lost == ()
     assert not partition.groups_told

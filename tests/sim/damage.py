@@ -1,8 +1,8 @@
 """A store in the shape of a broker's, its files as bytes, and what its readers must still get after
 any damage.
 
-    segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail
-    snapshots               ▲ whole          ▲ changes                 and the index on disk as of the second
+    segments     0 ──────── 1 ──────── 2 ──────── 3 ──────── 4 ───     each with its trail snapshots
+    ▲ whole          ▲ changes                 and the index on disk as of the second
 
 What readers must get is worked out from the bytes that differ, not by the code that is tested.
 """
@@ -129,7 +129,7 @@ async def fill(files: Files, rng: random.Random, *, index: str = "file", count: 
             assert await store.snapshotter.write()
             whole.reached.append(store.snapshotter.position)
             whole.early = whole.early or image(files)
-    store.queues.leave()
+    store.queues.close_unflushed()
     store.log.close()
     whole.files = image(files)
     assert len(whole.bases) > 3
@@ -283,7 +283,7 @@ async def check(
             assert answer.base_offset == sequence
             assert not owes or sequence == len(owed.whole.values[number])
             appended[number] = sequence, data[HEADER_BYTES:]
-    store.queues.leave()
+    store.queues.close_unflushed()
     store.log.close()
     return appended
 

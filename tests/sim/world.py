@@ -138,7 +138,7 @@ class World:
         if is_losing(seed):
             self.shelf.watches_losses = True
             for producer in self.producers:
-                producer.on_lost = self.loser.check_told
+                producer.on_lost = self.loser.check_registered
         self.creator = Creator(self, self._operator_meta)
         self.users = Users(self)
         groups = [f"group{index}" for index in range(self.swarm.groups)]

@@ -64,7 +64,7 @@ class ListIndex:
                 break
         return units
 
-    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+    def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         live = self.live(partition_id)
         if bound is TimeBound.LOWER:
             return next((unit for unit in live if unit.appended_at_ms >= at_ms), None)

@@ -34,7 +34,7 @@ from keylane.protocol.frames import (
 )
 from keylane.protocol.message import Message
 from keylane.protocol.offsets import Range
-from keylane.protocol.record import HEADER_BYTES, stamp
+from keylane.protocol.record import HEADER_BYTES, stamp_record
 from keylane.rpc.network import Call, Calling, OnAnswer, OnPart
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, batch, facts
@@ -48,7 +48,7 @@ def stored(offset: int) -> memoryview:
     """A batch of two messages as its broker stored it at `offset`."""
     data = bytearray(batch(sequence=offset))
     header = data[:HEADER_BYTES]
-    stamp(header, base_offset=offset, position=0, appended_at_ms=0)
+    stamp_record(header, base_offset=offset, position=0, appended_at_ms=0)
     data[:HEADER_BYTES] = header
     assert list(batch_starts(memoryview(data)))
     return memoryview(data)

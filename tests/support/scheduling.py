@@ -8,7 +8,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.records import ScheduledMessageRecord
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.broker.scheduled.subjects import Subjects
 from keylane.protocol.clock import Clock, SystemClock
@@ -122,9 +122,9 @@ async def running(scheduler: Scheduler, subjects: ScriptedSubjects) -> AsyncIter
         await scheduler.close()
 
 
-def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> Waits:
+def message(name: bytes, after_ms: int = 20, *, subject: str = "s") -> ScheduledMessageRecord:
     at_ms = CLOCK.wall_ms() + after_ms
-    return Waits(name.rjust(16, b"-"), at_ms, subject, 1, name, b"")
+    return ScheduledMessageRecord(name.rjust(16, b"-"), at_ms, subject, 1, name, b"")
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -90,7 +90,7 @@ class ScriptedNetwork:
         """What is known of (partition id, producer id), by which a batch sent again is stored
         once.
         """
-        self.clashed: set[tuple[int, int]] = set()
+        self.clashed_ids: set[tuple[int, int]] = set()
         """Those of them that met a batch of another producer."""
         self.limits: dict[int, int] = {}
         """Bytes of the largest message that a partition takes."""
@@ -213,9 +213,11 @@ class ScriptedChannel:
         whose = (request.partition_id, header.producer_id)
         producer = self.network.producers.get(whose)
         try:
-            duplicate = decide_append(producer, header, clashed=whose in self.network.clashed)
+            duplicate = decide_append(
+                producer, header, is_clashed=whose in self.network.clashed_ids
+            )
         except SequenceReusedError:
-            self.network.clashed.add(whose)
+            self.network.clashed_ids.add(whose)
             raise
         if isinstance(duplicate, Duplicate):
             return self._answer(request, duplicate.base_offset, duplicate=True)
@@ -230,7 +232,7 @@ class ScriptedChannel:
         cut = columns(payload, header)
         stored = self.network.stored.setdefault(request.partition_id, [])
         base = len(stored)
-        self.network.clashed.discard(whose)
+        self.network.clashed_ids.discard(whose)
         self.network.producers[whose] = after_append(producer, header, base_offset=base)
         edges = cut.value_edges
         for low, high in itertools.pairwise(edges):

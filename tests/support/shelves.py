@@ -27,7 +27,7 @@ from keylane.protocol.frames import Answer, Batches, Read, Request
 from keylane.protocol.groups import GroupSettings
 from keylane.protocol.message import pack_properties
 from keylane.protocol.reading.bounds import AskBounds, BoundsList, PartitionBounds
-from keylane.protocol.record import stamp
+from keylane.protocol.record import stamp_record
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from keylane.rpc.server import ControlRoute, Server
 
@@ -60,7 +60,7 @@ def packed(partition_id: int, base_offset: int, messages: Sequence[Sent]) -> byt
             sequence=base_offset,
         )
     )
-    stamp(
+    stamp_record(
         record,
         base_offset=base_offset,
         position=0,

@@ -26,7 +26,7 @@ from ..files import Files
 from .file_blocks import FOLDER, BlockFiles, encode_block
 from .file_journal import Journal, encode_part
 from .file_queue import NO_BLOCKS, Queue, State, tail_units
-from .file_units import BLOCK_UNITS, UNIT_BYTES, UNITS_BYTES, first_where, pack_unit, unit_at
+from .file_units import BLOCK_UNITS, UNIT_BYTES, UNITS_BYTES, find_first, pack_unit, unit_at
 from .interface import FIND_UNITS_MAX, Unit, gap_error
 
 log = logging.getLogger("keylane.broker")
@@ -49,8 +49,8 @@ class FileConsumeQueues:
         self._checkpoint_position = self._position
         """The position of the last checkpoint."""
         self._full_frame_due = False
-        """True if the next frame must contain all partitions, not only those in `_changed`."""
-        self._changed: set[int] = set()
+        """True if the next frame must contain all partitions, not only those in `_changed_ids`."""
+        self._changed_ids: set[int] = set()
         """The partitions that have changed since the journal's last frame."""
         self._first_block: int | None = None
         """The number of the first block to keep; the next checkpoint removes earlier ones."""
@@ -79,29 +79,29 @@ class FileConsumeQueues:
                 queue = queues.get(partition_id)
                 if queue is None:
                     queue = queues[partition_id] = Queue(base_offset)
-                if base_offset != queue.next:
-                    raise gap_error(partition_id, unit, queue.next)
+                if base_offset != queue.next_offset:
+                    raise gap_error(partition_id, unit, queue.next_offset)
                 at_ms = max(at_ms, queue.last_ms)
                 tail = queue.state[2]
                 tail += pack_unit(base_offset, position, at_ms, length, count)
-                queue.next = base_offset + count
+                queue.next_offset = base_offset + count
                 queue.last_ms = at_ms
-                self._changed.add(partition_id)
+                self._changed_ids.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._write_blocks(partition_id, queue)
-            last = units[-1][1]
-            self._position = max(self._position, last.position + last.length)
+            last_units = units[-1][1]
+            self._position = max(self._position, last_units.position + last_units.length)
 
     def _check_contiguous(self, units: Sequence[tuple[int, Unit]]) -> None:
         """Raise CorruptLogError if a unit does not begin at its partition's next offset."""
         next_offsets: dict[int, int] = {}
         for partition_id, unit in units:
-            expected = next_offsets.get(partition_id)
-            if expected is None:
+            expected_offset = next_offsets.get(partition_id)
+            if expected_offset is None:
                 queue = self._queues.get(partition_id)
-                expected = unit.base_offset if queue is None else queue.next
-            if unit.base_offset != expected:
-                raise gap_error(partition_id, unit, expected)
+                expected_offset = unit.base_offset if queue is None else queue.next_offset
+            if unit.base_offset != expected_offset:
+                raise gap_error(partition_id, unit, expected_offset)
             next_offsets[partition_id] = unit.base_offset + unit.message_count
 
     def _write_blocks(self, partition_id: int, queue: Queue) -> None:
@@ -121,18 +121,18 @@ class FileConsumeQueues:
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         queue = self._queues.get(partition_id)
-        found: list[Unit] = []
-        if queue is None or offset < queue.first:
-            return found
+        units: list[Unit] = []
+        if queue is None or offset < queue.first_offset:
+            return units
         remaining_bytes = bytes_max
         for unit in self._units_from(partition_id, queue, offset):
-            if unit.base_offset >= end or (found and unit.length > remaining_bytes):
+            if unit.base_offset >= end or (units and unit.length > remaining_bytes):
                 break
-            found.append(unit)
+            units.append(unit)
             remaining_bytes -= unit.length
-            if len(found) == FIND_UNITS_MAX:
+            if len(units) == FIND_UNITS_MAX:
                 break
-        return found
+        return units
 
     def _units_from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
         """Yield the units of a partition, beginning with the one that contains `offset`."""
@@ -141,59 +141,59 @@ class FileConsumeQueues:
             block = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
             while block < count:
                 data = self._blocks.read(blocks.numbers[block], partition_id)
-                first = first_where(data, lambda unit: unit.next_offset > offset)
+                first = find_first(data, lambda unit: unit.next_offset > offset)
                 for index in range(first, BLOCK_UNITS):
                     yield unit_at(data, index)
                 block += 1
-        yield from tail_units(tail, first_where(tail, lambda unit: unit.next_offset > offset))
+        yield from tail_units(tail, find_first(tail, lambda unit: unit.next_offset > offset))
 
-    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """See `ConsumeQueues.by_time`."""
+    def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """See `ConsumeQueues.find_by_time`."""
         queue = self._queues.get(partition_id)
         if queue is None:
             return None
-        first = queue.first
+        first = queue.first_offset
         state = queue.state
         if bound is TimeBound.LOWER:
-            unit = self._first_at(partition_id, state, at_ms)
+            unit = self._find_first_at(partition_id, state, at_ms)
             if unit is not None and unit.base_offset < first:
                 # Times never decrease, so the first unit that is not forgotten has this time or a
                 # later one.
                 unit = next(self._units_from(partition_id, queue, first), None)
             return unit
-        unit = self._last_at(partition_id, state, at_ms)
+        unit = self._find_last_at(partition_id, state, at_ms)
         return unit if unit is not None and unit.base_offset >= first else None
 
-    def _first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
+    def _find_first_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
         """Return the first unit that was stored at `at_ms` or later."""
         blocks, count, tail = state
         block = bisect_left(blocks.times, at_ms, 0, count)
         if block:
             data = self._blocks.read(blocks.numbers[block - 1], partition_id)
-            index = first_where(data, lambda unit: unit.appended_at_ms >= at_ms)
+            index = find_first(data, lambda unit: unit.appended_at_ms >= at_ms)
             if index < BLOCK_UNITS:
                 return unit_at(data, index)
         if block < count:
             return unit_at(self._blocks.read(blocks.numbers[block], partition_id), 0)
-        index = first_where(tail, lambda unit: unit.appended_at_ms >= at_ms)
+        index = find_first(tail, lambda unit: unit.appended_at_ms >= at_ms)
         return unit_at(tail, index) if (index + 1) * UNIT_BYTES <= len(tail) else None
 
-    def _last_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
+    def _find_last_at(self, partition_id: int, state: State, at_ms: int) -> Unit | None:
         """Return the last unit that was stored at `at_ms` or earlier."""
         blocks, count, tail = state
-        index = first_where(tail, lambda unit: unit.appended_at_ms > at_ms)
+        index = find_first(tail, lambda unit: unit.appended_at_ms > at_ms)
         if index:
             return unit_at(tail, index - 1)
         block = bisect_right(blocks.times, at_ms, 0, count)
         if not block:
             return None
         data = self._blocks.read(blocks.numbers[block - 1], partition_id)
-        return unit_at(data, first_where(data, lambda unit: unit.appended_at_ms > at_ms) - 1)
+        return unit_at(data, find_first(data, lambda unit: unit.appended_at_ms > at_ms) - 1)
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
         queue = self._queues.get(partition_id)
-        return None if queue is None else (queue.first, queue.next)
+        return None if queue is None else (queue.first_offset, queue.next_offset)
 
     def partitions(self) -> list[int]:
         """See `ConsumeQueues.partitions`."""
@@ -204,15 +204,16 @@ class FileConsumeQueues:
         """See `ConsumeQueues.first_offsets_at`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            new_firsts = []
-            for partition_id in ids[start : start + RETAIN_PARTITIONS]:
-                queue = self._queues.get(partition_id)
-                if queue is None:
-                    continue  # forgotten meanwhile
-                first = self._first_offset_at(partition_id, queue, position)
-                if first > queue.first:
-                    new_firsts.append((partition_id, first))
-            yield new_firsts
+            queues = (
+                (each, self._queues.get(each)) for each in ids[start : start + RETAIN_PARTITIONS]
+            )
+            yield [
+                (partition_id, first_offset)
+                for partition_id, queue in queues
+                if queue is not None  # otherwise it was forgotten meanwhile
+                and (first_offset := self._find_first_offset_at(partition_id, queue, position))
+                > queue.first_offset
+            ]
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -220,26 +221,32 @@ class FileConsumeQueues:
         """See `ConsumeQueues.retain`."""
         ids = self.partitions()
         for start in range(0, len(ids), RETAIN_PARTITIONS):
-            changed = []
+            new_first_offsets = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
                 # Wait until the journal no longer names its blocks, which are being removed.
-                if partition_id in dropped and queue.first == queue.next and not queue.rewrite:
+                if (
+                    partition_id in dropped
+                    and queue.first_offset == queue.next_offset
+                    and not queue.must_rewrite
+                ):
                     with self._lock:
                         del self._queues[partition_id]
-                        self._changed.discard(partition_id)
+                        self._changed_ids.discard(partition_id)
                     continue
-                first = self._first_offset_at(partition_id, queue, position)
-                if first > queue.first:
+                first = self._find_first_offset_at(partition_id, queue, position)
+                if first > queue.first_offset:
                     with self._lock:
                         self._drop_before(queue, first)
-                        self._changed.add(partition_id)
-                    changed.append((partition_id, first))
-            yield changed
-        numbers = [queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]]
-        self._first_block = min(numbers, default=self._blocks.end)
+                        self._changed_ids.add(partition_id)
+                    new_first_offsets.append((partition_id, first))
+            yield new_first_offsets
+        first_blocks = [
+            queue.state[0].numbers[0] for queue in self._queues.values() if queue.state[1]
+        ]
+        self._first_block = min(first_blocks, default=self._blocks.end)
 
-    def _first_offset_at(self, partition_id: int, queue: Queue, position: int) -> int:
+    def _find_first_offset_at(self, partition_id: int, queue: Queue, position: int) -> int:
         """Return the base offset of the first unit at or above `position`; the next offset if there
         is none.
         """
@@ -247,34 +254,38 @@ class FileConsumeQueues:
         block = bisect_left(blocks.positions, position, 0, count)
         if block:
             data = self._blocks.read(blocks.numbers[block - 1], partition_id)
-            index = first_where(data, lambda unit: unit.position >= position)
+            index = find_first(data, lambda unit: unit.position >= position)
             if index < BLOCK_UNITS:
                 return unit_at(data, index).base_offset
         if block < count:
             return blocks.offsets[block]
-        index = first_where(tail, lambda unit: unit.position >= position)
+        index = find_first(tail, lambda unit: unit.position >= position)
         if (index + 1) * UNIT_BYTES <= len(tail):
             return unit_at(tail, index).base_offset
-        return queue.next
+        return queue.next_offset
 
     @staticmethod
-    def _drop_before(queue: Queue, first: int) -> None:
-        """Raise the first offset to `first`, and forget the blocks or tail units before it."""
-        queue.first = first
+    def _drop_before(queue: Queue, first_offset: int) -> None:
+        """Raise the first offset to `first_offset`, and forget all units before it."""
+        queue.first_offset = first_offset
         blocks, count, tail = queue.state
-        block = bisect_right(blocks.offsets, first, 0, count) - 1
-        if count and (not tail or first < unit_at(tail, 0).base_offset) and first < queue.next:
+        block = bisect_right(blocks.offsets, first_offset, 0, count) - 1
+        if (
+            count
+            and (not tail or first_offset < unit_at(tail, 0).base_offset)
+            and first_offset < queue.next_offset
+        ):
             if block:
                 queue.replace(blocks.slice(block, count), tail)
             return
-        index = first_where(tail, lambda unit: unit.base_offset >= first)
+        index = find_first(tail, lambda unit: unit.base_offset >= first_offset)
         queue.replace(NO_BLOCKS, tail[index * UNIT_BYTES :])
 
     def truncate(self, position: int) -> None:
         """See `ConsumeQueues.truncate`."""
         if not position:
             self._queues.clear()
-            self._changed.clear()
+            self._changed_ids.clear()
             self._journal.clear()
             self._blocks.cut(0)
             self._position = self._checkpoint_position = 0
@@ -287,37 +298,37 @@ class FileConsumeQueues:
         """Forget a partition's units at or above `position`."""
         blocks, count, tail = queue.state
         data: bytes | bytearray = tail
-        remaining = first_where(data, lambda unit: unit.position >= position)
-        if remaining * UNIT_BYTES == len(data) and (remaining or not count):
+        remaining_count = find_first(data, lambda unit: unit.position >= position)
+        if remaining_count * UNIT_BYTES == len(data) and (remaining_count or not count):
             return
-        while not remaining and count:
+        while not remaining_count and count:
             # The remaining units of the last block become the tail.
             count -= 1
             data = self._blocks.read(blocks.numbers[count], partition_id)
-            remaining = first_where(data, lambda unit: unit.position >= position)
-            if remaining == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
+            remaining_count = find_first(data, lambda unit: unit.position >= position)
+            if remaining_count == BLOCK_UNITS and count + 1 == queue.state[1] and not tail:
                 return
-        queue.replace(blocks.slice(0, count), bytearray(data[: remaining * UNIT_BYTES]))
-        queue.set_end(unit_at(data, remaining - 1) if remaining else None)
+        queue.replace(blocks.slice(0, count), bytearray(data[: remaining_count * UNIT_BYTES]))
+        queue.set_end(unit_at(data, remaining_count - 1) if remaining_count else None)
         self._full_frame_due = True
-        if not remaining and not queue.first:
+        if not remaining_count and not queue.first_offset:
             del self._queues[partition_id]
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """See `ConsumeQueues.recover`."""
-        known = self._position
-        if known < first_position or not self._blocks.contains(self._block_numbers()):
-            known = 0
-        if known > position:
+        known_position = self._position
+        if known_position < first_position or not self._blocks.contains(self._block_numbers()):
+            known_position = 0
+        if known_position > position:
             try:
                 self.truncate(position)
             except StorageError as error:
                 log.warning("%s", error.message)
-                known = 0
-        if not known:
+                known_position = 0
+        if not known_position:
             self.truncate(0)
-        return min(known, position)
+        return min(known_position, position)
 
     def _block_numbers(self) -> Iterator[int]:
         for queue in self._queues.values():
@@ -328,19 +339,21 @@ class FileConsumeQueues:
         with self._checkpoint_lock:
             with self._lock:
                 self._position = position = max(position, self._position)
-                full = self._full_frame_due or self._journal.is_full_due
-                if position == self._checkpoint_position and not self._changed and not full:
+                is_full = self._full_frame_due or self._journal.is_full_due
+                if position == self._checkpoint_position and not self._changed_ids and not is_full:
                     return
-                parts: list[Buffer] = []
-                for partition_id in self._queues if full else self._changed:
+                encoded_parts: list[Buffer] = []
+                for partition_id in self._queues if is_full else self._changed_ids:
                     queue = self._queues[partition_id]
-                    parts += encode_part(partition_id, queue, full=full or queue.rewrite)
+                    encoded_parts += encode_part(
+                        partition_id, queue, full=is_full or queue.must_rewrite
+                    )
                     queue.mark_saved()
-                self._changed.clear()
+                self._changed_ids.clear()
                 end, first_block = self._blocks.end, self._first_block
                 self._full_frame_due = True
             self._blocks.sync()
-            self._journal.write(parts, position=position, end=end, full=full)
+            self._journal.write(encoded_parts, position=position, end=end, full=is_full)
             self._full_frame_due = False
             self._checkpoint_position = position
             if first_block is not None:
@@ -356,9 +369,9 @@ class FileConsumeQueues:
             self.flush()
         except StorageError as error:
             log.warning("cannot write the index: %s", error.message)
-        self.leave()
+        self.close_unflushed()
 
-    def leave(self) -> None:
-        """See `ConsumeQueues.leave`."""
+    def close_unflushed(self) -> None:
+        """See `ConsumeQueues.close_unflushed`."""
         self._journal.close()
         self._blocks.close()

@@ -53,7 +53,7 @@ class BlockFiles:
         self._files = files
         self.end = 0
         """The number of the next block."""
-        self._open: dict[str, AppendFile] = {}
+        self._open_files: dict[str, AppendFile] = {}
         """Path → file: the last file, and those written since the last sync."""
         self._folder_unsynced = False
         """True if a file was created since the last sync."""
@@ -73,9 +73,9 @@ class BlockFiles:
         """
         number = self.end
         path = block_path(number)
-        file = self._open.get(path)
+        file = self._open_files.get(path)
         if file is None:
-            file = self._open[path] = self._files.open_append(path)
+            file = self._open_files[path] = self._files.open_append(path)
             self._folder_unsynced = True
         start = number % FILE_BLOCKS * BLOCK_BYTES
         if file.size != start:
@@ -117,7 +117,7 @@ class BlockFiles:
         # A block that is written during the sync may not be durable, so close only files that were
         # full before.
         current = block_path(self.end)
-        files = list(self._open.items())
+        files = list(self._open_files.items())
         try:
             for _, file in files:
                 file.fdatasync()
@@ -129,7 +129,7 @@ class BlockFiles:
             raise
         for path, file in files:
             if path != current:
-                del self._open[path]
+                del self._open_files[path]
                 file.close()
 
     def contains(self, numbers: Iterable[int]) -> bool:
@@ -154,14 +154,14 @@ class BlockFiles:
     def drop(self, number: int) -> None:
         """Remove the files whose blocks are all before this number."""
         for base in self.bases():
-            if base + FILE_BLOCKS <= number and block_path(base) not in self._open:
+            if base + FILE_BLOCKS <= number and block_path(base) not in self._open_files:
                 self._files.remove(block_path(base))
 
     def close(self) -> None:
         """Close the files."""
-        for file in self._open.values():
+        for file in self._open_files.values():
             file.close()
-        self._open.clear()
+        self._open_files.clear()
 
 
 def _damaged(path: str, number: int, reason: str) -> CorruptIndexError:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 import crc32c
 
 from ....protocol.errors import DataFolderError
-from ....protocol.text import plain_number
+from ....protocol.text import parse_number
 from ..append_file import Buffer
 from ..files import AppendFile, Files
 from .file_blocks import FOLDER
@@ -48,8 +48,8 @@ def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buff
     units = bytes(tail) if full or start < count else bytes(tail[queue.saved_tail_bytes :])
     yield _PART.pack(
         partition_id,
-        queue.first,
-        queue.next,
+        queue.first_offset,
+        queue.next_offset,
         queue.last_ms,
         count - start,
         len(units),
@@ -65,29 +65,29 @@ def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buff
 
 def _apply_parts(queues: dict[int, Queue], view: memoryview) -> None:
     """Apply the parts of a frame to the partitions."""
-    at = 0
-    while at < len(view):
+    position = 0
+    while position < len(view):
         partition_id, first, next_offset, last_ms, count, size, flags, _ = _PART.unpack_from(
-            view, at
+            view, position
         )
-        at += _PART.size
+        position += _PART.size
         queue = queues.get(partition_id)
         if queue is None or flags & FULL:
             queue = queues[partition_id] = Queue(first)
-        queue.first = first
-        queue.next = next_offset
+        queue.first_offset = first
+        queue.next_offset = next_offset
         queue.last_ms = last_ms
-        blocks, known, tail = queue.state
+        blocks, block_count, tail = queue.state
         if count:
-            if not known:
+            if not block_count:
                 blocks = Blocks()
             for column in blocks.columns():
-                column.frombytes(view[at : at + 8 * count])
-                at += 8 * count
+                column.frombytes(view[position : position + 8 * count])
+                position += 8 * count
             tail = bytearray()
-        tail += view[at : at + size]
-        at += size
-        queue.state = (blocks, known + count, tail)
+        tail += view[position : position + size]
+        position += size
+        queue.state = (blocks, block_count + count, tail)
 
 
 class Journal:
@@ -100,12 +100,12 @@ class Journal:
         self._size = 0
         self._first_size = 0
 
-    def _numbers(self) -> list[int]:
+    def _list_numbers(self) -> list[int]:
         names = (f"{FOLDER}/{name}" for name in self._files.list(FOLDER))
         return [
             int(name[len(PREFIX) :])
             for name in names
-            if name.startswith(PREFIX) and plain_number(name[len(PREFIX) :]) is not None
+            if name.startswith(PREFIX) and parse_number(name[len(PREFIX) :]) is not None
         ]
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
@@ -113,7 +113,7 @@ class Journal:
         the next block; empty, 0 and 0 if there is no intact frame.
         """
         queues: dict[int, Queue] = {}
-        numbers = self._numbers()
+        numbers = self._list_numbers()
         position = end = 0
         for number in reversed(numbers):
             position, end = self._replay(number, queues)
@@ -199,7 +199,7 @@ class Journal:
         self._file.fdatasync()
         if full:
             self._files.sync_folder(FOLDER)
-            for number in self._numbers():
+            for number in self._list_numbers():
                 if number != self._number:
                     self._files.remove(_path(number))
             self._first_size = len(frame) + len(data)
@@ -209,7 +209,7 @@ class Journal:
         """Remove all journals, durably."""
         self.close()
         self._size = 0
-        for number in self._numbers():
+        for number in self._list_numbers():
             self._files.remove(_path(number))
         self._files.sync_folder(FOLDER)
 

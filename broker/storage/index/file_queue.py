@@ -57,12 +57,20 @@ State = tuple[Blocks, int, bytearray]
 class Queue:
     """The consume queue of a partition."""
 
-    __slots__ = ("first", "saved_blocks", "saved_tail_bytes", "last_ms", "next", "rewrite", "state")
+    __slots__ = (
+        "first_offset",
+        "saved_blocks",
+        "saved_tail_bytes",
+        "last_ms",
+        "next_offset",
+        "must_rewrite",
+        "state",
+    )
 
     def __init__(self, first: int) -> None:
-        self.first = first
+        self.first_offset = first
         """The first offset that retention has not removed."""
-        self.next = first
+        self.next_offset = first
         self.last_ms = 0
         """The time of the last batch, in milliseconds since 1970."""
         self.state: State = (NO_BLOCKS, 0, bytearray())
@@ -70,7 +78,7 @@ class Queue:
         """The number of blocks that are in the journal."""
         self.saved_tail_bytes = 0
         """The number of the tail's bytes that are in the journal."""
-        self.rewrite = False
+        self.must_rewrite = False
         """True if the next frame must contain the whole partition, not only its changes."""
 
     def add_block(self, number: int, size: int) -> None:
@@ -88,23 +96,23 @@ class Queue:
         """Replace the blocks and the tail."""
         count = len(blocks.numbers)
         self.state = (blocks if count else NO_BLOCKS, count, tail)
-        self.rewrite = True
+        self.must_rewrite = True
 
     def mark_saved(self) -> None:
         """Record that the current state is in the journal or its next frame."""
         _, self.saved_blocks, tail = self.state
         self.saved_tail_bytes = len(tail)
-        self.rewrite = False
+        self.must_rewrite = False
 
     def set_end(self, last: Unit | None) -> None:
         """Set the next offset and the last time after a truncation, from the last
         remaining unit.
         """
         if last is None:
-            self.next = self.first
+            self.next_offset = self.first_offset
             self.last_ms = 0
         else:
-            self.next = last.next_offset
+            self.next_offset = last.next_offset
             self.last_ms = last.appended_at_ms
 
 

@@ -29,7 +29,7 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
-def first_where(data: bytes | bytearray, predicate: Callable[[Unit], bool]) -> int:
+def find_first(data: bytes | bytearray, predicate: Callable[[Unit], bool]) -> int:
     """Return the index of the first unit that satisfies the predicate, as all later ones must too.
     If there is none, return the number of units.
     """

@@ -88,7 +88,7 @@ class ConsumeQueues(Protocol):
         """
         ...
 
-    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+    def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
         """Return the first batch stored at `at_ms` or later (LOWER), or the last batch stored at
         `at_ms` or earlier (UPPER).
         """
@@ -161,7 +161,7 @@ class ConsumeQueues(Protocol):
         """Write all units that are in memory."""
         ...
 
-    def leave(self) -> None:
+    def close_unflushed(self) -> None:
         """Close all files without writing."""
         ...
 
@@ -181,7 +181,7 @@ def gap_error(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogErro
 
 
 def offset_at(unit: Unit | None, bound: TimeBound) -> int | None:
-    """Convert the result of `by_time` to an offset; None if there is no unit."""
+    """Convert the result of `find_by_time` to an offset; None if there is no unit."""
     if unit is None:
         return None
     return unit.base_offset if bound is TimeBound.LOWER else unit.next_offset - 1

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ....protocol.errors import DiskFullError, MissingExtraError
 from ..fail_points import fail_point_hook
 from ..files import Files, replace_file
-from ..reserve import Reserve
+from ..reserve import release_reserve
 from .file import FileConsumeQueues
 from .file_blocks import FOLDER as FILE_FOLDER
 from .interface import ConsumeQueues
@@ -44,11 +44,11 @@ def open_index(files: Files, kind: str) -> ConsumeQueues:
     else:
         index_class = _load_rocksdb_class()
         files.make_folder(ROCKSDB_FOLDER)
-        path = files.outside(ROCKSDB_FOLDER)
+        path = files.real_path(ROCKSDB_FOLDER)
         try:
             queues = index_class(path, reach=fail_point_hook(files))
         except DiskFullError:
-            if not Reserve(files).release():
+            if not release_reserve(files):
                 raise
             queues = index_class(path, reach=fail_point_hook(files))
     if files.size(_mark_path(kind)) is not None:
@@ -71,12 +71,12 @@ def open_read_only(files: Files, kind: str) -> Iterator[ConsumeQueues]:
         try:
             yield queues
         finally:
-            queues.leave()
+            queues.close_unflushed()
         return
     index_class = _load_rocksdb_class()
     # The library writes files even when it only reads, so give it a temporary folder of links.
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(files.outside(ROCKSDB_FOLDER)).resolve()
+        source = Path(files.real_path(ROCKSDB_FOLDER)).resolve()
         for name in files.list(ROCKSDB_FOLDER):
             if name in _LIBRARY_FILES:
                 shutil.copy(source / name, folder)
@@ -86,7 +86,7 @@ def open_read_only(files: Files, kind: str) -> Iterator[ConsumeQueues]:
         try:
             yield queues
         finally:
-            queues.leave()
+            queues.close_unflushed()
 
 
 def _load_rocksdb_class() -> type[RocksConsumeQueues]:

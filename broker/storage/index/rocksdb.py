@@ -39,7 +39,7 @@ from .rocksdb_tables import (
     UNIT_VALUE,
     RocksTables,
     current_unit,
-    first_where,
+    find_first,
     library_errors,
     unit_at,
 )
@@ -71,7 +71,7 @@ class RocksConsumeQueues:
     ) -> None:
         self._tables = RocksTables(path, read_only=read_only, reach=reach)
         self._ends: dict[int, End] = {}
-        self._waiting = WaitingUnits()
+        self._waiting_units = WaitingUnits()
         self._lock = threading.Lock()
         """Held while `dispatch` or `checkpoint` write the position."""
 
@@ -93,7 +93,7 @@ class RocksConsumeQueues:
             return
         with library_errors():
             ends = self._load_ends({partition_id for partition_id, _ in units})
-        new = {partition_id for partition_id, end in ends.items() if end is None}
+        new_partitions = {partition_id for partition_id, end in ends.items() if end is None}
         rows = []
         for partition_id, unit in units:
             end = ends[partition_id]
@@ -107,9 +107,9 @@ class RocksConsumeQueues:
             ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
         try:
             self._write_waiting()
-            self._write(rows, new)
+            self._write(rows, new_partitions)
         except DiskFullError:
-            self._waiting.add(rows, new)
+            self._waiting_units.add(rows, new_partitions)
             raise
         finally:
             if len(self._ends) + len(ends) > ENDS_MAX:
@@ -120,12 +120,12 @@ class RocksConsumeQueues:
         """Write the units that wait because the disk was full."""
         if self._tables.needs_reopen:
             self._tables.reopen()
-        waiting = self._waiting
-        if waiting.rows:
-            self._write(waiting.rows, waiting.new)
-            self._waiting = WaitingUnits()
+        waiting_units = self._waiting_units
+        if waiting_units.rows:
+            self._write(waiting_units.rows, waiting_units.new)
+            self._waiting_units = WaitingUnits()
 
-    def _write(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+    def _write(self, rows: Sequence[tuple[int, Unit]], new_partitions: set[int]) -> None:
         """Write units, their partitions' ends and the log position in one batch."""
         tables = self._tables
         batch = WriteBatch(raw_mode=True)
@@ -133,7 +133,7 @@ class RocksConsumeQueues:
         ends = {}
         for partition_id, unit in rows:
             base_offset, count, position, length, at_ms = unit
-            if partition_id in new and partition_id not in has_first:
+            if partition_id in new_partitions and partition_id not in has_first:
                 has_first.add(partition_id)
                 tables.put_first(batch, partition_id, base_offset, position)
             value = UNIT_VALUE.pack(position, at_ms, length, count)
@@ -147,31 +147,31 @@ class RocksConsumeQueues:
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
         """Return the ends of partitions, None for new ones, from the cache or the tables."""
-        cached = self._ends
+        cached_ends = self._ends
         ends: dict[int, End | None] = {
-            partition_id: cached.get(partition_id) or self._waiting.end(partition_id)
+            partition_id: cached_ends.get(partition_id) or self._waiting_units.end(partition_id)
             for partition_id in partition_ids
         }
-        missing = [partition_id for partition_id, end in ends.items() if end is None]
-        if missing:
-            ends.update(zip(missing, self._tables.ends(missing), strict=True))
+        missing_ids = [partition_id for partition_id, end in ends.items() if end is None]
+        if missing_ids:
+            ends.update(zip(missing_ids, self._tables.ends(missing_ids), strict=True))
         return ends
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
         # Read this before the tables: units that are written meanwhile are then in both.
-        waiting = self._waiting.units_of(partition_id)
-        found: list[Unit] = []
+        waiting_units = self._waiting_units.units_of(partition_id)
+        units: list[Unit] = []
         with self._reading():
             bounds = self._tables.bounds(partition_id)
             if bounds is not None and bounds[0] <= offset < bounds[1]:
-                self._find(found, partition_id, (offset, end), bounds[1], bytes_max)
-        if waiting:
-            next_offset = found[-1].next_offset if found else offset
+                self._find(units, partition_id, (offset, end), bounds[1], bytes_max)
+        if waiting_units:
+            next_offset = units[-1].next_offset if units else offset
             if bounds is None or next_offset >= bounds[1]:
-                extend_with_waiting(found, waiting, next_offset, end=end, bytes_max=bytes_max)
-        return found
+                extend_with_waiting(units, waiting_units, next_offset, end=end, bytes_max=bytes_max)
+        return units
 
     def _find(
         self,
@@ -199,48 +199,52 @@ class RocksConsumeQueues:
                 break
         units.status()
 
-    def by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """See `ConsumeQueues.by_time`."""
-        waiting = self._waiting.units_of(partition_id)
+    def find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """See `ConsumeQueues.find_by_time`."""
+        waiting_units = self._waiting_units.units_of(partition_id)
         if bound is TimeBound.UPPER:
-            newest = next(
-                (unit for unit in reversed(waiting) if unit.appended_at_ms <= at_ms), None
+            newest_unit = next(
+                (unit for unit in reversed(waiting_units) if unit.appended_at_ms <= at_ms), None
             )
-            return newest or self._by_time(partition_id, at_ms, bound)
-        stored = self._by_time(partition_id, at_ms, bound)
-        return stored or next((unit for unit in waiting if unit.appended_at_ms >= at_ms), None)
+            return newest_unit or self._find_by_time(partition_id, at_ms, bound)
+        stored_unit = self._find_by_time(partition_id, at_ms, bound)
+        return stored_unit or next(
+            (unit for unit in waiting_units if unit.appended_at_ms >= at_ms), None
+        )
 
-    def _by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """Look a unit up in the tables, like `by_time`."""
+    def _find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
+        """Look a unit up in the tables, like `find_by_time`."""
         with self._reading():
-            before = self._tables.bounds(partition_id)
+            before_bounds = self._tables.bounds(partition_id)
             units = self._tables.units()
-            after = self._tables.bounds(partition_id)
-            if before is None or after is None or after[0] >= before[1]:
+            after_bounds = self._tables.bounds(partition_id)
+            if before_bounds is None or after_bounds is None or after_bounds[0] >= before_bounds[1]:
                 return None
             # The iterator sees the rows at the time of its creation. They reach at least from the
             # later first offset to the earlier end.
-            first, end = bounds = after[0], before[1]
+            first, end = bounds = after_bounds[0], before_bounds[1]
             if bound is TimeBound.LOWER:
-                low = first_where(units, partition_id, bounds, at_ms=at_ms)
+                low = find_first(units, partition_id, bounds, at_ms=at_ms)
                 return unit_at(units, partition_id, low) if low < end else None
-            low = first_where(units, partition_id, bounds, at_ms=at_ms + 1)
+            low = find_first(units, partition_id, bounds, at_ms=at_ms + 1)
             return unit_at(units, partition_id, low - 1) if low > first else None
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
         """See `ConsumeQueues.bounds`."""
-        waiting = self._waiting.units_of(partition_id)
+        waiting_units = self._waiting_units.units_of(partition_id)
         with self._reading():
             bounds = self._tables.bounds(partition_id)
-        if not waiting:
+        if not waiting_units:
             return bounds
-        return (bounds or waiting[0])[0], max(waiting[-1].next_offset, bounds[1] if bounds else 0)
+        return (bounds or waiting_units[0])[0], max(
+            waiting_units[-1].next_offset, bounds[1] if bounds else 0
+        )
 
     def partitions(self) -> list[int]:
         """See `ConsumeQueues.partitions`."""
         with self._reading():
             ids = [partition_id for partition_id, *_ in self._tables.all_bounds()]
-        return sorted({*ids, *self._waiting.ids()})
+        return sorted({*ids, *self._waiting_units.ids()})
 
     # ── forgetting ────────────────────────────────────────────────────────────────────────────────
     def first_offsets_at(self, position: int) -> Iterator[list[tuple[int, int]]]:
@@ -248,8 +252,8 @@ class RocksConsumeQueues:
         start: int | None = 0
         while start is not None:
             with self._reading():
-                behind, start = self._next_behind(start, position)
-            yield _changed_firsts(behind)
+                changes, start = self._find_first_offset_changes(start, position)
+            yield _changed_firsts(changes)
 
     def retain(
         self, position: int, *, dropped: Container[int] = ()
@@ -261,13 +265,13 @@ class RocksConsumeQueues:
         start: int | None = 0
         while start is not None:
             with library_errors():
-                behind, start = self._next_behind(start, position)
+                changes, start = self._find_first_offset_changes(start, position)
                 batch = WriteBatch(raw_mode=True)
-                for partition_id, first, new_first, new_position in behind:
+                for partition_id, first, new_first, new_position in changes:
                     self._delete(batch, partition_id, first, new_first)
                     self._tables.put_first(batch, partition_id, new_first, new_position)
                 self._tables.write(batch)
-            yield _changed_firsts(behind)
+            yield _changed_firsts(changes)
 
     def _forget_bounds(self, dropped: Container[int]) -> Iterator[list[tuple[int, int]]]:
         """Delete the bounds of dropped partitions that have no units."""
@@ -286,7 +290,7 @@ class RocksConsumeQueues:
                 self._tables.write(batch)
             yield []
 
-    def _next_behind(
+    def _find_first_offset_changes(
         self, start: int, position: int
     ) -> tuple[list[tuple[int, int, int, int]], int | None]:
         """
@@ -297,21 +301,21 @@ class RocksConsumeQueues:
             offset without these units, and the log position of that one. Then the id at which to
             continue, or None.
         """
-        behind: list[tuple[int, int, int, int]] = []
+        changes: list[tuple[int, int, int, int]] = []
         for index, row in enumerate(self._tables.all_bounds(start)):
             partition_id, first, first_position, end = row
             if index == RETAIN_PARTITIONS:
-                return behind, partition_id
+                return changes, partition_id
             if first_position >= position or first == end.next_offset:
                 continue
             new_first, new_position = end.next_offset, position
             if end.position >= position:
                 units = self._tables.units()
                 bounds = (first, end.next_offset)
-                new_first = first_where(units, partition_id, bounds, position=position)
+                new_first = find_first(units, partition_id, bounds, position=position)
                 new_position = unit_at(units, partition_id, new_first).position
-            behind.append((partition_id, first, new_first, new_position))
-        return behind, None
+            changes.append((partition_id, first, new_first, new_position))
+        return changes, None
 
     def _delete(self, batch: WriteBatch, partition_id: int, first: int, end: int) -> None:
         """Delete the units with base offsets in `[first, end)`."""
@@ -356,16 +360,16 @@ class RocksConsumeQueues:
         """Delete a partition's units at or above `position`, and correct its end."""
         units = self._tables.units()
         bounds = (first, end.next_offset)
-        cut = first_where(units, partition_id, bounds, position=position)
-        if cut == first and not first:
+        truncate_offset = find_first(units, partition_id, bounds, position=position)
+        if truncate_offset == first and not first:
             self._tables.delete_bounds(batch, partition_id)
-        elif cut < end.next_offset:
+        elif truncate_offset < end.next_offset:
             new_end = End(first, 0, 0)
-            if cut > first:
-                last = unit_at(units, partition_id, cut - 1)
-                new_end = End(cut, last.position, last.appended_at_ms)
+            if truncate_offset > first:
+                last = unit_at(units, partition_id, truncate_offset - 1)
+                new_end = End(truncate_offset, last.position, last.appended_at_ms)
             self._tables.put_end(batch, partition_id, new_end)
-        self._delete(batch, partition_id, cut, end.next_offset)
+        self._delete(batch, partition_id, truncate_offset, end.next_offset)
 
     # ── durability ────────────────────────────────────────────────────────────────────────────────
     def recover(self, position: int, *, first_position: int = 0) -> int:
@@ -385,7 +389,7 @@ class RocksConsumeQueues:
 
     def checkpoint(self, position: int) -> None:
         """See `ConsumeQueues.checkpoint`."""
-        if self._waiting.rows:
+        if self._waiting_units.rows:
             raise DiskFullError("units of the index wait for free disk space")
         with self._reading():
             with self._lock:
@@ -406,10 +410,10 @@ class RocksConsumeQueues:
                 self._tables.flush()
         except StorageError as error:
             log.warning("cannot write the index: %s", error.message)
-        self.leave()
+        self.close_unflushed()
 
-    def leave(self) -> None:
-        """See `ConsumeQueues.leave`."""
+    def close_unflushed(self) -> None:
+        """See `ConsumeQueues.close_unflushed`."""
         self._tables.close()
 
 

@@ -51,7 +51,7 @@ class SharedLock:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._readers = 0
         self._writer = False
         """True if a thread holds the lock exclusively, or waits for readers in order to do so."""
@@ -61,33 +61,33 @@ class SharedLock:
         """Hold the lock together with other readers; threads that want it exclusively
         come first.
         """
-        with self._changed:
+        with self._condition:
             while self._writer:
-                self._changed.wait()
+                self._condition.wait()
             self._readers += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._readers -= 1
                 if not self._readers:
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Hold the lock exclusively, after all readers have released it."""
-        with self._changed:
+        with self._condition:
             while self._writer:
-                self._changed.wait()
+                self._condition.wait()
             self._writer = True
             while self._readers:
-                self._changed.wait()
+                self._condition.wait()
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._writer = False
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 log = logging.getLogger("keylane.broker")
@@ -115,7 +115,7 @@ _POSITION = b"position"
 _POSITION_VALUE = struct.Struct("<Q")
 
 
-def _options(cache: Cache) -> Options:
+def _build_options(cache: Cache) -> Options:
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
     tables.set_block_size(16 << 10)
@@ -220,19 +220,24 @@ class RocksTables:
     def _connect(self) -> None:
         """Open or create the database. Raises DataFolderError if it has a newer format."""
         cache = Cache(CACHE_BYTES)
-        families = {"bounds": _options(cache)}
+        families = {"bounds": _build_options(cache)}
         access = AccessType.read_only(False) if self._read_only else AccessType.read_write()
-        units = Rdict(self._path, _options(cache), column_families=families, access_type=access)
+        units = Rdict(
+            self._path, _build_options(cache), column_families=families, access_type=access
+        )
         bounds = units.get_column_family("bounds")
-        stored = bounds.get(_FORMAT)
-        if stored is not None and (version := int.from_bytes(stored, "little")) > FORMAT:
+        stored_format = bounds.get(_FORMAT)
+        if (
+            stored_format is not None
+            and (version := int.from_bytes(stored_format, "little")) > FORMAT
+        ):
             bounds.close()
             units.close()
             raise DataFolderError(
                 f"{self._path} has format {version}, this broker writes format {FORMAT}",
                 path=self._path,
             )
-        if stored is None and not self._read_only:
+        if stored_format is None and not self._read_only:
             bounds.put(_FORMAT, FORMAT.to_bytes(4, "little"))
         self._units = units
         self._bounds = bounds
@@ -247,9 +252,9 @@ class RocksTables:
             DiskFullError: the disk has too little free space.
         """
         folder = Path(self._path)
-        needed = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
-        if shutil.disk_usage(folder).free < needed:
-            raise DiskFullError(f"the RocksDB index needs {needed} free bytes to be reopened")
+        needed_bytes = REOPEN_BYTES + sum(file.stat().st_size for file in folder.glob("*.log"))
+        if shutil.disk_usage(folder).free < needed_bytes:
+            raise DiskFullError(f"the RocksDB index needs {needed_bytes} free bytes to be reopened")
         with self.lock.exclusive(), library_errors():
             self.close()
             _retry_after_gc(self._connect)
@@ -386,7 +391,7 @@ def unit_at(units: RdictIter, partition_id: int, offset: int) -> Unit:
     )
 
 
-def first_where(
+def find_first(
     units: RdictIter,
     partition_id: int,
     bounds: tuple[int, int],

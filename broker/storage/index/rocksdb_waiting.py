@@ -29,10 +29,10 @@ class WaitingUnits:
         """The partitions that have no units in the tables."""
         self._by_partition: dict[int, list[Unit]] = {}
 
-    def add(self, rows: Sequence[tuple[int, Unit]], new: set[int]) -> None:
+    def add(self, rows: Sequence[tuple[int, Unit]], new_partitions: set[int]) -> None:
         """Add units; each must come after those already waiting for its partition."""
         self.rows += rows
-        self.new |= new
+        self.new |= new_partitions
         for partition_id, unit in rows:
             self._by_partition.setdefault(partition_id, []).append(unit)
 
@@ -53,18 +53,18 @@ class WaitingUnits:
 
 
 def extend_with_waiting(
-    found: list[Unit], waiting: Sequence[Unit], offset: int, *, end: int, bytes_max: int
+    units: list[Unit], waiting_units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
     """Extend the result of `ConsumeQueues.find` with waiting units of the partition, beginning with
     the one that contains `offset`, within the limits of the call.
     """
-    remaining_bytes = bytes_max - sum(unit.length for unit in found)
-    for unit in waiting:
+    remaining_bytes = bytes_max - sum(unit.length for unit in units)
+    for unit in waiting_units:
         if unit.next_offset <= offset:
             continue
-        if unit.base_offset >= end or (found and unit.length > remaining_bytes):
+        if unit.base_offset >= end or (units and unit.length > remaining_bytes):
             return
-        if len(found) == FIND_UNITS_MAX:
+        if len(units) == FIND_UNITS_MAX:
             return
-        found.append(unit)
+        units.append(unit)
         remaining_bytes -= unit.length

@@ -25,7 +25,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from ....protocol.errors import CorruptLogError, DiskFullError, FlushFailedError, StorageError
-from ....protocol.record import HEADER_BYTES, Kind, stamp
+from ....protocol.record import HEADER_BYTES, Kind, stamp_record
 from ..append_file import Buffer
 from ..files import AppendFile, Files, file_numbers
 from .trail import TrailWriter, trail_bytes, trail_path
@@ -82,7 +82,7 @@ class WritePlan:
         """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
-            self.roll()
+            self.begin_segment()
         position = self.end
         header = bytearray(record[:HEADER_BYTES])
         if self._barrier:
@@ -90,7 +90,9 @@ class WritePlan:
             self._barrier = False
         else:
             header[_FLAGS_BYTE] &= ~BARRIER
-        stamp(header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms)
+        stamp_record(
+            header, base_offset=base_offset, position=position, appended_at_ms=appended_at_ms
+        )
         self._buffers.append(header)
         self._trail_buffers.append(header)
         if length > HEADER_BYTES:
@@ -102,7 +104,7 @@ class WritePlan:
         self.end = position + length
         return position, header
 
-    def roll(self) -> None:
+    def begin_segment(self) -> None:
         """Make the next record begin a new segment, unless the current one is empty."""
         if self.end == self._base:
             return
@@ -122,7 +124,7 @@ class CommitLog:
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
         """Replaced, never modified: readers in other threads use the list."""
-        self._undeleted: int | None = None
+        self._undeleted_base: int | None = None
         """The base of a removed segment whose files may still exist. It is no longer read."""
         self.end = end
         """The position after the last durable record, where the log ends at the earliest after a
@@ -141,7 +143,7 @@ class CommitLog:
     @property
     def has_undeleted(self) -> bool:
         """True if the files of a removed segment may still exist, because deleting them failed."""
-        return self._undeleted is not None
+        return self._undeleted_base is not None
 
     @property
     def bases(self) -> list[int]:
@@ -162,28 +164,28 @@ class CommitLog:
                 written again.
         """
         assert plan.start == self.end
-        sealed: list[int] = []
+        sealed_bases: list[int] = []
         try:
             for base, buffers in plan.chunks:
                 if not buffers and base <= self._bases[-1]:
                     continue
                 if base != self._bases[-1]:
-                    sealed.append(self._bases[-1])
-                file = self._segment(base)
+                    sealed_bases.append(self._bases[-1])
+                file = self._open_segment(base)
                 if base == plan.chunks[-1][0]:
                     self._reserve(plan, file)
                 if buffers:
                     file.append(buffers)
                     file.fdatasync()
         except DiskFullError:
-            self._undo(plan)
+            self._undo_write(plan)
             raise
         except FlushFailedError:
             raise
         except StorageError as error:
             raise FlushFailedError(error.message, **error.details) from error
         self.end_write(plan)
-        self._protect(sealed)
+        self._protect(sealed_bases)
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
         """
@@ -230,18 +232,18 @@ class CommitLog:
             log.debug("cannot reserve disk space for the log: %s", error.message)
         self._can_reserve = file.reserved >= length
 
-    def _protect(self, sealed: list[int]) -> None:
-        for base in sealed:
+    def _protect(self, sealed_bases: list[int]) -> None:
+        for base in sealed_bases:
             try:
                 self._files.protect(segment_path(base))
             except StorageError as error:
                 log.warning("cannot make a sealed segment read-only: %s", error.message)
 
-    def _segment(self, base: int) -> AppendFile:
+    def _open_segment(self, base: int) -> AppendFile:
         """Return the open file of the active segment, or begin the segment at `base`."""
         if self._active is not None and base == self._bases[-1]:
             return self._active
-        self._close_active(cut=True)
+        self._close_active(must_truncate=True)
         self._can_reserve = True
         file = self._active = self._files.open_append(segment_path(base))
         if base == self._bases[-1] and file.size != self.end - base:
@@ -252,20 +254,20 @@ class CommitLog:
             self._bases = [*self._bases, base]
         return self._active
 
-    def _close_active(self, *, cut: bool) -> None:
-        """Close the last segment; if `cut`, truncate its reserved bytes."""
+    def _close_active(self, *, must_truncate: bool) -> None:
+        """Close the last segment; if `must_truncate`, truncate its reserved bytes."""
         file, self._active = self._active, None
         if file is None:
             return
         try:
-            if cut and file.reserved:
+            if must_truncate and file.reserved:
                 file.truncate(file.size)
         finally:
             file.close()
 
-    def _undo(self, plan: WritePlan) -> None:
+    def _undo_write(self, plan: WritePlan) -> None:
         """Truncate the log to the end of the previous plan, durably. Raises FlushFailedError."""
-        self._close_active(cut=False)
+        self._close_active(must_truncate=False)
         try:
             while self._bases[-1] > plan.chunks[0][0]:
                 self._remove_files(self._bases[-1])
@@ -286,9 +288,9 @@ class CommitLog:
         Raises:
             CorruptLogError: the segment is missing.
         """
-        return self.read_each([(position, length)])[0]
+        return self.read_ranges([(position, length)])[0]
 
-    def read_each(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
         Return the bytes of each (position, length). The ranges must be sorted by position, and each
         must lie in one segment.
@@ -298,10 +300,10 @@ class CommitLog:
         """
         parts: list[bytes] = []
         while len(parts) < len(ranges):
-            first = len(parts)
-            base, limit = self._segment_of(ranges[first][0])
-            last = bisect_left(ranges, limit, first + 1, key=_start)
-            in_segment = [(start - base, length) for start, length in ranges[first:last]]
+            first_index = len(parts)
+            base, limit = self._segment_of(ranges[first_index][0])
+            end_index = bisect_left(ranges, limit, first_index + 1, key=_position_of)
+            in_segment = [(start - base, length) for start, length in ranges[first_index:end_index]]
             parts += self._read_segment(base, in_segment)
         return parts
 
@@ -341,13 +343,13 @@ class CommitLog:
             StorageError: the segment is no longer read, but its files may still exist; the next
                 call deletes them first.
         """
-        self.finish_drop()
+        self.delete_leftovers()
         assert len(self._bases) > 1
-        self._undeleted = self._bases[0]
+        self._undeleted_base = self._bases[0]
         self._bases = self._bases[1:]
-        self.finish_drop()
+        self.delete_leftovers()
 
-    def finish_drop(self) -> None:
+    def delete_leftovers(self) -> None:
         """
         Delete the remaining files of a removed segment. Until then no later segment is removed,
         because that would leave a gap.
@@ -355,10 +357,10 @@ class CommitLog:
         Raises:
             StorageError: the files may still exist; the next call tries again.
         """
-        if self._undeleted is not None:
-            self._remove_files(self._undeleted)
+        if self._undeleted_base is not None:
+            self._remove_files(self._undeleted_base)
             self._files.sync_folder(FOLDER)
-            self._undeleted = None
+            self._undeleted_base = None
 
     def _remove_files(self, base: int) -> None:
         for path in (trail_path(base), segment_path(base)):
@@ -372,12 +374,12 @@ class CommitLog:
         # Do not truncate after a failed plan: nothing may be written then.
         is_clean = file is not None and file.size == self.end - self._bases[-1]
         try:
-            self._close_active(cut=is_clean)
+            self._close_active(must_truncate=is_clean)
         except StorageError as error:
             log.warning(
                 "cannot truncate reserved bytes; the next start will do it: %s", error.message
             )
 
 
-def _start(position_and_length: tuple[int, int]) -> int:
+def _position_of(position_and_length: tuple[int, int]) -> int:
     return position_and_length[0]

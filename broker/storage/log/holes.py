@@ -33,10 +33,10 @@ class Hole:
 class Visitor(Protocol):
     """Receives the records and holes of a log, in order."""
 
-    def record(self, header: Header, body: memoryview) -> None:
+    def on_record(self, header: Header, body: memoryview) -> None:
         """Handle an intact record. The body is valid only during the call."""
         ...
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         """Handle a hole, whose records are lost."""
         ...

@@ -22,7 +22,7 @@ WINDOW_BYTES = 1 << 16
 _DESCRIBING = (Kind.PARTITION, Kind.STATE)
 
 
-def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
+def read_segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Header]:
     """
     Yield the headers of the segment that begins at `base`, in order. Damaged records are skipped;
     bodies are not read.
@@ -32,26 +32,26 @@ def segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator[Head
     """
     path = segment_path(base)
     size = files.size(path) or 0
-    at = max(start - base, 0)
-    while at < size:
-        data = files.pread(path, at, WINDOW_BYTES)
+    position = max(start - base, 0)
+    while position < size:
+        data = files.pread(path, position, WINDOW_BYTES)
         start = 0
         while start + HEADER_BYTES <= len(data):
             header = read_header(data, start)
-            if not isinstance(header, Header) or header.position != base + at + start:
+            if not isinstance(header, Header) or header.position != base + position + start:
                 break
             yield header
             start += header.length
         if start:
-            at += start
+            position += start
             continue
-        next_header = next(intact_records(files, base, base + at + 1), None)
+        next_header = next(intact_records(files, base, base + position + 1), None)
         if next_header is None:
             return
-        at = next_header.position - base
+        position = next_header.position - base
 
 
-def partitions_described(files: Files, base: int, *, end: int) -> set[int] | None:
+def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] | None:
     """
     Return the ids of partitions that have a PARTITION or STATE record in the segment `[base, end)`,
     damaged records included.
@@ -59,27 +59,27 @@ def partitions_described(files: Files, base: int, *, end: int) -> set[int] | Non
     Returns:
         None if records are damaged that the trail does not have.
     """
-    described: set[int] = set()
+    partition_ids: set[int] = set()
     trail = TrailCursor(files, base)
-    at = base
-    for header in segment_headers(files, base):
-        if not _add_damaged(trail, at, header.position, described):
+    position = base
+    for header in read_segment_headers(files, base):
+        if not _add_damaged(trail, position, header.position, partition_ids):
             return None
-        _add_described(header, described)
-        at = header.position + header.length
-    return described if _add_damaged(trail, at, end, described) else None
+        _add_described(header, partition_ids)
+        position = header.position + header.length
+    return partition_ids if _add_damaged(trail, position, end, partition_ids) else None
 
 
-def _add_damaged(trail: TrailCursor, start: int, end: int, described: set[int]) -> bool:
+def _add_damaged(trail: TrailCursor, start: int, end: int, partition_ids: set[int]) -> bool:
     """Add the partitions that the damaged records in `[start, end)` describe. Return False if the
     trail does not have all of these records.
     """
     if start == end:
         return True
-    for header, _ in trail.between(start, end):
+    for header, _ in trail.entries_between(start, end):
         if header.position != start:
             return False
-        _add_described(header, described)
+        _add_described(header, partition_ids)
         start += header.length
     return start == end
 
@@ -116,12 +116,12 @@ class BatchReader:
             )
         parts: list[bytes] = []
         next_offset = offset
-        runs = list(self._runs(units))
+        runs = list(self._adjacent_runs(units))
         ranges = [(run[0].position, run[-1].end_position - run[0].position) for run in runs]
-        for run, data in zip(runs, self._log.read_each(ranges), strict=True):
+        for run, data in zip(runs, self._log.read_ranges(ranges), strict=True):
             start = run[0].position
             for unit in run:
-                if not _matches(data, unit.position - start, partition_id, unit):
+                if not _is_batch_of_unit(data, unit.position - start, partition_id, unit):
                     parts.append(data[: unit.position - start])
                     if next_offset == offset:
                         raise CorruptLogError(
@@ -136,7 +136,7 @@ class BatchReader:
             parts.append(data)
         return parts[0] if len(parts) == 1 else b"".join(parts), next_offset
 
-    def _runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
+    def _adjacent_runs(self, units: list[Unit]) -> Iterator[list[Unit]]:
         """Yield runs of units whose batches are adjacent in a segment."""
         first = 0
         while first < len(units):
@@ -150,7 +150,7 @@ class BatchReader:
             first = last
 
 
-def _matches(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
+def _is_batch_of_unit(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
     # Times are not compared: the index may have raised them, so that they never decrease.
     return is_batch(
         data,

@@ -1,7 +1,7 @@
 """Recovers the log at a start: visits every intact record from a position on, and every hole. Does
 disk I/O through `Files`.
 
-    intact record ──▶ visitor.record
+    intact record ──▶ visitor.on_record
     bytes that are not a record, at position p:
         in an earlier segment                        → a hole
         an intact record with BARRIER follows p      → a hole
@@ -35,7 +35,7 @@ from ....protocol.record import (
     MAGIC,
     RECORD_BYTES_MAX,
     Header,
-    Wrong,
+    InvalidRecord,
     read_header,
     read_record,
 )
@@ -83,36 +83,36 @@ def recover_log(
             like a segment does not belong to it.
     """
     files.make_folder(FOLDER)
-    recovered = scan_log(files, visitor, start=start, durable=durable)
-    last = recovered.bases[-1]
-    if files.size(segment_path(last)) is None:
-        return recovered
-    if recovered.cut_bytes:
-        _save_cut_records(files, last, recovered.end, recovered.cut_bytes)
+    recovered_log = scan_log(files, visitor, start=start, durable=durable)
+    last_base = recovered_log.bases[-1]
+    if files.size(segment_path(last_base)) is None:
+        return recovered_log
+    if recovered_log.cut_bytes:
+        _save_cut_records(files, last_base, recovered_log.end, recovered_log.cut_bytes)
     # The last segment may be a sealed one, if all later segments are lost.
-    files.unprotect(segment_path(last))
-    file = files.open_append(segment_path(last))
+    files.unprotect(segment_path(last_base))
+    file = files.open_append(segment_path(last_base))
     try:
-        if recovered.cut_bytes:
+        if recovered_log.cut_bytes:
             log.warning(
                 "cut %s of an unfinished write at position %d",
-                counted(recovered.cut_bytes, "byte"),
-                recovered.end,
+                counted(recovered_log.cut_bytes, "byte"),
+                recovered_log.end,
             )
-        if recovered.cut_bytes or recovered.reserved_bytes:
-            file.truncate(recovered.end - last)
-        maybe_unsynced_from = max(recovered.maybe_unsynced_from, last)
+        if recovered_log.cut_bytes or recovered_log.reserved_bytes:
+            file.truncate(recovered_log.end - last_base)
+        maybe_unsynced_from = max(recovered_log.maybe_unsynced_from, last_base)
         rewrite_in_place(
             files,
-            segment_path(last),
+            segment_path(last_base),
             file,
-            start=maybe_unsynced_from - last,
-            end=recovered.end - last,
+            start=maybe_unsynced_from - last_base,
+            end=recovered_log.end - last_base,
         )
         file.fdatasync()
     finally:
         file.close()
-    return recovered
+    return recovered_log
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
@@ -128,11 +128,13 @@ class _Scan:
         self._visitor = visitor
         self._bases = segment_bases(files)
         self._trails = trail_bases(files)
-        self._at = start if start or not self._bases else self._bases[0]
+        self._position = start if start or not self._bases else self._bases[0]
         """The current position."""
         self._barrier = 0
         """The position of the newest record with BARRIER: every byte before it was durable."""
-        self._durable = max([durable, *(durable_end(files, base) for base in self._trails[-1:])])
+        self._durable_end = max(
+            [durable, *(durable_end(files, base) for base in self._trails[-1:])]
+        )
         """The position up to which the trail or a snapshot proves the log durable."""
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
@@ -140,13 +142,13 @@ class _Scan:
         """Visit the records and holes of all segments."""
         self._check_segments()
         self._report_missing_before_start()
-        if self._bases and self._at < self._bases[0]:
+        if self._bases and self._position < self._bases[0]:
             self._report_hole(self._bases[0], "a segment is missing")
         for base, next_base in pairwise(self._bases):
             end = min(base + (self._files.size(segment_path(base)) or 0), next_base)
-            while self._at < next_base:
-                problem = self._read(base, end)
-                if self._at < next_base:
+            while self._position < next_base:
+                problem = self._read_records(base, end)
+                if self._position < next_base:
                     intact = self._next_intact(base)
                     self._report_hole(
                         intact or next_base, problem or "a segment is missing or truncated"
@@ -157,22 +159,26 @@ class _Scan:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end
         that the log ever had.
         """
-        reached = max(self._at, self._durable)
-        if not self._bases and not self._trails and reached:
+        reached_end = max(self._position, self._durable_end)
+        if not self._bases and not self._trails and reached_end:
             raise DataFolderError(
                 f"{self._files.name()}/{FOLDER} has no segments, but according to a snapshot the "
-                f"log reached position {reached}: put {FOLDER}/ back",
+                f"log reached position {reached_end}: put {FOLDER}/ back",
                 path=FOLDER,
             )
         if len(self._bases) < 2:
             return
-        previous, last = self._bases[-2:]
-        end = previous + (self._files.size(segment_path(previous)) or 0)
-        if end < last and self._durable < last and self._first_intact(last) is None:
+        previous_base, last_base = self._bases[-2:]
+        end = previous_base + (self._files.size(segment_path(previous_base)) or 0)
+        if (
+            end < last_base
+            and self._durable_end < last_base
+            and self._first_intact(last_base) is None
+        ):
             raise DataFolderError(
-                f"{self._files.name()}/{segment_path(last)} does not belong to the log, which ends "
-                f"at position {end}: move the file away",
-                path=segment_path(last),
+                f"{self._files.name()}/{segment_path(last_base)} does not belong to the log, which "
+                f"ends at position {end}: move the file away",
+                path=segment_path(last_base),
             )
 
     def _first_intact(self, base: int) -> Header | None:
@@ -180,14 +186,14 @@ class _Scan:
 
     def _report_missing_before_start(self) -> None:
         """Report missing bytes in the segments before the start, whose records are not read."""
-        start = self._at
+        start = self._position
         bases = self._bases or [self._trails[0] if self._trails else 0]
         for base, next_base in pairwise([*bases, start]):
             end = base + (self._files.size(segment_path(base)) or 0)
             if end < next_base <= start:
-                self._at = end
+                self._position = end
                 self._report_hole(next_base, "a segment is missing or truncated")
-        self._at = start
+        self._position = start
 
     def _scan_last_segment(self) -> RecoveredLog:
         """
@@ -197,133 +203,137 @@ class _Scan:
             The recovered log. It ends after the last intact record or, if durable bytes are missing
             there, after these, where a new segment begins.
         """
-        base = self._bases[-1] if self._bases else self._at
+        base = self._bases[-1] if self._bases else self._position
         end = base + (self._files.size(segment_path(base)) or 0)
         # Bytes that are not a record were durable if an intact record after them lies below the
         # known durable end, or has BARRIER: then they are a hole. Otherwise they are an unfinished
         # write, and are cut.
-        while (problem := self._read(base, end)) is not None:
+        while (problem := self._read_records(base, end)) is not None:
             intact = self._next_intact(base)
-            if intact is not None and (intact < self._durable or self._barrier_follows(base)):
+            if intact is not None and (intact < self._durable_end or self._barrier_follows(base)):
                 self._report_hole(intact, problem)
-            elif self._at < self._durable:
+            elif self._position < self._durable_end:
                 break
             else:
-                return self._recovered(end)
-        if self._at < self._durable:
-            self._report_hole(self._durable, problem or "the end is missing")
-        if self._at > end or not self._bases:
-            self._bases.append(self._at)
-        return self._recovered(end)
+                return self._build_result(end)
+        if self._position < self._durable_end:
+            self._report_hole(self._durable_end, problem or "the end is missing")
+        if self._position > end or not self._bases:
+            self._bases.append(self._position)
+        return self._build_result(end)
 
-    def _recovered(self, end: int) -> RecoveredLog:
+    def _build_result(self, end: int) -> RecoveredLog:
         """Return the log that ends at the current position, although its last file ends
         at `end`.
         """
         base = self._bases[-1]
-        written = written_end(self._files, base, self._at, end) if self._at < end else self._at
+        written_position = (
+            written_end(self._files, base, self._position, end)
+            if self._position < end
+            else self._position
+        )
         return RecoveredLog(
             bases=self._bases,
-            end=self._at,
-            cut_bytes=written - self._at,
-            reserved_bytes=max(0, end - written),
-            maybe_unsynced_from=max(self._durable, self._barrier),
+            end=self._position,
+            cut_bytes=written_position - self._position,
+            reserved_bytes=max(0, end - written_position),
+            maybe_unsynced_from=max(self._durable_end, self._barrier),
         )
 
-    def _read(self, base: int, end: int) -> str | None:
+    def _read_records(self, base: int, end: int) -> str | None:
         """Visit intact records up to `end`. Return the problem at which this stopped, or None if it
         reached `end`.
         """
         path = segment_path(base)
         next_length = READ_BYTES
-        while self._at < end:
-            length = min(max(next_length, READ_BYTES), end - self._at)
-            ahead = self._at + length
+        while self._position < end:
+            length = min(max(next_length, READ_BYTES), end - self._position)
+            ahead = self._position + length
             if ahead < end:
                 self._files.read_ahead(path, ahead - base, AHEAD_BYTES)
-            data = self._files.pread(path, self._at - base, length)
+            data = self._files.pread(path, self._position - base, length)
             view = memoryview(data)
             start = 0
             while True:
                 header = read_record(data, start)
                 if not isinstance(header, Header):
                     break
-                if header.position != self._at + start:
-                    header = Wrong(f"a record of position {header.position}")
+                if header.position != self._position + start:
+                    header = InvalidRecord(f"a record of position {header.position}")
                     break
                 if header.flags & BARRIER:
                     self._barrier = header.position
-                self._visitor.record(header, view[start + HEADER_BYTES : start + header.length])
+                self._visitor.on_record(header, view[start + HEADER_BYTES : start + header.length])
                 start += header.length
-            self._at += start
-            if isinstance(header, Wrong):
+            self._position += start
+            if isinstance(header, InvalidRecord):
                 if header.reason.startswith("version"):
                     raise DataFolderError(
                         f"{self._files.name()} was written by a newer broker: "
-                        f"{header.reason} of the record at position {self._at}"
+                        f"{header.reason} of the record at position {self._position}"
                     )
                 return header.reason
             next_length = header.wanted
-            if self._at < end < self._at + next_length:
+            if self._position < end < self._position + next_length:
                 return "a record is truncated"
         return None
 
     def _report_hole(self, end: int, reason: str) -> None:
         """Report the hole from the current position to `end`, in parts, and move to `end`."""
-        damage = self._at, end
-        part_start = at = self._at
-        known: list[LostRecord] = []
+        damage = self._position, end
+        part_start = known_end = self._position
+        lost_records: list[LostRecord] = []
 
         def report_part(end: int, *, explained: bool) -> None:
             nonlocal part_start
             if part_start < end:
-                self._visitor.hole(
+                self._visitor.on_hole(
                     Hole(
                         start=part_start,
                         end=end,
                         reason=reason,
-                        lost_records=tuple(known),
+                        lost_records=tuple(lost_records),
                         explained=explained,
                         damage=damage,
                     )
                 )
-                known.clear()
+                lost_records.clear()
                 part_start = end
 
-        for record in self._lost_records(at, end):
+        for record in self._lost_records(known_end, end):
             position = record.header.position
-            if position > at:
-                report_part(at, explained=True)
+            if position > known_end:
+                report_part(known_end, explained=True)
                 report_part(position, explained=False)
-            known.append(record)
-            at = position + record.header.length
-            if len(known) >= LOST_RECORDS_MAX and at <= end:
-                report_part(at, explained=True)
-        report_part(min(at, end), explained=at <= end)
+            lost_records.append(record)
+            known_end = position + record.header.length
+            if len(lost_records) >= LOST_RECORDS_MAX and known_end <= end:
+                report_part(known_end, explained=True)
+        report_part(min(known_end, end), explained=known_end <= end)
         report_part(end, explained=False)
-        self._at = end
+        self._position = end
 
     def _lost_records(self, start: int, end: int) -> Iterator[LostRecord]:
         """Yield the known lost records in `[start, end)`, in the order of the log, from the trail
         and from intact headers.
         """
-        at = start
+        known_end = start
         for entry in self._trail_entries(start, end):
             position = entry.header.position
-            if position < at:
+            if position < known_end:
                 continue
-            for header in self._header_chain(at, position):
+            for header in self._header_chain(known_end, position):
                 yield LostRecord(header, None)
             yield entry
-            at = position + entry.header.length
-        for header in self._header_chain(at, end):
+            known_end = position + entry.header.length
+        for header in self._header_chain(known_end, end):
             yield LostRecord(header, None)
 
     def _trail_entries(self, start: int, end: int) -> Iterator[LostRecord]:
         for index, base in enumerate(self._trails):
             last = index + 1 == len(self._trails)
             if base < end and (last or start < self._trails[index + 1]):
-                yield from self._cursors[base].between(start, end)
+                yield from self._cursors[base].entries_between(start, end)
 
     def _header_chain(self, start: int, end: int) -> Iterator[Header]:
         """Yield consecutive intact headers from `start` on: a header's length leads to the next."""
@@ -352,10 +362,14 @@ class _Scan:
 
     def _intact_after_damage(self, base: int) -> Iterator[Header]:
         """Yield a segment's intact records after the damage at the current position."""
-        header = read_header(self._files.pread(segment_path(base), self._at - base, HEADER_BYTES))
-        position = self._at + 1
-        if isinstance(header, Header) and header.position == self._at:
-            position = self._at + header.length  # its body may contain bytes that look like records
+        header = read_header(
+            self._files.pread(segment_path(base), self._position - base, HEADER_BYTES)
+        )
+        position = self._position + 1
+        if isinstance(header, Header) and header.position == self._position:
+            position = (
+                self._position + header.length
+            )  # its body may contain bytes that look like records
         return intact_records(self._files, base, position)
 
 
@@ -365,11 +379,11 @@ def written_end(files: Files, base: int, start: int, end: int) -> int:
     """
     path = segment_path(base)
     while start < end:
-        at = max(start, end - READ_BYTES)
-        data = files.pread(path, at - base, end - at).rstrip(b"\0")
+        chunk_start = max(start, end - READ_BYTES)
+        data = files.pread(path, chunk_start - base, end - chunk_start).rstrip(b"\0")
         if data:
-            return at + len(data)
-        end = at
+            return chunk_start + len(data)
+        end = chunk_start
     return start
 
 
@@ -379,18 +393,18 @@ def intact_records(files: Files, base: int, position: int) -> Iterator[Header]:
     """
     path = segment_path(base)
     size = files.size(path) or 0
-    at = position - base
-    while at < size:
-        data = files.pread(path, at, READ_BYTES + RECORD_BYTES_MAX)
+    chunk_start = position - base
+    while chunk_start < size:
+        data = files.pread(path, chunk_start, READ_BYTES + RECORD_BYTES_MAX)
         start = data.find(_MAGIC_BYTES)
         while 0 <= start < READ_BYTES:
             header = read_record(data, start)
             step = 1
-            if isinstance(header, Header) and header.position == base + at + start:
+            if isinstance(header, Header) and header.position == base + chunk_start + start:
                 yield header
                 step = header.length
             start = data.find(_MAGIC_BYTES, start + step)
-        at += READ_BYTES if start < 0 else start
+        chunk_start += READ_BYTES if start < 0 else start
 
 
 def _save_cut_records(files: Files, base: int, position: int, length: int) -> None:
@@ -403,7 +417,8 @@ def _save_cut_records(files: Files, base: int, position: int, length: int) -> No
     path = segment_path(base)
     start, end = position - base, position - base + length
     parts = (
-        [files.pread(path, at, min(READ_BYTES, end - at))] for at in range(start, end, READ_BYTES)
+        [files.pread(path, chunk_start, min(READ_BYTES, end - chunk_start))]
+        for chunk_start in range(start, end, READ_BYTES)
     )
     replace_large_file(files, f"cut-{position:020d}.bin", parts)
     log.warning(

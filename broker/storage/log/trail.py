@@ -96,7 +96,7 @@ class TrailCursor:
         self._pushed_back: LostRecord | None = None
         self._read_until = 0
 
-    def between(self, start: int, end: int) -> Iterator[LostRecord]:
+    def entries_between(self, start: int, end: int) -> Iterator[LostRecord]:
         """Yield the entries of records that begin in `[start, end)`, in the order of the log."""
         if self._entries is None or start < self._read_until:
             self._entries = _read_entries(self._files, self._base, 0)
@@ -119,18 +119,20 @@ def durable_end(files: Files, base: int) -> int:
     trail.
     """
     size = files.size(trail_path(base)) or 0
-    last = base
+    end = base
     for entry in _read_entries(files, base, max(0, size - 4 * WHOLE_RECORD_BYTES_MAX)):
-        last = max(last, entry.header.position + entry.header.length)
-    return last
+        end = max(end, entry.header.position + entry.header.length)
+    return end
 
 
-def _read_entries(files: Files, base: int, at: int) -> Iterator[LostRecord]:
-    """Yield the entries of a trail from byte `at` on, skipping bytes that are not an entry."""
+def _read_entries(files: Files, base: int, position: int) -> Iterator[LostRecord]:
+    """Yield the entries of a trail from byte `position` on. Bytes that are not an entry are
+    skipped.
+    """
     path = trail_path(base)
     size = files.size(path) or 0
-    while at < size:
-        data = files.pread(path, at, READ_BYTES + WHOLE_RECORD_BYTES_MAX)
+    while position < size:
+        data = files.pread(path, position, READ_BYTES + WHOLE_RECORD_BYTES_MAX)
         start = data.find(_MAGIC_BYTES)
         while 0 <= start < READ_BYTES:
             entry = _parse_entry(data, start)
@@ -142,7 +144,7 @@ def _read_entries(files: Files, base: int, at: int) -> Iterator[LostRecord]:
             else:
                 start += 1
             start = data.find(_MAGIC_BYTES, start)
-        at += READ_BYTES if start < 0 else max(start, 1)
+        position += READ_BYTES if start < 0 else max(start, 1)
 
 
 def _parse_entry(data: bytes, start: int) -> LostRecord | None:

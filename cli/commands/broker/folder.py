@@ -15,9 +15,16 @@ import typer
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
-from ....broker.partition.image import partition_of
+from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
-from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
+from ....broker.scheduled.records import (
+    Delivered,
+    Place,
+    Record,
+    ScheduledForSubject,
+    ScheduledMessageRecord,
+    Taken,
+)
 from ....broker.settings import INDEX_KINDS
 from ....broker.storage.data_folder import read_identity
 from ....broker.storage.fail_points import make_files
@@ -183,9 +190,11 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
     fields: dict[str, Any] = {
         "segment": location.segment,
         "position": location.position,
-        "kind": "WAITS" if isinstance(record, Waits) else type(record).__name__.upper(),
+        "kind": "WAITS"
+        if isinstance(record, ScheduledMessageRecord)
+        else type(record).__name__.upper(),
     }
-    if not isinstance(record, Waits):
+    if not isinstance(record, ScheduledMessageRecord):
         ids = record.scheduled_ids if hasattr(record, "scheduled_ids") else (record.scheduled_id,)
         fields["scheduled_ids"] = [each.hex() for each in ids]
         if isinstance(record, Taken | Delivered):
@@ -200,7 +209,7 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
         "sent_at_ns": record.sent_at_ns,
         "value_bytes": len(record.value),
     }
-    if isinstance(record, WaitsForSubject):
+    if isinstance(record, ScheduledForSubject):
         fields["subject_id"] = record.subject_id
     if messages:
         fields["value"] = _shorten(record.value)
@@ -240,7 +249,7 @@ def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[
     elif header.kind == Kind.SEAL:
         record["end_offset"] = header.base_offset
     elif header.kind == Kind.STATE:
-        partition = partition_of(header.partition_id, body)
+        partition = decode_partition(header.partition_id, body)
         record |= {"subject": partition.facts.subject, "next_offset": partition.next_offset}
         record["groups"] = sorted(partition.groups)
         record["groups_told"] = partition.groups_told

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 import typer
 
-from ....protocol.address import addresses_of
+from ....protocol.address import parse_addresses
 from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
@@ -154,7 +154,7 @@ def _format_field(name: str, value: object) -> str:
 
 async def _fetch_health(address: str) -> Health:
     """Fetch the health from the broker itself, which needs neither a token nor a metaserver."""
-    addresses = addresses_of(address)
+    addresses = parse_addresses(address)
     if len(addresses) > 1:
         raise ConfigError(f"give the address of one broker, not {address!r:.80}")
     network = client_network()

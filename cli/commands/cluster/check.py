@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from ....admin import Admin
-from ....protocol.address import addresses_of, parse_address
+from ....protocol.address import parse_address, parse_addresses
 from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import (
@@ -45,7 +45,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
         ConfigError: an address or a TLS file cannot be used.
         typer.Exit: there are findings; the status is 1.
     """
-    addresses = addresses_of(meta)
+    addresses = parse_addresses(meta)
     tls = tls_of_environment()
     network = client_network(tls)
     network.add_metaservers(addresses)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ....protocol.access.tokens import make_token, token_hash
 from ....protocol.address import is_host
 from ....protocol.errors import ConfigError
-from ....protocol.text import PORT_MAX, plain_number, url_problem
+from ....protocol.text import PORT_MAX, parse_number, url_problem
 
 BROKER_FILE = "broker.token"
 """Name of the file with the token of a host's broker, next to the settings."""
@@ -260,6 +260,6 @@ def _database_problems(url: str) -> list[str]:
         return ["the URL of --postgresql has the character U+0000"]
     if not (parts.hostname or query.get("host")) or not parts.path.strip("/"):
         return ["the URL of --postgresql needs a host and a name: postgresql://user@host/name"]
-    if not 0 < (plain_number(query.get("port", "5432")) or 0) <= PORT_MAX:
+    if not 0 < (parse_number(query.get("port", "5432")) or 0) <= PORT_MAX:
         return [f"the port of --postgresql is not a number from 1 to {PORT_MAX}"]
     return []

@@ -14,8 +14,8 @@ import typer
 
 from ....protocol.errors import ConfigError, InputError
 from ....protocol.parked import Failure
-from ....protocol.reading.instants import ago_ms
-from ....protocol.text import plain_number
+from ....protocol.reading.instants import parse_ago_ms
+from ....protocol.text import parse_number
 
 if TYPE_CHECKING:
     from ....admin import ParkedKeyView
@@ -92,8 +92,8 @@ class Selection:
         """The minimum age in milliseconds; raises ConfigError."""
         if self.older_than is None:
             return None
-        age_ms = ago_ms(f"-{self.older_than}")
-        seconds = plain_number(self.older_than)
+        age_ms = parse_ago_ms(f"-{self.older_than}")
+        seconds = parse_number(self.older_than)
         if seconds is not None and seconds <= SECONDS_MAX:
             age_ms = seconds * 1_000
         if age_ms is None:

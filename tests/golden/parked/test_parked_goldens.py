@@ -38,13 +38,13 @@ def test_every_change_is_pinned():
 def test_golden_image_reads_back():
     parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image"]))
     assert parked.image().hex() == GOLDEN["image"]
-    assert (len(parked), parked.adopted, parked.frozen) == (3, {3}, False)
+    assert (len(parked), parked.adopted_parents, parked.frozen) == (3, {3}, False)
     assert list(parked.get(b"N24211").rows()) == [(3, 1, 2), (7, 20, 22)]
 
 
 def test_golden_image_tells_how_each_message_failed():
     parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image"]))
-    (told,) = parked.get(None).marks(7, ((7, 8),))
+    (told,) = parked.get(None).failure_marks(7, ((7, 8),))
     assert (told[3].since_ms, parked.failure(told[3])) == (1_800_000_000_456, goldens.FAILURE)
     retrying = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a next try"]))
     assert retrying.get(2).next_ms == 1_800_000_060_000
@@ -54,21 +54,25 @@ def test_golden_image_tells_which_owner_has_messages_of_a_parked_key_handled():
     parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a token"]))
     assert parked.image().hex() == GOLDEN["image with a token"]
     known = parked.get(b"N14228")
-    assert (known.state, known.token, parked.get(None).token) == (ParkState.PARKED, 5, 0)
+    assert (known.state, known.owner_token, parked.get(None).owner_token) == (
+        ParkState.PARKED,
+        5,
+        0,
+    )
 
 
 def test_golden_image_tells_which_parent_is_being_taken_over():
     parked = Parked.of_image(7, bytes.fromhex(GOLDEN["image while a parent is taken over"]))
     assert parked.image().hex() == GOLDEN["image while a parent is taken over"]
-    assert (parked.taking, parked.adopted) == ({5}, {3})
+    assert (parked.partly_adopted_parents, parked.adopted_parents) == ({5}, {3})
 
 
 def test_golden_image_tells_what_a_reset_keeps_for_children():
     name = "image behind a reset that children are left out of"
     parked = Parked.of_image(7, bytes.fromhex(GOLDEN[name]))
     assert parked.image().hex() == GOLDEN[name]
-    assert (parked.passed, parked.sources) == ({-1: 7, 512: 3}, {3})
-    assert (parked.children_tell, len(parked)) == (True, 0)
+    assert (parked.offsets_for_children, parked.retaining_ancestors) == ({-1: 7, 512: 3}, {3})
+    assert (parked.children_notify_ancestors, len(parked)) == (True, 0)
 
 
 def test_golden_key_rows_read_back():

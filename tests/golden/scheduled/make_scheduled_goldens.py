@@ -15,9 +15,9 @@ from keylane.broker.scheduled.records import (
     Delivered,
     DroppedMessages,
     Record,
+    ScheduledForSubject,
+    ScheduledMessageRecord,
     Taken,
-    Waits,
-    WaitsForSubject,
 )
 from keylane.protocol.message import pack_properties
 from keylane.testing.machines.disk import SimDisk
@@ -26,10 +26,14 @@ FILE = Path(__file__).parent / "scheduled_v1.json"
 A, B, C = (bytes([first, *range(15)]) for first in b"abc")
 FRAMES: list[list[Record]] = [
     [
-        Waits(A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b""),
-        Waits(B, 2**40, "orders", 2**60, b"\x00\xff", pack_properties({"trace": "9"})),
+        ScheduledMessageRecord(
+            A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b""
+        ),
+        ScheduledMessageRecord(
+            B, 2**40, "orders", 2**60, b"\x00\xff", pack_properties({"trace": "9"})
+        ),
     ],
-    [Waits(C, 1_800_000_000_124, "other", 0, b"", b""), Canceled(C)],
+    [ScheduledMessageRecord(C, 1_800_000_000_124, "other", 0, b"", b""), Canceled(C)],
     [Taken("scheduled-17", "orders", 1023, (A, B))],
     [Delivered("scheduled-17", (A, B))],
 ]
@@ -37,10 +41,10 @@ FRAMES: list[list[Record]] = [
 FILE_2 = Path(__file__).parent / "scheduled_v2.json"
 FRAMES_2: list[list[Record]] = [
     [
-        WaitsForSubject(
+        ScheduledForSubject(
             A, 1_800_000_000_123, "orders", 1_700_000_000_000_000_001, b"later", b"", 7
         ),
-        Waits(B, 2**40, "orders", 2**60, b"\x00\xff", b""),
+        ScheduledMessageRecord(B, 2**40, "orders", 2**60, b"\x00\xff", b""),
     ],
     [Canceled(B)],
     [DroppedMessages((A,))],

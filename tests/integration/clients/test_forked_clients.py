@@ -204,7 +204,7 @@ async def holders(cluster: Cluster, subject: str, group: str) -> set[str]:
         await network.close()
 
 
-def waited_for(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
+def call_with_future(condition: Callable[[], Any], *, seconds: float = 60.0) -> None:
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
@@ -246,9 +246,11 @@ def test_consumer_made_before_a_fork_has_a_session_in_each_process(
         return asyncio.run(consume())
 
     workers = [Child(lambda own=own: child(own)) for own in names]
-    waited_for(lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2)
+    call_with_future(
+        lambda: len(asyncio.run(holders(shared_cluster, "preloaded-consumer", "g"))) == 2
+    )
     values = asyncio.run(filled(shared_cluster, "preloaded-consumer", 600))
-    waited_for(lambda: sum(len(handled.of(own)) for own in names) >= len(values))
+    call_with_future(lambda: sum(len(handled.of(own)) for own in names) >= len(values))
     handled.end()
     assert [worker.result() for worker in workers] == [2, 2]
     first, second = (handled.of(own) for own in names)

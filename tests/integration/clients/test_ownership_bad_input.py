@@ -14,8 +14,8 @@ from keylane.broker.partition.pull_lock import (
     PullLock,
     check_holder,
     decide_acquire,
+    grant_lock,
     raise_fence,
-    take,
 )
 from keylane.metaserver.cluster.brokers import report_broker
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
@@ -215,9 +215,9 @@ def test_fence_stays_when_the_broker_clock_runs_backwards() -> None:
     """
     lock = PullLock()
     raise_fence(lock, token=4, session=A)
-    take(lock, ttl_ms=1_000, now_ms=HOUR_MS)
+    grant_lock(lock, ttl_ms=1_000, now_ms=HOUR_MS)
     raise_fence(lock, token=5, session=B)
-    take(lock, ttl_ms=1_000, now_ms=0)
+    grant_lock(lock, ttl_ms=1_000, now_ms=0)
     assert lock.holder(-HOUR_MS) == B
     check_holder(lock, token=5, session=B)
     with pytest.raises(FencedError):

@@ -26,7 +26,12 @@ from keylane.metaserver.sql.migrate import (
     migrate,
 )
 from keylane.protocol.errors import Reason
-from keylane.protocol.membership.versions import FIRST_RELEASE, OWN, parse_version, steps
+from keylane.protocol.membership.versions import (
+    FIRST_RELEASE,
+    OWN,
+    minor_version_steps,
+    parse_version,
+)
 from support.raising import raises
 from support.server_process import ServerProcess, run_keylane
 from support.sql.narrowing import narrowings
@@ -85,7 +90,9 @@ def test_migrations_only_add_since_the_oldest_version_that_can_use_the_schema(en
         before = reflected(connection)
         migrate(connection)
         assert narrowings(before, reflected(connection)) == []
-    assert steps(parse_version(OLDEST_READER), OWN) == min(OWN.minor - FIRST_RELEASE.minor, 1)
+    assert minor_version_steps(parse_version(OLDEST_READER), OWN) == min(
+        OWN.minor - FIRST_RELEASE.minor, 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ async def test_no_parent_is_sealed_when_one_cannot_be(house: SealingCluster):
     """
     healthy, broken = await house.on("g1"), await house.on("g2")
     store = house.brokers["g2"].store
-    store.state.lose(store.state.partition(broken.partition_id), 0, -1, position=0)
+    store.state.add_lost_range(store.state.partition(broken.partition_id), 0, -1, position=0)
     view = await house.waits(await house.begin(THREE))
     assert view.state is OperationState.PLAN
     assert f"partition {broken.partition_id} on 'g2' cannot be sealed" in view.problem

@@ -41,7 +41,7 @@ class HeldRows:
             endpoints.JOIN, Join(subject="s", group=group, session=session, ttl_ms=ttl_ms)
         )
 
-    async def forget_told(self) -> None:
+    async def mark_groups_incomplete(self) -> None:
         async with self._engine.begin() as connection:
             await connection.execute(sa.text("UPDATE groups SET told = FALSE"))
 
@@ -182,7 +182,7 @@ async def test_group_is_told_when_the_row_of_another_new_one_is_held(rows: HeldR
     for session, group in ((HELD, "g"), (FREE, "h")):
         await rows.join(session, group)
     await rows.all_told()
-    await rows.forget_told()
+    await rows.mark_groups_incomplete()
     async with rows.held("groups WHERE name = 'g'"):
         await rows.all_told("g")
     await rows.all_told()

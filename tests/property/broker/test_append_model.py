@@ -47,13 +47,13 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         """id → epoch, next sequence"""
         self.batches: dict[int, dict[bytes, int]] = {}
         """id → the batches stored under its epoch → offset, the oldest first"""
-        self.clashed: set[int] = set()
+        self.clashed_ids: set[int] = set()
         """Ids whose epoch was refused for being used twice, since the last start."""
         self.start()
         self.run(self.desk.host())
 
     def start(self) -> None:
-        self.clashed.clear()
+        self.clashed_ids.clear()
         self.open(self.disk, index="file")
 
     def open(self, files: Files, *, index: str) -> None:
@@ -104,7 +104,7 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         same = header.producer_epoch == epoch and producer_id in self.producers
         expected = upto if same else 0
         remembered = list(self.batches.get(producer_id, {}))[-REMEMBERED_BATCHES:] if same else []
-        clashed = same and producer_id in self.clashed
+        clashed = same and producer_id in self.clashed_ids
         try:
             answer = self.run(self.desk.append(data))
         except ProducerFencedError:
@@ -117,7 +117,7 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         except SequenceReusedError:
             assert data not in remembered
             assert header.sequence < expected or clashed
-            self.clashed.add(producer_id)
+            self.clashed_ids.add(producer_id)
             return
         assert header.producer_epoch >= epoch
         if answer.duplicate:
@@ -129,7 +129,7 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
         assert answer.base_offset == len(self.stored)
         if not same:
             self.batches[producer_id] = {}
-            self.clashed.discard(producer_id)
+            self.clashed_ids.discard(producer_id)
         self.batches[producer_id][data] = len(self.stored)
         self.stored += values_of(data, header)
         self.producers[producer_id] = (header.producer_epoch, header.sequence + header.count)
@@ -181,7 +181,7 @@ class AppendsWithRocksDB(AppendsAgainstAModel):
         super().__init__()
 
     def start(self) -> None:
-        self.clashed.clear()
+        self.clashed_ids.clear()
         files = RealFiles(self.root / str(self.lives))
         files.make_folder("")
         self.opened.append(files)

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from keylane.broker.partition.image import image_of
+from keylane.broker.partition.image import encode_partition
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
-from keylane.broker.storage.reserve import Reserve
+from keylane.broker.storage.reserve import ensure_reserve, release_reserve
 from keylane.broker.store.group_commit import RETRY_FULL_MS
 from keylane.protocol.errors import OffsetOutOfRangeError, StorageError
 from keylane.testing.machines.disk import SimDisk
@@ -42,7 +42,7 @@ def images(store) -> dict[int, bytes]:
     taken = {}
     for number, partition in store.state.partitions.items():
         first, partition.first_offset = partition.first_offset, 0
-        taken[number] = image_of(partition)
+        taken[number] = encode_partition(partition)
         partition.first_offset = first
     return taken
 
@@ -54,7 +54,7 @@ async def test_partitions_keep_their_state_when_their_segments_are_removed(snaps
     desk = await filled(disk, clock)
     older = {name: bytes(disk.contents[f"snapshot/{name}"].data) for name in disk.list("snapshot")}
     while len(desk.store.log.bases) > 1:
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
     expected = images(desk.store)
     for name in disk.list("snapshot"):
         if snapshot == "deleted" or (snapshot == "older" and name not in older):
@@ -95,7 +95,7 @@ def test_crash_while_a_segment_is_removed_changes_no_state():
             before = disk.steps
             disk.crash_at = None if crash_at is None else before + crash_at
             try:
-                loop.run_until_complete(desk.store.carry_over.drop_first_segment())
+                loop.run_until_complete(desk.store.carry_over.remove_oldest_segment())
             except SystemExit:
                 pass
             for task in asyncio.all_tasks(loop):
@@ -120,15 +120,14 @@ async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
     disk, clock = SimDisk(), ManualClock()
     desk = await filled(disk, clock)
     bases = segment_bases(disk)
-    reserve = Reserve(disk)
-    reserve.ensure()
+    ensure_reserve(disk)
     disk.room = 10
     with pytest.raises(StorageError):
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
     assert segment_bases(disk) == bases
     assert disk.size(segment_path(bases[0]))
     assert copy.copy(desk.store.log.bases) == bases
-    assert reserve.release()
+    assert release_reserve(disk)
     clock.advance(RETRY_FULL_MS)
-    assert await desk.store.carry_over.drop_first_segment() == bases[1]
+    assert await desk.store.carry_over.remove_oldest_segment() == bases[1]
     assert images(open_store(disk, segment_bytes=SEGMENT)) == images(desk.store)

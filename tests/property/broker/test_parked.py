@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from keylane.broker.partition import park_checks
 from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
-from keylane.broker.partition.park_checks import park_changes
-from keylane.broker.partition.park_views import adopted_page, changes_to_rebuild
+from keylane.broker.partition.park_checks import decide_park_changes
+from keylane.broker.partition.park_views import build_adoption_page, changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import KeylaneError
 from keylane.protocol.offsets import AckedOffsets
@@ -113,7 +113,7 @@ Log = list[tuple[int, ParkChange]]
 
 def state_of(parked: Parked) -> dict[Any, Any]:
     """All but the order of the keys, which nothing rests on."""
-    keys, following = adopted_page(parked, lambda _key: True)
+    keys, following = build_adoption_page(parked, lambda _key: True)
     assert following is None
     rows = {key.key: (key.state, key.since_ms, key.failure, key.rows) for key in keys if key.rows}
     rows |= {
@@ -128,9 +128,9 @@ def state_of(parked: Parked) -> dict[Any, Any]:
         "counts": messages,
         "edits": {key: dict(parked.get(key).edits) for key in rows},
         "all": parked.messages,
-        "tokens": {key: parked.get(key).token for key in rows},
+        "tokens": {key: parked.get(key).owner_token for key in rows},
         "frozen": parked.frozen,
-        "adopted": set(parked.adopted),
+        "adopted": set(parked.adopted_parents),
     }
 
 
@@ -140,7 +140,7 @@ def failures_of(parked: Parked) -> dict[Any, Any]:
         (key, source, offset): (mark.since_ms, mark.at_ms, parked.fault(mark.fault), mark.next_ms)
         for key, each in parked.items()
         for source, start, end in each.rows()
-        for _, low, high, mark in each.marks(source, ((start, end),))
+        for _, low, high, mark in each.failure_marks(source, ((start, end),))
         for offset in range(low, high)
         if mark != UNKNOWN
     }
@@ -161,7 +161,7 @@ def served(requests: list[list[RequestedChange]]) -> tuple[Log, Parked, AckedOff
         try:
             with pytest.MonkeyPatch.context() as bounds:
                 bounds.setattr(park_checks, "PARKED_MESSAGES_MAX", MESSAGES_MAX)
-                wanted = park_changes(parked, asked, acked, next_offset=END, token=5)
+                wanted = decide_park_changes(parked, asked, acked, next_offset=END, token=5)
         except KeylaneError:
             continue
         for change in wanted:
@@ -223,7 +223,7 @@ def test_changes_folded_twice_lead_to_the_same_state(requests, first, last):
 @given(REQUESTS)
 def test_counts_and_acks_agree_with_what_is_parked(requests):
     _, parked, acked = served(requests)
-    keys, _ = adopted_page(parked, lambda _key: True)
+    keys, _ = build_adoption_page(parked, lambda _key: True)
     own = [
         offset
         for key in keys
@@ -233,9 +233,9 @@ def test_counts_and_acks_agree_with_what_is_parked(requests):
     ]
     assert all(offset in acked for offset in own)
     assert len(own) == len(set(own)), "a message of the partition is parked under one key"
-    assert parked.first_own() == min(own, default=None)
+    assert parked.lowest_own_offset() == min(own, default=None)
     for key in keys:
-        assert all(parked.get(key.key).has((e.source, e.offset)) for e in key.edits)
+        assert all(parked.get(key.key).contains((e.source, e.offset)) for e in key.edits)
         if key.edits or key.marks:
             continue
         count = sum(high - low for _, low, high in key.rows)
@@ -266,7 +266,7 @@ def test_repeat_of_any_request_parks_no_message(requests, which):
     ):
         return
     try:
-        wanted = park_changes(parked, parks, acked, next_offset=END, token=5)
+        wanted = decide_park_changes(parked, parks, acked, next_offset=END, token=5)
     except KeylaneError:
         return
     known = {
@@ -304,7 +304,9 @@ def test_offset_runs_are_a_set(steps):
     runs, model = OffsetRuns(), set()
     for add, (start, end) in steps:
         asked = set(range(start, end))
-        there = {offset for low, high in runs.within(start, end) for offset in range(low, high)}
+        there = {
+            offset for low, high in runs.intersection(start, end) for offset in range(low, high)
+        }
         assert there == asked & model
         told = runs.add(start, end) if add else runs.remove(start, end)
         changed = asked - model if add else asked & model
@@ -317,8 +319,8 @@ def test_offset_runs_are_a_set(steps):
         assert edges == sorted(set(edges)), "runs that touch are one"
         assert (runs.messages, bool(runs)) == (len(model), bool(model))
         assert not model or runs.first == min(model)
-        again = OffsetRuns.from_packed(*runs.packed())
-        assert list(again) == list(runs) == list(runs.page(0, runs.runs))
+        again = OffsetRuns.from_packed(*runs.pack())
+        assert list(again) == list(runs) == list(runs.page(0, runs.run_count))
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -341,26 +343,26 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
         mark = Mark(since_ms, 5, fault, next_ms)
         if add:
             present.add(start, end)
-            runs.put(start, end, mark, present)
+            runs.set_mark(start, end, mark, present)
             model |= dict.fromkeys(range(start, end), mark)
         else:
             present.remove(start, end)
-            runs.forget(start, end, present)
+            runs.clear_marks(start, end, present)
             model = {offset: known for offset, known in model.items() if not start <= offset < end}
         if place == coarse:
-            runs.coarsen()
+            runs.merge_oldest_runs()
             for offset, known in model.items():
-                told = runs.at(offset)
+                told = runs.mark_at(offset)
                 assert told == UNKNOWN or (told.fault, told.since_ms >= known.since_ms) == (
                     known.fault,
                     True,
                 )
                 model[offset] = told
-        assert {offset: runs.at(offset) for offset in model} == model
-        told = [part for low, high in present for part in runs.within(low, high)]
+        assert {offset: runs.mark_at(offset) for offset in model} == model
+        told = [part for low, high in present for part in runs.marks_in(low, high)]
         assert {o: mark for low, high, mark in told for o in range(low, high)} == model
         assert len(runs) <= 2 * len(model) + 1
         tries = [known.next_ms for known in model.values() if known.next_ms]
         assert runs.next_ms == min(tries, default=None)
-        again = FailureRuns.from_packed(runs.packed(), runs.end)
+        again = FailureRuns.from_packed(runs.pack(), runs.end)
         assert list(again.rows(0, 99)) == list(runs.rows(0, 99))

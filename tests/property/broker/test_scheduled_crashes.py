@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from keylane.broker.scheduled.records import Waits, waits_for
+from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
 from keylane.broker.scheduled.scheduler import Scheduler
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import NotSentError, OutcomeUnknownError
@@ -62,7 +62,9 @@ async def live(
     async def work() -> None:
         for number in range(MESSAGES):
             value = b"%d" % number
-            kept = Waits(value.rjust(16, b"-"), CLOCK.wall_ms() + number % 3, "s", 1, value, b"")
+            kept = ScheduledMessageRecord(
+                value.rjust(16, b"-"), CLOCK.wall_ms() + number % 3, "s", 1, value, b""
+            )
             await machine.scheduler.schedule([kept])
             acked.add(value)
             if number % 4 == 3:
@@ -135,8 +137,10 @@ async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
         async def work(machine: StoppingMachine = machine, acked: set[bytes] = acked) -> None:
             for number in range(MESSAGES):
                 value = b"%d" % number
-                kept = Waits(value.rjust(16, b"-"), CLOCK.wall_ms() + 1, "s", 1, value, b"")
-                await machine.scheduler.schedule([waits_for(kept, 8 + (number % 3 == 0))])
+                kept = ScheduledMessageRecord(
+                    value.rjust(16, b"-"), CLOCK.wall_ms() + 1, "s", 1, value, b""
+                )
+                await machine.scheduler.schedule([bind_to_subject(kept, 8 + (number % 3 == 0))])
                 acked.add(value)
             while machine.scheduler.view()["count"]:
                 await asyncio.sleep(0.001)

@@ -15,8 +15,8 @@ from keylane.broker.scheduled.records import (
     Delivered,
     Place,
     Record,
+    ScheduledMessageRecord,
     Taken,
-    Waits,
     encode_frame,
     read_frame,
     scan,
@@ -29,7 +29,15 @@ ids = st.binary(min_size=16, max_size=16)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 numbers = st.integers(-(2**63), 2**63 - 1)
 records = st.one_of(
-    st.builds(Waits, ids, numbers, texts, numbers, st.binary(max_size=40), st.binary(max_size=20)),
+    st.builds(
+        ScheduledMessageRecord,
+        ids,
+        numbers,
+        texts,
+        numbers,
+        st.binary(max_size=40),
+        st.binary(max_size=20),
+    ),
     st.builds(Canceled, ids),
     st.builds(Taken, texts, texts, st.integers(0, 1023), st.lists(ids, max_size=4).map(tuple)),
     st.builds(Delivered, texts, st.lists(ids, max_size=4).map(tuple)),
@@ -94,12 +102,12 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     disk = SimDisk()
     disk.crash_at = crash_at
     journal = ScheduledJournal.open(disk, lambda _place, _more: None, segment_bytes=600)
-    kept: list[Waits] = []
-    under_way: list[Waits] = []
+    kept: list[ScheduledMessageRecord] = []
+    under_way: list[ScheduledMessageRecord] = []
     try:
         for number in range(40):
             value = rng.randbytes(rng.randrange(200))
-            under_way = [Waits(number.to_bytes(16), number, "s", 0, value, b"")]
+            under_way = [ScheduledMessageRecord(number.to_bytes(16), number, "s", 0, value, b"")]
             journal.append(under_way)
             kept += under_way
     except Crashed:
@@ -109,7 +117,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
     assert again.problems == []
     assert read[: len(kept)] == kept
     assert read[len(kept) :] in ([], under_way)
-    last = Waits(bytes(16), 1, "s", 0, b"last", b"")
+    last = ScheduledMessageRecord(bytes(16), 1, "s", 0, b"last", b"")
     again.append([last])
     schedule_index = ScheduleIndex()
     read.clear()

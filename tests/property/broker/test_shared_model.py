@@ -42,7 +42,7 @@ class SharedMachine(RuleBasedStateMachine):
     @rule(session=sessions, ttl_ms=st.integers(1, 100))
     def enter(self, session: str, ttl_ms: int) -> None:
         self.lapse()
-        self.in_flight.expire(self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
         self.in_flight.add_session(session, ttl_ms=ttl_ms, now_ms=self.now_ms)
         self.silent_at[session] = (ttl_ms, self.now_ms + ttl_ms)
         self.left.discard(session)
@@ -53,8 +53,8 @@ class SharedMachine(RuleBasedStateMachine):
 
     def hear(self, session: str) -> None:
         self.lapse()
-        self.in_flight.expire(self.now_ms)
-        self.in_flight.hear(session, ttl_ms=50, now_ms=self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
+        self.in_flight.renew_session(session, ttl_ms=50, now_ms=self.now_ms)
         ttl_ms, silent_at = self.silent_at.get(session, (50, 0))
         if session in self.in_flight._sessions and silent_at <= self.now_ms:
             ttl_ms = self.in_flight._sessions[session].ttl_ms  # forgotten, or not yet
@@ -100,7 +100,7 @@ class SharedMachine(RuleBasedStateMachine):
         assert len(offsets) <= count_max
         assert bool(offsets) == bool(free)
         upto = offsets[0] + 1 + int(read_share * count_max * 2) if offsets else 0
-        kept = self.in_flight.trim(session, ranges, upto=upto)
+        kept = self.in_flight.free_from(session, ranges, end_offset=upto)
         assert [offset for start, end in kept for offset in range(start, end)] == [
             offset for offset in offsets if offset < upto
         ]
@@ -115,14 +115,14 @@ class SharedMachine(RuleBasedStateMachine):
         count=st.integers(1, 20),
         in_flight_ms=st.integers(1, 100),
     )
-    def hold(self, session: str, start: int, count: int, in_flight_ms: int) -> None:
+    def extend_deadlines(self, session: str, start: int, count: int, in_flight_ms: int) -> None:
         self.hear(session)
         held = [
             offset
             for offset in range(start, min(start + count, self.readable))
             if offset not in self.handled and self.with_whom.get(offset, (session, 0))[0] == session
         ]
-        self.in_flight.hold(
+        self.in_flight.extend_deadlines(
             self.acked,
             session,
             [(start, start + count)] if start + count <= self.readable else [],
@@ -163,7 +163,7 @@ class SharedMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_in_flight_is_what_the_model_has(self) -> None:
-        self.in_flight.expire(self.now_ms)
+        self.in_flight.free_expired(self.now_ms)
         handed_of = {
             offset: (handed.session, handed.until_ms)
             for handed in self.in_flight.ranges

@@ -61,12 +61,12 @@ class IndexAgainstAList(RuleBasedStateMachine):
         assert answer == wanted
 
     @rule(partition_id=partitions, data=st.data(), bound=st.sampled_from(TimeBound))
-    def by_time(self, partition_id: int, data, bound: TimeBound) -> None:
+    def find_by_time(self, partition_id: int, data, bound: TimeBound) -> None:
         live = self.model.live(partition_id)
         times = [unit.appended_at_ms for unit in live] or [0]
         at_ms = data.draw(st.sampled_from(times)) + data.draw(st.integers(-1, 1))
-        wanted = self.model.by_time(partition_id, at_ms, bound)
-        assert self.queues.by_time(partition_id, at_ms, bound) == wanted
+        wanted = self.model.find_by_time(partition_id, at_ms, bound)
+        assert self.queues.find_by_time(partition_id, at_ms, bound) == wanted
 
     @rule()
     def bounds(self) -> None:

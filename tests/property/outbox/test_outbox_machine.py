@@ -79,7 +79,7 @@ class Place:
         known = self._producers.get(header.producer_id)
         try:
             clashed = header.producer_id in self._clashed
-            if decide_append(known, header, clashed=clashed) is not None:
+            if decide_append(known, header, is_clashed=clashed) is not None:
                 return
         except SequenceReusedError:
             self._clashed.add(header.producer_id)

@@ -1,4 +1,4 @@
-"""Waits before the next try stay within their bounds."""
+"""ScheduledMessage before the next try stay within their bounds."""
 
 from __future__ import annotations
 

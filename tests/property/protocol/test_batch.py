@@ -19,7 +19,7 @@ from keylane.protocol.batch import (
     encode_batch,
     encode_body,
     join_columns,
-    slices,
+    slice_column,
 )
 from keylane.protocol.errors import CorruptBatchError, FrameError
 from keylane.protocol.message import pack_properties, unpack_properties
@@ -27,9 +27,9 @@ from keylane.protocol.record import (
     HEADER_BYTES,
     Compression,
     Header,
+    IncompleteRecord,
+    InvalidRecord,
     Kind,
-    Short,
-    Wrong,
     encode_record,
     read_record,
 )
@@ -49,7 +49,7 @@ u64 = st.integers(0, 2**64 - 1)
 def sliced(blob: bytes, edges: Sequence[int]) -> list[bytes]:
     """What lies between each two edges, cut one by one; what the product cuts is the same."""
     values = [blob[start:end] for start, end in pairwise(edges)]
-    assert slices(blob, edges) == values
+    assert slice_column(blob, edges) == values
     return values
 
 
@@ -116,7 +116,7 @@ def test_any_bytes_are_a_record_or_short_or_wrong(data, start):
     """The reader of records never raises, whatever it is given; the checks above it raise typed
     errors only.
     """
-    assert isinstance(read_record(data, start), Header | Short | Wrong)
+    assert isinstance(read_record(data, start), Header | IncompleteRecord | InvalidRecord)
     try:
         check_batch(data, start)
     except CorruptBatchError:

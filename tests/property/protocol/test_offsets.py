@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keylane.protocol.ids import MAX_I64
-from keylane.protocol.offsets import AckedOffsets, IntervalSet, outside
+from keylane.protocol.offsets import AckedOffsets, IntervalSet, subtract_range
 from support.running.examples import examples
 
 SPACE = 60
@@ -64,7 +64,7 @@ TestIntervalSet.settings = settings(
 @given(start=offsets, count=st.integers(1, 12), cut_start=offsets, cut_count=st.integers(1, 12))
 def test_outside_gives_what_a_cut_leaves_of_a_range(start, count, cut_start, cut_count):
     """The parts are in order, none is empty, and together they are the range without the cut."""
-    parts = list(outside(start, start + count, cut_start, cut_start + cut_count))
+    parts = list(subtract_range(start, start + count, cut_start, cut_start + cut_count))
     left = [offset for part in parts for offset in range(*part)]
     cut = range(cut_start, cut_start + cut_count)
     assert left == [offset for offset in range(start, start + count) if offset not in cut]

@@ -26,9 +26,9 @@ from keylane.broker.storage.data_folder import (
     Opening,
     begin_opening,
     claim_folder,
-    note_heard,
+    record_heard,
 )
-from keylane.broker.store.group_changes import forget_told, refuse_old_tokens
+from keylane.broker.store.group_changes import mark_groups_incomplete, refuse_old_tokens
 from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.calls import control_routes
@@ -360,7 +360,7 @@ class BrokerHost(Host):
         network = SimNetwork(self.internet, self.process)
 
         async def heard() -> None:
-            note_heard(disk, opening)
+            record_heard(disk, opening)
 
         self._cleaning = None
         registration = self._registration = Registration(
@@ -369,7 +369,7 @@ class BrokerHost(Host):
             rng=self.rng,
             clock=machine,
             on_accepted=heard,
-            on_missed=lambda: forget_told(store),
+            on_missed=lambda: mark_groups_incomplete(store),
             on_fence=lambda token: refuse_old_tokens(store, token),
         )
         service = BrokerService(store, clock=machine, folder_ownership=registration)
@@ -407,10 +407,10 @@ class BrokerHost(Host):
             broker_group=self.group,
             broker_id=identity.broker_id,
             address=self.address,
-            writable=not store.commit.reason,
-            problem=store.commit.reason,
+            writable=not store.commit.refusal_reason,
+            problem=store.commit.refusal_reason,
             opening=opening.opening,
-            opened_after=opening.before if self._registration.problem else (),
+            opened_after=opening.earlier if self._registration.problem else (),
             log_end=store.log.end,
             hosted=len(store.state.partitions),
             untold=() if self._cleaning is None else self._cleaning.untold,
@@ -427,11 +427,11 @@ class BrokerHost(Host):
             run_read=self._blocking,
             folder_ownership=self._registration,
         )
-        rise = store.firsts.rise
+        rise = store.first_offsets.raise_pending
 
         def watched(partition_id: int) -> None:
             partition = store.state.partitions.get(partition_id)
-            first = store.firsts.pending.get(partition_id, 0)
+            first = store.first_offsets.pending_offsets.get(partition_id, 0)
             if partition is not None and partition.first_offset < first:
                 self.removed.note(store, partition_id, partition.first_offset, first)
                 by_age = partition.facts.retention is Retention.TIME
@@ -439,7 +439,7 @@ class BrokerHost(Host):
                 self._record(Expired(partition_id, first, claims))
             rise(partition_id)
 
-        store.firsts.rise = watched  # type: ignore[method-assign]
+        store.first_offsets.raise_pending = watched  # type: ignore[method-assign]
         while True:
             await asyncio.sleep(CLEAN_S)
             with contextlib.suppress(KeylaneError):  # with the next look

@@ -119,7 +119,7 @@ class Loser:
         ]
 
     # ── what producers are told ───────────────────────────────────────────────────────────────────
-    def check_told(self, error: DeliveryError, sender: Process, sent_at_s: float) -> None:
+    def check_registered(self, error: DeliveryError, sender: Process, sent_at_s: float) -> None:
         """Check that a message told as possibly lost was sent to the lost disk."""
         partition_id = error.partition_id or 0
         if partition_id not in self._world.shelf.lost:

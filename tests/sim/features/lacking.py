@@ -1,10 +1,10 @@
 """Messages that wait for retry, and dead letters, whose sources lack some of them: damaged, removed
 by age, or lost with a disk.
 
-damaged   a disk spoils a few of the batches, until an operator mends them: nothing else waits for that
-removed   the subject's retention is by age: what was removed is given up, and nothing else is
-lost      the disk of a broker is lost for good, and an operator accepts the loss: what was on it is given up
-copied    a broker runs on an older copy of its folder for a while: nothing is given up
+damaged   a disk spoils a few of the batches, until an operator mends them: nothing else waits for
+that removed   the subject's retention is by age: what was removed is given up, and nothing else is
+lost      the disk of a broker is lost for good, and an operator accepts the loss: what was on it is
+given up copied    a broker runs on an older copy of its folder for a while: nothing is given up
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class OnLostDisks(Retries):
         world = self.world
         world.shelf.watches_losses = True
         for producer in world.producers:
-            producer.on_lost = world.loser.check_told
+            producer.on_lost = world.loser.check_registered
 
     async def work(self) -> None:
         self.world._operator_does(self.world.loser.work())

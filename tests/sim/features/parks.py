@@ -119,7 +119,7 @@ class ParkedKeys:
         """True if this message is parked under the key, where no child has taken it over."""
         stores = [host.store for host in self._world.brokers if host.running and host.store]
         return any(
-            not parked.frozen and (known := parked.get(key)) is not None and known.has(place)
+            not parked.frozen and (known := parked.get(key)) is not None and known.contains(place)
             for store in stores
             for parked in parked_on(store).values()
         )
@@ -164,7 +164,7 @@ class ParkedKeys:
             return not (isinstance(key, bytes) and key) or any(
                 child.range_start <= logical_partition(key) < child.range_end
                 and (known := parked.get(int(child.partition_id))) is not None
-                and number in known.adopted
+                and number in known.adopted_parents
                 for child in facts
             )
 

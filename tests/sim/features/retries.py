@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from keylane.broker.partition.park_views import parked_keys, parked_offsets
+from keylane.broker.partition.park_views import list_parked_keys, list_parked_offsets
 from keylane.broker.partition.partition import HostedPartition
 from keylane.checker.events import Event, Sent, Served, Settled, Stored
 from keylane.checker.findings import Findings
@@ -299,8 +299,8 @@ class Retries(Feature):
             for number, parked in parked_on(broker.store).items() if broker.store else ():
                 if parked.frozen or number in expired:
                     continue
-                for row in parked_keys(parked, 0):
-                    rows = parked_offsets(parked, row.key, count=1 << 30).rows
+                for row in list_parked_keys(parked, 0):
+                    rows = list_parked_offsets(parked, row.key, count=1 << 30).rows
                     places = [
                         (source, offset)
                         for source, start, end in rows
@@ -327,7 +327,7 @@ class Retries(Feature):
                 fence = broker.store.state.partition(number).groups[GROUP].lock.fence
                 for key, known in parked.items():
                     if not isinstance(key, bytes) and not parked.frozen:
-                        for source, start, end, mark in known.marked_from((0, 0), 1 << 30):
+                        for source, start, end, mark in known.rows_with_marks((0, 0), 1 << 30):
                             for offset in range(start, end):
                                 last = tried.get((source, offset)) if source == number else None
                                 self._check_mark((source, offset), parked.failure(mark))

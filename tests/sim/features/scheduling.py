@@ -52,7 +52,7 @@ class SchedulingBrokerHost(BrokerHost):
             peers,
             broker_group=self.group,
             clock=self.machine,
-            draw=rng.getrandbits,
+            random_bits=rng.getrandbits,
             folder_ownership=registration,
             check_writable=lambda: store.commit.check_room(0),
         )

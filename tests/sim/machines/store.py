@@ -11,7 +11,7 @@ from typing import Any
 from keylane.broker.service import BrokerService
 from keylane.broker.settings import BrokerSettings
 from keylane.broker.storage.files import Files
-from keylane.broker.store.group_changes import know_groups
+from keylane.broker.store.group_changes import register_groups_at
 from keylane.broker.store.quick_sync import QuickSync
 from keylane.broker.store.store import Store
 from keylane.protocol.batch import encode_batch
@@ -182,7 +182,7 @@ class Desk:
     async def host(self, partition_id: int = 1) -> None:
         """As the metaserver has it hosted for a subject without consumer groups."""
         partition, _ = self.store.host(facts(partition_id))
-        await know_groups(self.store, partition, (), complete=True)
+        await register_groups_at(self.store, partition, (), complete=True)
 
     async def append(self, data: bytes, partition_id: int = 1) -> Any:
         return await self.say(Append(partition_id), data)

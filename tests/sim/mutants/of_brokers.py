@@ -24,7 +24,13 @@ from keylane.protocol.errors import ProducerFencedError, SequenceGapError, Seque
 from keylane.protocol.frames import Ack, Pull
 from keylane.protocol.limits import PULL_ANSWERS_MAX
 from keylane.protocol.offsets import AckedOffsets
-from keylane.protocol.record import HEADER_BYTES, Header, Short, read_header, stamp
+from keylane.protocol.record import (
+    HEADER_BYTES,
+    Header,
+    IncompleteRecord,
+    read_header,
+    stamp_record,
+)
 from keylane.testing.machines.disk import SimAppendFile, SimDisk
 from sim.mutants.mutant import Breaks, Patches
 
@@ -40,7 +46,7 @@ def _lower_token_passes(patches: Patches, module: Any, kind: type[Any]) -> None:
         partition = state.partition(request.partition_id)
         return partition, partition.groups[request.group]
 
-    real = patches.set(module, "owned", owned)
+    real = patches.set(module, "check_owner", owned)
 
 
 def ack_of_lower_token_accepted(patches: Patches) -> None:
@@ -72,7 +78,7 @@ def parts_need_no_owner(patches: Patches) -> None:
             return True
         return real_answer(self, partition, bytes_max, now_ms)
 
-    real_owned = patches.set(open_pulls, "owned", owned)
+    real_owned = patches.set(open_pulls, "check_owner", owned)
     real_answer = patches.set(open_pulls.OpenPull, "answer", answer)
     patches.set(open_pulls.OpenPull, "end", lambda _pull: None)
 
@@ -93,7 +99,7 @@ def line_waits_for_a_commit(patches: Patches) -> None:
         finally:
             vars(self).pop("admit", None)
 
-    real = patches.set(AdmissionQueue, "turn", turn)
+    real = patches.set(AdmissionQueue, "admission", turn)
 
 
 def fence_not_durable(patches: Patches) -> None:
@@ -102,7 +108,7 @@ def fence_not_durable(patches: Patches) -> None:
 
         partition.groups[group.name] = group
         partition.apply_fence(FenceBody(group.name, token, session))
-        return self.commit.flushed()
+        return self.commit.wait_flushed()
 
     patches.set(Store, "raise_fence", raise_fence)
 
@@ -124,7 +130,7 @@ def release_lowers_the_fence(patches: Patches) -> None:
         lock.released = True
         lock.fence = 0
 
-    patches.set(service, "release", release)
+    patches.set(service, "release_lock", release)
 
 
 def ack_before_fsync(patches: Patches) -> None:
@@ -163,7 +169,7 @@ def progress_told_before_durable(patches: Patches) -> None:
 
 def cursor_never_saved(patches: Patches) -> None:
     def save(self: Any, _partition: Any, _group: Any, ended: Any) -> None:
-        self.commit.when_flushed(ended)
+        self.commit.call_when_flushed(ended)
 
     patches.set(Store, "save_progress_then", save)
 
@@ -248,7 +254,7 @@ def seal_not_durable(patches: Patches) -> None:
         partition = self.state.partition(partition_id)
         partition.sealed = partition.ended = True
         self._wake(partition_id)
-        return partition, self.commit.flushed()
+        return partition, self.commit.wait_flushed()
 
     patches.set(Store, "seal", seal)
 
@@ -293,7 +299,7 @@ def readable_before_durable(patches: Patches) -> None:
         if not duplicate:
             partition = self.state.partitions[partition_id]
             header = bytearray(record[:HEADER_BYTES])
-            stamp(header, base_offset=base_offset, position=0, appended_at_ms=0)
+            stamp_record(header, base_offset=base_offset, position=0, appended_at_ms=0)
             partition.readable_offset = partition.next_offset
             self._cache.add(
                 partition_id,
@@ -330,7 +336,7 @@ def writes_on_after_a_failed_flush(patches: Patches) -> None:
         real(self, *args)
         self._failure = None
 
-    real = patches.set(GroupCommit, "_fail", fail)
+    real = patches.set(GroupCommit, "_fail_commit", fail)
 
 
 def full_disk_undoes_nothing(patches: Patches) -> None:
@@ -341,7 +347,7 @@ def damaged_bodies_pass_recovery(patches: Patches) -> None:
     def read(data: Any, start: int = 0) -> Any:
         header = read_header(data, start)
         if isinstance(header, Header) and len(data) - start < header.length:
-            return Short(header.length)
+            return IncompleteRecord(header.length)
         return header
 
     patches.set(recovery, "read_record", read)
@@ -361,7 +367,7 @@ def reads_begin_one_batch_late(patches: Patches) -> None:
         return (pieces[2:], upto) if upto - offset > 3 and len(pieces) > 2 else (pieces, upto)
 
     real = patches.set(BatchReader, "read", read)
-    real_cached = patches.set(Store, "cached", cached)
+    real_cached = patches.set(Store, "read_cached", cached)
 
 
 def empty_ack_says_the_end(patches: Patches) -> None:

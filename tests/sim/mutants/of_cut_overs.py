@@ -97,7 +97,7 @@ def hidden_rows_wait_for_no_one(patches: Patches) -> None:
 def repeated_tasks_store_their_rows_again(patches: Patches) -> None:
     """A task that begins again stores what it had stored before."""
 
-    def decide(producer: Any, header: Any, *, clashed: bool) -> Any:
+    def decide(producer: Any, header: Any, *, is_clashed: bool) -> Any:
         return None
 
     patches.set(appends, "_decide_numbered", decide)

@@ -35,7 +35,7 @@ def dropped_partitions_stay(patches: Patches) -> None:
     patches.set(
         broker_control,
         "drop_partition",
-        lambda store, _partition_id, _ask, **_: store.commit.flushed(),
+        lambda store, _partition_id, _ask, **_: store.commit.wait_flushed(),
     )
 
 
@@ -44,7 +44,7 @@ def forgotten_groups_are_remembered(patches: Patches) -> None:
     patches.set(
         broker_control,
         "forget_group",
-        lambda store, _partition, ask: (ask.token, store.commit.flushed()),
+        lambda store, _partition, ask: (ask.token, store.commit.wait_flushed()),
     )
 
 
@@ -129,7 +129,7 @@ def scheduled_told_before_durable(patches: Patches) -> None:
         if writing.done():
             await writing
 
-    real = patches.set(Scheduler, "_add", keep)
+    real = patches.set(Scheduler, "_add_writing", keep)
 
 
 def cancel_told_before_durable(patches: Patches) -> None:
@@ -178,7 +178,7 @@ def unknown_deliveries_are_given_back(patches: Patches) -> None:
     ) -> None:
         await real(self, delivery, messages, Refusing(target), *args, **kwargs)
 
-    real = patches.set(Scheduler, "_store", store)
+    real = patches.set(Scheduler, "_store_delivery", store)
 
 
 def repeats_are_kept_again(patches: Patches) -> None:
@@ -209,7 +209,7 @@ def due_before_the_time(patches: Patches) -> None:
     def take(self: Any, now_ms: int, boot_ms: int) -> Any:
         return real(self, now_ms + 1_000, boot_ms)
 
-    real = patches.set(ScheduleIndex, "take", take)
+    real = patches.set(ScheduleIndex, "take_due", take)
 
 
 # ── tables ────────────────────────────────────────────────────────────────────────────────────────

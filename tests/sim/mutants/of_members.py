@@ -82,7 +82,7 @@ def parked_messages_outlive_a_reset(patches: Patches) -> None:
     """A reset sets the cursor, and what is parked stays parked."""
 
     def keep(store: Any, _partition: Any, _group: Any, _changes: Any, **_kwargs: Any) -> Any:
-        return store.commit.flushed()
+        return store.commit.wait_flushed()
 
     patches.set(set_cursor, "change_parked", keep)
 
@@ -91,7 +91,7 @@ def reset_of_a_child_forgets_its_parents(patches: Patches) -> None:
     """What a partition took over of its parents is forgotten with its own when it is reset
     alone.
     """
-    patches.set(ParkedKey, "restrict", lambda self, _sources: ParkedKey(self.since_ms))
+    patches.set(ParkedKey, "copy_sources", lambda self, _sources: ParkedKey(self.since_ms))
 
 
 # ── instances ─────────────────────────────────────────────────────────────────────────────────────
@@ -162,7 +162,7 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
 
 def children_adopt_no_edits(patches: Patches) -> None:
     """A child takes a parent's parked messages over with their first values."""
-    patches.set(partition_parked.Parked, "edits", lambda _self: iter(()))
+    patches.set(partition_parked.Parked, "list_edits", lambda _self: iter(()))
 
 
 BREAKS: tuple[Breaks, ...] = (

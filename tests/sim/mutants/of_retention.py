@@ -32,7 +32,7 @@ def retention_passes_the_slowest_group(patches: Patches) -> None:
     async def floor(self: Any, wanted: int, numbers: Any) -> None:
         return None
 
-    patches.set(RetentionLoop, "_floor", floor)
+    patches.set(RetentionLoop, "_find_floor", floor)
 
 
 def granted_counts_as_heard(patches: Patches) -> None:
@@ -126,7 +126,7 @@ def groups_told_before_durable(patches: Patches) -> None:
         answered.set_result(None)
         return answered
 
-    real = patches.set(control, "know_groups", know)
+    real = patches.set(control, "register_groups_at", know)
 
 
 def never_told_counts_as_told(patches: Patches) -> None:
@@ -144,7 +144,7 @@ def never_told_counts_as_told(patches: Patches) -> None:
 
     granted_counts_as_heard(patches)
     patches.set(Announcer, "run_once", nothing)
-    patches.set(RetentionLoop, "_needed_from", needed)
+    patches.set(RetentionLoop, "_first_needed_offset", needed)
     real = patches.set(HostedPartition, "status", status)
 
 

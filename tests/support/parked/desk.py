@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.broker.parking import Parking
-from keylane.broker.partition.park_views import adopted_page
+from keylane.broker.partition.park_views import build_adoption_page
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.partition import Group
 from keylane.broker.store.parking import change_parked
@@ -66,7 +66,7 @@ class ParkedDesk(Desk):
 
     @property
     def parked(self) -> Parked:
-        return self.group.parked_on(1)
+        return self.group.get_or_create_parked(1)
 
     def state(self) -> tuple[Any, ...]:
         """What counts of the group: fence, progress, failed tries, and what it has parked."""
@@ -74,14 +74,14 @@ class ParkedDesk(Desk):
         keys: dict[ParkKey, tuple[Any, ...]] = {}
         following: int | None = 0
         while following is not None:
-            page, following = adopted_page(self.parked, lambda _key: True, first=following)
+            page, following = build_adoption_page(self.parked, lambda _key: True, first=following)
             for key in page:
                 rows = keys.get(key.key, (*(None,) * 3, ()))[3] + key.rows
                 keys[key.key] = key.state, key.since_ms, key.failure, rows
         acked = group.acked.cursor, tuple(group.acked.ranges)
-        known = self.parked.frozen, self.parked.adopted, self.parked.messages
+        known = self.parked.frozen, self.parked.adopted_parents, self.parked.messages
         attempts = {offset: n for offset, n in group.attempts.items() if offset not in group.acked}
-        edits = dict(self.parked.edits())
+        edits = dict(self.parked.list_edits())
         return group.lock.fence, acked, attempts, keys, known, edits
 
     async def make(self, *changes: ParkChange) -> None:

@@ -19,7 +19,7 @@ from keylane.arrow.schema import COLUMNS, EVERY_COLUMN, arrow_schema
 from keylane.protocol.batch import encode_batch
 from keylane.protocol.errors import CorruptBatchError
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Compression, Kind, encode_record, stamp
+from keylane.protocol.record import Compression, Kind, encode_record, stamp_record
 from keylane.protocol.routing import logical_partition
 from keylane.spark.schema import spark_schema
 
@@ -48,7 +48,7 @@ def batch(
             sequence=0,
         )
     )
-    stamp(record, base_offset=base_offset, position=0, appended_at_ms=5_000 + base_offset)
+    stamp_record(record, base_offset=base_offset, position=0, appended_at_ms=5_000 + base_offset)
     return bytes(record)
 
 

@@ -69,7 +69,9 @@ async def test_time_is_looked_up_behind_messages_that_are_being_written():
     at_ms = broker.clock.wall_ms() + 1
     broker.clock.advance(1)
     partition = broker.store.state.partition(1)
-    looking = asyncio.create_task(broker.store.offset_at(partition, at_ms - 1, TimeBound.LOWER))
+    looking = asyncio.create_task(
+        broker.store.find_offset_at(partition, at_ms - 1, TimeBound.LOWER)
+    )
     planning = asyncio.create_task(broker.bounds(at_ms))
     for _ in range(10):
         await asyncio.sleep(0)

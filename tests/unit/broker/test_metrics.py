@@ -83,11 +83,11 @@ async def test_rest_of_the_subjects_never_goes_back_when_one_of_them_is_deleted(
 
     traffic.stored.clear()
     for subject, messages in (("a", 100), ("b", 5), ("c", 7)):
-        traffic.note_stored(subject, messages=messages, size_bytes=1)
+        traffic.count_stored(subject, messages=messages, size_bytes=1)
     assert await rest() == 12
-    traffic.free({"c"}, hosted=())
+    traffic.remove_series({"c"}, hosted=())
     assert await rest() == 12
-    traffic.note_stored("b", messages=2, size_bytes=1)
+    traffic.count_stored("b", messages=2, size_bytes=1)
     assert await rest() == 14
-    traffic.free({"b"}, hosted=())
+    traffic.remove_series({"b"}, hosted=())
     assert await rest() == 14

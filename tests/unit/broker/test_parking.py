@@ -525,7 +525,7 @@ async def test_message_with_its_handler_is_not_edited_behind_a_restart_of_the_br
     if snapshot:
         await desk.store.snapshotter.write()
     else:
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
     before = desk.parked.image()
     await desk.store.commit.close()
     again = desk.again(snapshot=snapshot)
@@ -554,7 +554,7 @@ async def test_child_takes_no_owner_of_its_parent_over(desk: ParkedDesk):
     adopted = AdoptedKey(b"a", ParkState.PARKED, 1, FAILURE, ((3, 0, 2),), token=1)
     await desk.change(Adopt(3, (adopted,), last=True))
     await desk.edit(b"a", 0, b"mended", source=3)
-    assert desk.parked.edited(b"a", (3, 0)).value == b"mended"
+    assert desk.parked.find_edit(b"a", (3, 0)).value == b"mended"
 
 
 async def test_edits_have_a_limit(desk: ParkedDesk):

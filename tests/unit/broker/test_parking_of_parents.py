@@ -115,22 +115,26 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
     reset = SetCursor(group="audit", token=3, cursor=40, kept_children=((0, 1024),))
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), reset)
-        assert (len(desk.parked), desk.parked.frozen, desk.group.needed_from) == (0, False, 2)
-    assert Parked.of_image(1, desk.parked.image()).first_own() == 2
+        assert (len(desk.parked), desk.parked.frozen, desk.group.first_needed_offset) == (
+            0,
+            False,
+            2,
+        )
+    assert Parked.of_image(1, desk.parked.image()).lowest_own_offset() == 2
     told = Parked(1)
     for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
-    assert told.passed == desk.parked.passed
+    assert told.offsets_for_children == desk.parked.offsets_for_children
     await desk.store.commit.close()
     desk = desk.again(snapshot=False)
-    assert desk.group.needed_from == 2
+    assert desk.group.first_needed_offset == 2
     at = logical_partition(b"a")
     with pytest.raises(FencedError):
         await desk.say(LeaveParked(1, "audit", at, at + 1, 2))
     await desk.say(LeaveParked(1, "audit", at, at + 1, 4))
-    assert desk.group.needed_from == 7
+    assert desk.group.first_needed_offset == 7
     await desk.say(LeaveParked(1, "audit", 0, at, 4))
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
     assert not desk.parked.left_to_children
 
 
@@ -146,10 +150,10 @@ async def test_messages_of_a_reset_parent_are_not_kept_for_a_child_that_is_reset
     children = ((0, at), (at + 1, 1024))
     reset = SetCursor(group="audit", token=3, cursor=40, kept_children=children)
     await set_cursor(desk.store, desk.store.state.partition(1), reset)
-    assert desk.group.needed_from == 7
+    assert desk.group.first_needed_offset == 7
     again = SetCursor(group="audit", token=4, cursor=40)
     await set_cursor(desk.store, desk.store.state.partition(1), again)
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
 
 
 async def frozen(desk: ParkedDesk) -> None:
@@ -226,14 +230,18 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
     if restarts:
         await desk.store.commit.close()
         desk = desk.again(snapshot=False)
-    assert desk.parked.unneeded() == ()
+    assert desk.parked.unneeded_ancestors() == ()
     answer = await desk.say(TakeParked(1, "audit", 512, 1024, 0))
     assert answer.sources == (2, 3)
     told = Parked(1)
     for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
     for again in (told, Parked.of_image(1, desk.parked.image())):
-        assert (again.sources, again.unneeded(), again.children_tell) == ({2, 3}, (), True)
+        assert (
+            again.retaining_ancestors,
+            again.unneeded_ancestors(),
+            again.children_notify_ancestors,
+        ) == ({2, 3}, (), True)
 
 
 async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(desk: ParkedDesk):
@@ -242,7 +250,7 @@ async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(de
     """
     await frozen(desk)
     await reset_alone(desk, children=())
-    assert desk.parked.unneeded() == ()
+    assert desk.parked.unneeded_ancestors() == ()
     assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
 
 
@@ -257,7 +265,7 @@ async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancest
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
     await desk.acquired(4)
     await desk.change(Adopt(3, (), last=True, sources=(2,)), token=4)
-    assert desk.parked.unneeded() == ()
+    assert desk.parked.unneeded_ancestors() == ()
     assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
 
 
@@ -270,6 +278,6 @@ async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):
     for change in changes_to_rebuild(desk.parked):
         told.apply(change, at_ms=1)
     for again in (told, Parked.of_image(1, desk.parked.image())):
-        assert (again.taking, again.adopted) == ({3}, set())
+        assert (again.partly_adopted_parents, again.adopted_parents) == ({3}, set())
         again.apply(part(b"b", last=True), at_ms=2)
-        assert (again.taking, again.adopted) == (set(), {3})
+        assert (again.partly_adopted_parents, again.adopted_parents) == (set(), {3})

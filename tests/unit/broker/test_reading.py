@@ -20,7 +20,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Batches, Read
 from keylane.protocol.limits import PARTITION_MESSAGES_MAX
-from keylane.protocol.record import stamp
+from keylane.protocol.record import stamp_record
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from support.raising import raises
 
@@ -63,7 +63,7 @@ def batch(number: int, base_offset: int, values: list[bytes], **columns: Any) ->
             **columns,
         )
     )
-    stamp(record, base_offset=base_offset, position=0, appended_at_ms=1)
+    stamp_record(record, base_offset=base_offset, position=0, appended_at_ms=1)
     return bytes(record)
 
 

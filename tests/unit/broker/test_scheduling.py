@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from keylane.broker.scheduled.records import Place, Waits, WaitsForSubject
+from keylane.broker.scheduled.records import Place, ScheduledForSubject, ScheduledMessageRecord
 from keylane.broker.scheduled.schedule_index import ScheduledEntry
 from keylane.broker.scheduling import LATE_MS_MAX, Scheduling
 from keylane.protocol.batch import encode_batch
@@ -97,7 +97,7 @@ class RecordedMessages:
 
     def __init__(self, calendar: BelievedCalendar) -> None:
         self.calendar = calendar
-        self.kept: list[Waits] = []
+        self.kept: list[ScheduledMessageRecord] = []
         self.canceled: list[bytes] = []
         self.entries: list[ScheduledEntry] = []
 
@@ -107,12 +107,14 @@ class RecordedMessages:
     def subject_of(self, scheduled_id: bytes) -> str | None:
         return {each.scheduled_id: each.subject for each in self.kept}.get(scheduled_id)
 
-    async def schedule(self, messages: list[Waits]) -> list[bool]:
+    async def schedule(self, messages: list[ScheduledMessageRecord]) -> list[bool]:
         known = {each.scheduled_id for each in self.kept}
         self.kept += messages
         return [each.scheduled_id in known for each in messages]
 
-    async def soonest(self, limit: int, subject: str | None) -> tuple[int, list[ScheduledEntry]]:
+    async def list_soonest(
+        self, limit: int, subject: str | None
+    ) -> tuple[int, list[ScheduledEntry]]:
         return len(self.entries), self.entries[:limit]
 
     async def cancel(self, scheduled_id: bytes) -> CancelOutcome:
@@ -136,7 +138,7 @@ class SchedulingCalls:
             self.subjects,
             broker_group="g1",
             clock=clock,
-            draw=self._draw,
+            random_bits=self._draw,
             folder_ownership=TrustedFolder(),
             check_writable=self._check,
         )
@@ -181,7 +183,9 @@ async def test_frame_is_kept_with_its_message():
     calls = SchedulingCalls()
     packed = pack_properties({"kind": "reminder"})
     assert await calls.frame(value=b"later", properties=packed) == Scheduled("g1", "fsync")
-    assert calls.messages.kept == [Waits(ID, NOW_MS + 1, "s", 17, b"later", packed)]
+    assert calls.messages.kept == [
+        ScheduledMessageRecord(ID, NOW_MS + 1, "s", 17, b"later", packed)
+    ]
 
 
 async def test_message_over_the_limit_of_its_subject_is_refused_by_the_newest_route():
@@ -208,9 +212,9 @@ async def test_message_is_kept_for_the_subject_that_has_the_name_now():
     calls.subjects.silent = True
     await calls.frame()
     bound, unbound = calls.messages.kept
-    assert isinstance(bound, WaitsForSubject)
+    assert isinstance(bound, ScheduledForSubject)
     assert bound.subject_id == 7
-    assert type(unbound) is Waits
+    assert type(unbound) is ScheduledMessageRecord
 
 
 async def test_next_messages_are_listed_by_their_times():
@@ -219,7 +223,7 @@ async def test_next_messages_are_listed_by_their_times():
         ScheduledEntry(ID, NOW_MS + 5, "s", 100, Place(1, 0, 1), NOW_MS + 5),
         ScheduledEntry(ID, NOW_MS, "s", 100, Place(1, 0, 1), NOW_MS),
     ]
-    page = await calls.scheduling.soonest(None, {"subject": "s", "limit": "2"})
+    page = await calls.scheduling.list_soonest(None, {"subject": "s", "limit": "2"})
     assert [(each.deliver_at_ms - NOW_MS, each.due) for each in page.messages] == [
         (5, False),
         (0, True),
@@ -227,7 +231,7 @@ async def test_next_messages_are_listed_by_their_times():
     assert (page.count, page.broker_group, page.messages[0].scheduled_id) == (2, "g1", ID.hex())
     for params in ({"limit": "0"}, {"limit": "1001"}, {"sbuject": "s"}):
         with pytest.raises(InvalidRequestError):
-            await calls.scheduling.soonest(None, params)
+            await calls.scheduling.list_soonest(None, params)
 
 
 async def test_frame_with_a_key_is_refused():
@@ -408,7 +412,9 @@ async def test_list_marks_messages_that_will_be_dropped():
     calls.subjects.deleted = {1}
     kept = [("s", 1, 10), ("s", 2, 1_024), ("s", 2, 1_025), ("unknown", 0, 10)]
     for number, (subject, subject_id, size) in enumerate(kept):
-        waits = Waits(bytes([number]), NOW_MS + 1, subject, 17, bytes(size - 3), b"123")
+        waits = ScheduledMessageRecord(
+            bytes([number]), NOW_MS + 1, subject, 17, bytes(size - 3), b"123"
+        )
         calls.messages.entries.append(
             ScheduledEntry(
                 waits.scheduled_id,
@@ -420,10 +426,10 @@ async def test_list_marks_messages_that_will_be_dropped():
                 subject_id=subject_id,
             )
         )
-    listed = await calls.scheduling.soonest(None, {})
+    listed = await calls.scheduling.list_soonest(None, {})
     deleted, fits, large, unknown = [each.drop for each in listed.messages]
     assert (deleted, fits, unknown) == ("its subject is deleted", "", "")
     assert "too large: 1025 bytes" in large
     assert sorted(calls.subjects.asked) == [("s", 1), ("s", 2), ("unknown", 0)]
     calls.subjects.silent = True
-    assert [each.drop for each in (await calls.scheduling.soonest(None, {})).messages][2] == ""
+    assert [each.drop for each in (await calls.scheduling.list_soonest(None, {})).messages][2] == ""

@@ -252,7 +252,7 @@ async def test_waiting_read_is_woken_by_the_commit_and_by_no_other_news(desk):
     await desk.acquire(1)
     waiting = asyncio.create_task(desk.read(0, wait_ms=30_000))
     await turns()
-    desk.service._waiting.wake(1)
+    desk.service._long_polls.wake(1)
     await turns()
     assert not waiting.done()
     await desk.append(batch())
@@ -420,9 +420,9 @@ async def test_pulls_and_acks_renew_the_lock(desk):
     await desk.ack(1)
     desk.clock.wall_offset_ms += 3_600_000
     desk.clock.advance(900)
-    assert lock.holder(desk.clock.boot_ms()) == SESSION
+    assert lock.holder_at(desk.clock.boot_ms()) == SESSION
     desk.clock.advance(100)
-    assert lock.holder(desk.clock.boot_ms()) is None
+    assert lock.holder_at(desk.clock.boot_ms()) is None
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 300, "a\0b"])
@@ -567,13 +567,13 @@ async def test_pull_lock_ends_with_its_ttl_when_the_client_of_a_pull_by_tags_has
     waiting = asyncio.create_task(desk.service.handle(request, memoryview(b"")))
     await turns()
     desk.clock.advance(20_000)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
     waiting.cancel()
     await turns()
     desk.clock.advance(1_999)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
     desk.clock.advance(1)
-    assert group.lock.holder(desk.clock.boot_ms()) is None
+    assert group.lock.holder_at(desk.clock.boot_ms()) is None
 
 
 async def test_pull_reads_on_when_everything_is_left_out(desk):

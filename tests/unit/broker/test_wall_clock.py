@@ -56,7 +56,7 @@ def test_calendar_is_believed_when_an_operator_says_so():
     calendar = WallClock(clock)
     clock.wall_offset_ms += YEAR_MS
     calendar.now_ms()
-    calendar.believe()
+    calendar.trust_now()
     assert calendar.problem == ""
     assert calendar.now_ms() == clock.wall_ms()
 

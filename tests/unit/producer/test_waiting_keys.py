@@ -466,7 +466,7 @@ async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
         FaultyStep(SubjectSender, "on_availability_changed"),
         FaultyStep(executor, "wait_stage"),
         FaultyStep(PartitionWaits, "begin"),
-        FaultyStep(LogFilter, "met"),
+        FaultyStep(LogFilter, "count_failure"),
     ],
     ids=lambda step: step.name,
 )
@@ -483,7 +483,7 @@ async def test_messages_are_stored_in_order_when_the_handling_of_a_failure_fails
 
 @pytest.mark.parametrize(
     "step",
-    [FaultyStep(HeldMessages, "report"), FaultyStep(LogFilter, "met")],
+    [FaultyStep(HeldMessages, "report"), FaultyStep(LogFilter, "count_failure")],
     ids=lambda step: step.name,
 )
 async def test_routes_are_followed_when_the_handling_of_a_failure_fails(step, monkeypatch):

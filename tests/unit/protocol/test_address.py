@@ -6,7 +6,7 @@ import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import QueueReader
-from keylane.protocol.address import addresses_of, parse_address
+from keylane.protocol.address import parse_address, parse_addresses
 from keylane.protocol.errors import ConfigError
 
 
@@ -23,7 +23,7 @@ from keylane.protocol.errors import ConfigError
 )
 def test_several_addresses_are_taken_in_a_list_or_with_commas(meta, addresses):
     """A text with commas is what the command line and KEYLANE_META take."""
-    assert addresses_of(meta) == addresses
+    assert parse_addresses(meta) == addresses
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from keylane.protocol.batch import (
     encode_body,
     join_columns,
     largest_message,
-    slices,
+    slice_column,
 )
 from keylane.protocol.errors import CorruptBatchError, MessageTooLargeError
 from keylane.protocol.limits import (
@@ -33,13 +33,13 @@ from keylane.protocol.record import (
     RECORD_BYTES_MAX,
     Compression,
     Header,
+    IncompleteRecord,
+    InvalidRecord,
     Kind,
-    Short,
-    Wrong,
     encode_record,
     read_header,
     read_record,
-    stamp,
+    stamp_record,
 )
 
 
@@ -65,7 +65,7 @@ def test_every_flipped_bit_is_found():
     for bit in range(8 * len(good)):
         damaged = bytearray(good)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert isinstance(read_record(damaged), Wrong), bit
+        assert isinstance(read_record(damaged), InvalidRecord), bit
         with pytest.raises(CorruptBatchError):
             check_batch(damaged)
 
@@ -77,7 +77,9 @@ def test_every_cut_is_short_and_not_wrong():
     good = batch()
     for length in range(len(good)):
         cut = read_record(good[:length])
-        assert cut == Short(len(good) if length >= HEADER_BYTES else HEADER_BYTES), length
+        assert cut == IncompleteRecord(len(good) if length >= HEADER_BYTES else HEADER_BYTES), (
+            length
+        )
         with pytest.raises(CorruptBatchError):
             check_batch(good[:length])
 
@@ -115,7 +117,7 @@ def test_stamping_changes_three_fields_and_keeps_the_body():
     good = batch()
     before = check_batch(good)
     record = bytearray(good)
-    stamp(record, base_offset=2**62, position=2**40, appended_at_ms=5)
+    stamp_record(record, base_offset=2**62, position=2**40, appended_at_ms=5)
     after = check_batch(record)
     assert after == replace(before, base_offset=2**62, position=2**40, appended_at_ms=5)
     assert after.next_offset == 2**62 + 2
@@ -145,7 +147,7 @@ def too_long() -> bytes:
     """The beginning of a record that says to be longer than any is."""
     record = bytearray(encode_record(bytes(20), kind=Kind.MESSAGES, count=1))
     struct.pack_into("<I", record, 8, RECORD_BYTES_MAX + 1)
-    stamp(record, base_offset=0, position=0, appended_at_ms=0)
+    stamp_record(record, base_offset=0, position=0, appended_at_ms=0)
     return bytes(record)
 
 
@@ -207,7 +209,7 @@ def test_another_version_is_wrong_even_with_a_right_checksum(version):
     record = bytearray(batch())
     record[12] = version
     record[4:8] = crc32c.crc32c(bytes(record[8:HEADER_BYTES])).to_bytes(4, "little")
-    assert read_header(record) == Wrong(f"version {version}")
+    assert read_header(record) == InvalidRecord(f"version {version}")
 
 
 def test_lengths_that_lie_are_found_without_cutting_the_batch():
@@ -302,7 +304,8 @@ def test_batch_of_one_message_is_as_one_of_several_when_it_is_made_and_cut(prope
     cut = column_views(data, check_batch(data))
     assert cut.sent_at_ns.tolist() == [sent_at_ns]
     parts = [
-        slices(cut.blob, edges) for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
+        slice_column(cut.blob, edges)
+        for edges in (cut.key_edges, cut.value_edges, cut.property_edges)
     ]
     assert parts == [[key], [value], [properties]]
 

@@ -16,7 +16,7 @@ from keylane.protocol.batch import (
     check_lengths,
     columns,
     encode_batch,
-    unpacked,
+    unpack_batch,
 )
 from keylane.protocol.errors import CorruptBatchError, RetryRule, UnpackError
 from keylane.protocol.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, UNPACKED_RATIO_MAX
@@ -63,7 +63,7 @@ def test_batch_of_text_gets_shorter_and_reads_the_same(compression):
     assert header.compression == compression
     assert packed[HEADER_BYTES:columns_end] == plain[HEADER_BYTES:columns_end]
     assert len(packed) - columns_end < (len(plain) - columns_end) / 3
-    assert bytes(unpacked(b"12" + packed, header, 2))[HEADER_BYTES:] == plain[HEADER_BYTES:]
+    assert bytes(unpack_batch(b"12" + packed, header, 2))[HEADER_BYTES:] == plain[HEADER_BYTES:]
     assert columns(packed, header)[:4] == columns(plain, check_batch(plain))[:4]
 
 
@@ -90,7 +90,7 @@ def test_largest_message_is_packed(compression):
 def test_broker_and_reader_refuse_a_batch_when_its_lengths_are_over_the_limit(compression, said):
     record = forged(compression, said, PACK[compression](bytes(1 << 20)) + bytes(1 << 18))
     header = check_batch(record)
-    for read in (check_lengths, columns, unpacked):
+    for read in (check_lengths, columns, unpack_batch):
         with pytest.raises(CorruptBatchError, match="more than is allowed"):
             read(record, header)
 

@@ -43,7 +43,7 @@ def test_broker_serves_every_endpoint_of_its_table():
     control = BrokerControl(MagicMock(), **{name: MagicMock() for name in names})
     posting = MessagePosting(MagicMock(), clock=MagicMock(), rng=MagicMock())
     reading = MessageReading(MagicMock())
-    names = ("broker_group", "clock", "draw", "folder_ownership", "check_writable")
+    names = ("broker_group", "clock", "random_bits", "folder_ownership", "check_writable")
     scheduling = Scheduling(MagicMock(), MagicMock(), **{name: MagicMock() for name in names})
     parking = Parking(MagicMock(), MagicMock(), clock=MagicMock(), folder_ownership=None)
     routes = [

@@ -292,7 +292,7 @@ def test_error_of_a_program_has_the_code_of_its_base(kind):
     """
     error = kind("none left", item=3)
     assert error.code == kind.__base__.code
-    assert errors.kind_of(error.code) is kind.__base__
+    assert errors.error_class_of(error.code) is kind.__base__
     assert type(through_pickle(error)) is kind
     assert str(through_pickle(error)) == str(error)
     assert type(over_the_control_plane(error)) is kind.__base__

@@ -18,7 +18,7 @@ NARROW, MIDDLE, ALL = Allowance(100, 1.0), Allowance(500, 1.0), Allowance(2_000,
 def test_trouble_is_logged_ever_more_seldom_when_it_lasts():
     """Met twice a second for an hour."""
     troubles = LogFilter()
-    lines = {at: troubles.met("no answer", at * 500) for at in range(7_200)}
+    lines = {at: troubles.count_failure("no answer", at * 500) for at in range(7_200)}
     logged = {at // 2: line for at, line in lines.items() if line}
     assert list(logged) == [0, 10, 30, 70, 150, 310, 630, 1_270, 2_550]
     assert logged[0] == "no answer"
@@ -27,21 +27,21 @@ def test_trouble_is_logged_ever_more_seldom_when_it_lasts():
 
 def test_end_of_trouble_is_logged_once_with_its_failures():
     troubles = LogFilter()
-    assert troubles.over(0) == "", "nothing has failed"
+    assert troubles.end_failures(0) == "", "nothing has failed"
     for at_ms in (0, 1_000, 2_000):
-        troubles.met("a", at_ms)
-        troubles.met("b", at_ms)
-    assert troubles.over(4_000) == "6 failures in 4.0 s"
-    assert troubles.over(4_000) == ""
+        troubles.count_failure("a", at_ms)
+        troubles.count_failure("b", at_ms)
+    assert troubles.end_failures(4_000) == "6 failures in 4.0 s"
+    assert troubles.end_failures(4_000) == ""
 
 
 def test_troubles_end_apart_when_their_keys_differ():
     troubles = LogFilter()
-    assert troubles.met("no answer", 0, "x")
-    assert troubles.met("no answer", 0, "y")
-    assert troubles.over(1_000, "x") == "1 failure in 1.0 s"
-    assert troubles.over(1_000) == ""
-    assert troubles.over(1_000, "y", "z") == "1 failure in 1.0 s"
+    assert troubles.count_failure("no answer", 0, "x")
+    assert troubles.count_failure("no answer", 0, "y")
+    assert troubles.end_failures(1_000, "x") == "1 failure in 1.0 s"
+    assert troubles.end_failures(1_000) == ""
+    assert troubles.end_failures(1_000, "y", "z") == "1 failure in 1.0 s"
 
 
 def test_lines_stay_few_when_tries_fail_and_succeed_in_turn():
@@ -49,25 +49,27 @@ def test_lines_stay_few_when_tries_fail_and_succeed_in_turn():
     troubles = LogFilter()
     lines = []
     for at in range(7_200):
-        lines += [troubles.met("no answer", at * 500), troubles.over(at * 500)]
+        lines += [troubles.count_failure("no answer", at * 500), troubles.end_failures(at * 500)]
     assert sum(map(bool, lines)) == 18
 
 
 def test_trouble_is_new_when_it_was_over_for_long():
     troubles = LogFilter()
-    troubles.met("no answer", 0)
-    troubles.over(1_000)
-    assert troubles.met("no answer", 19_000) == "no answer (2 failures in 19 s)"
-    troubles.over(20_000)
-    assert troubles.met("no answer", 100_000) == "no answer"
+    troubles.count_failure("no answer", 0)
+    troubles.end_failures(1_000)
+    assert troubles.count_failure("no answer", 19_000) == "no answer (2 failures in 19 s)"
+    troubles.end_failures(20_000)
+    assert troubles.count_failure("no answer", 100_000) == "no answer"
 
 
 def test_lines_stay_few_when_each_trouble_has_another_text():
     """As errors that name an address in memory."""
     troubles = LogFilter()
-    lines = [troubles.met(f"at {number}", 10 * number) for number in range(10 * TEXTS_MAX)]
+    lines = [
+        troubles.count_failure(f"at {number}", 10 * number) for number in range(10 * TEXTS_MAX)
+    ]
     assert TEXTS_MAX < sum(map(bool, lines)) <= TEXTS_MAX + 2
-    assert troubles.met("at last", 60_000).startswith("at last (")
+    assert troubles.count_failure("at last", 60_000).startswith("at last (")
 
 
 def test_kind_has_a_line_after_a_while_with_the_number_of_those_left_out():

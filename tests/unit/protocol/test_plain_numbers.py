@@ -7,9 +7,9 @@ import pytest
 from keylane.protocol.errors import InvalidRequestError, Reason
 from keylane.protocol.http.posted import posted_messages
 from keylane.protocol.ids import partition_number
-from keylane.protocol.reading.instants import ago_ms
+from keylane.protocol.reading.instants import parse_ago_ms
 from keylane.protocol.scheduled.deliver_at import read_instant_ms
-from keylane.protocol.text import plain_number
+from keylane.protocol.text import parse_number
 from keylane.rpc.server import whole_number
 from support.raising import raises
 
@@ -32,11 +32,11 @@ OTHERS = [
 
 @pytest.mark.parametrize("text", [*OTHERS, "9223372036854775808", "1" * 5_000, "-1"])
 def test_number_is_none_when_the_text_is_more_than_digits(text: str) -> None:
-    assert plain_number(text) is None
+    assert parse_number(text) is None
 
 
 def test_number_is_what_its_digits_say() -> None:
-    assert [plain_number(text) for text in ("0", "007", "9223372036854775807")] == [0, 7, 2**63 - 1]
+    assert [parse_number(text) for text in ("0", "007", "9223372036854775807")] == [0, 7, 2**63 - 1]
 
 
 @pytest.mark.parametrize("text", OTHERS)
@@ -45,7 +45,7 @@ def test_parameter_is_refused_when_it_is_no_plain_number(text: str) -> None:
         whole_number({"limit": text}, "limit", 5, low=-1)
     with raises(Reason.DELIVER_AT):
         read_instant_ms(text)
-    assert ago_ms(f"-{text}h") is None or text == ""
+    assert parse_ago_ms(f"-{text}h") is None or text == ""
     assert partition_number(f"orders.p{text}") is None
 
 

@@ -11,13 +11,13 @@ import pytest
 from keylane.protocol.control import CreateSubject, SwitchGroup
 from keylane.protocol.text import (
     counted,
+    describe_invalid_value,
     key_digest,
     listed,
+    mask_password,
     printable,
-    refused_value,
     seconds,
     url_problem,
-    without_password,
 )
 
 
@@ -90,7 +90,7 @@ def test_seconds_have_a_decimal_below_ten():
 def test_refused_value_names_the_allowed_ones(kind, given, ending):
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(given, kind)
-    assert refused_value(caught.value, kind).endswith(ending)
+    assert describe_invalid_value(caught.value, kind).endswith(ending)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_refused_value_names_the_allowed_ones(kind, given, ending):
     ],
 )
 def test_url_is_shown_without_its_password(url: str, shown: str):
-    assert without_password(url) == shown
+    assert mask_password(url) == shown
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from keylane.protocol.errors import (
 )
 from keylane.protocol.frames import Batches
 from keylane.protocol.limits import PULL_BYTES_MAX
-from keylane.protocol.record import HEADER_BYTES, stamp
+from keylane.protocol.record import HEADER_BYTES, stamp_record
 from keylane.protocol.routing import PartitionState
 from keylane.spark.failure import parse_error
 from keylane.spark.schema import key_was_read, spark_schema
@@ -440,7 +440,7 @@ def stranger(_request, answer, payload):
     record = bytearray(payload)
     record[24] ^= 1
     head = bytearray(record[:HEADER_BYTES])
-    stamp(head, base_offset=0, position=0, appended_at_ms=0)
+    stamp_record(head, base_offset=0, position=0, appended_at_ms=0)
     return answer, bytes(head) + bytes(record[HEADER_BYTES:])
 
 

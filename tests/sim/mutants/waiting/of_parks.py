@@ -109,7 +109,7 @@ def key_is_freed_with_parked_messages(patches: Patches) -> None:
     def check(self: Any, change: Free) -> Any:
         return change if self._parked.get(change.key) is not None else None
 
-    patches.set(park_checks._Checks, "_free", check)
+    patches.set(park_checks._ChangeChecker, "_check_free", check)
 
 
 def children_adopt_nothing(patches: Patches) -> None:
@@ -127,7 +127,7 @@ def children_adopt_what_is_not_theirs(patches: Patches) -> None:
     def page(parked: Any, _wanted: Any, *, first: int = 0) -> Any:
         return real(parked, lambda _key: True, first=first)
 
-    real = patches.set(broker_parking, "adopted_page", page)
+    real = patches.set(broker_parking, "build_adoption_page", page)
 
 
 def parked_parents_are_not_told(patches: Patches) -> None:
@@ -152,7 +152,7 @@ def edit_by_key_takes_the_newest(patches: Patches) -> None:
 
 def messages_with_handlers_are_edited(patches: Patches) -> None:
     """A parked message gets another value while its owner has the old one handled."""
-    patches.set(park_checks._Checks, "_is_handled", lambda _self, _key: False)
+    patches.set(park_checks._ChangeChecker, "_is_being_handled", lambda _self, _key: False)
 
 
 BREAKS: tuple[Breaks, ...] = (

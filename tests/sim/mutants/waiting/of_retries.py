@@ -54,7 +54,7 @@ def children_adopt_no_retries(patches: Patches) -> None:
     def page(parked: Any, wanted: Any, *, first: int = 0) -> Any:
         return real(parked, lambda key: not isinstance(key, int) and wanted(key), first=first)
 
-    real = patches.set(broker_parking, "adopted_page", page)
+    real = patches.set(broker_parking, "build_adoption_page", page)
 
 
 def children_count_from_the_start(patches: Patches) -> None:
@@ -67,7 +67,7 @@ def children_count_from_the_start(patches: Patches) -> None:
         )
         return real(self, msgspec.structs.replace(change, keys=keys), token)
 
-    real = patches.set(Parked, "_adopt", adopt)
+    real = patches.set(Parked, "_apply_adoption", adopt)
 
 
 def retries_are_never_due(patches: Patches) -> None:
@@ -145,7 +145,7 @@ def buried_messages_are_gone(patches: Patches) -> None:
             return Unpark(change.key, change.source, change.ranges)
         return real(self, change)
 
-    real = patches.set(park_checks._Checks, "_shift", shift)
+    real = patches.set(park_checks._ChangeChecker, "_check_shift", shift)
 
 
 def retries_are_due_at_once(patches: Patches) -> None:
@@ -183,19 +183,19 @@ def dead_letters_have_one_failure(patches: Patches) -> None:
 
     def mark(self: Any, marks: Any) -> None:
         for source, start, end, known in marks:
-            runs = self.pieces.get(source) or ((start, end),)
+            runs = self.offsets_by_source.get(source) or ((start, end),)
             real(self, [(source, low, high, known) for low, high in runs])
 
-    real = patches.set(ParkedKey, "mark", mark)
+    real = patches.set(ParkedKey, "set_failure_marks", mark)
 
 
 def children_adopt_no_failures(patches: Patches) -> None:
     """A child does not learn how the messages failed that it takes over."""
 
-    def mark_of(said: Any, *args: Any, **given: Any) -> Any:
+    def decode_mark(said: Any, *args: Any, **given: Any) -> Any:
         return (*real(said, *args, **given)[:3], UNKNOWN)
 
-    real = patches.set(partition_parked, "mark_of", mark_of)
+    real = patches.set(partition_parked, "decode_mark", decode_mark)
 
 
 def next_tries_are_kept_in_memory(patches: Patches) -> None:

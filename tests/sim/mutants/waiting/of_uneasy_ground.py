@@ -48,7 +48,7 @@ def unreadable_parked_messages_are_given_up(patches: Patches) -> None:
 
 def acked_messages_need_no_segment(patches: Patches) -> None:
     """Retention looks at cursors alone: what is parked is acked."""
-    patches.set(Group, "needed_from", property(lambda self: self.acked.cursor))
+    patches.set(Group, "first_needed_offset", property(lambda self: self.acked.cursor))
 
 
 # ── messages that end their processes ─────────────────────────────────────────────────────────────
@@ -60,8 +60,8 @@ def no_message_is_suspected(patches: Patches) -> None:
 def a_restart_of_the_owner_clears_suspects(patches: Patches) -> None:
     """Each new owner counts as one behind a release."""
 
-    def on_new_owner(self: Any, *, released: bool) -> bool:
-        return bool(real(self, released=True))
+    def on_new_owner(self: Any, *, is_released: bool) -> bool:
+        return bool(real(self, is_released=True))
 
     real = patches.set(Suspects, "on_new_owner", on_new_owner)
 

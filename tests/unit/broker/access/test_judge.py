@@ -111,7 +111,7 @@ async def test_operator_is_known_by_a_token_of_the_settings_when_no_metaserver_r
         SystemClock(),
         Signed()._ask,
         own_token=lambda: own,
-        keep=kept.append,
+        save_operators=kept.append,
         operators={token_hash(other): "broker.b"},
     )
     assert (await judge.identify(own)).is_server

@@ -188,7 +188,7 @@ async def test_pull_lock_is_held_while_a_pull_waits(desk):
     group = desk.store.state.partition(1).groups["audit"]
     begin(desk, wait_ms=30_000)
     desk.clock.advance(20_000)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
 
 
 async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
@@ -198,9 +198,9 @@ async def test_pull_lock_ends_with_its_ttl_when_the_client_has_left(desk):
     call.wait.cancel()
     await asyncio.sleep(0)
     desk.clock.advance(1_999)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
     desk.clock.advance(1)
-    assert group.lock.holder(desk.clock.boot_ms()) is None
+    assert group.lock.holder_at(desk.clock.boot_ms()) is None
 
 
 @pytest.mark.parametrize("answers_max", [0, -1, PULL_ANSWERS_MAX + 1])
@@ -271,7 +271,7 @@ async def test_acks_leave_the_pull_lock_held_until_the_pull_ends(desk):
     await append(desk, 0)
     await desk.ack(1, (0, 2))
     desk.clock.advance(1_999)
-    assert group.lock.holder(desk.clock.boot_ms()) == SESSION
+    assert group.lock.holder_at(desk.clock.boot_ms()) == SESSION
 
 
 async def test_pull_has_one_timer_and_one_future_however_many_parts_it_gives(desk):
@@ -290,7 +290,7 @@ async def test_pull_whose_time_is_over_when_it_was_woken_is_answered_once(desk):
     """A tick may come before the end of its time, and its turn behind its last answer."""
     call = begin(desk, answers_max=4)
     (pull,) = desk.service._pulls.open.values()
-    desk.service._waiting.wake(1)
+    desk.service._long_polls.wake(1)
     pull._on_timeout()
     answer, _ = await call.done
     assert (answer.more, answer.upto) == (False, 0)
@@ -303,7 +303,7 @@ async def test_pull_that_was_woken_when_its_client_left_gives_nothing(desk):
     """Its turn comes behind that of the client's end, and finds it closed."""
     call = begin(desk)
     call.wait.cancel()
-    desk.service._waiting.wake(1)
+    desk.service._long_polls.wake(1)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert call.parts == []

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keylane.broker.answering import tags as module
-from keylane.broker.answering.tags import leave_out
+from keylane.broker.answering.tags import remove_unwanted_batches
 from keylane.protocol.batch import batch_starts, encode_batch
 from keylane.protocol.message import pack_properties
-from keylane.protocol.record import Compression, stamp
+from keylane.protocol.record import Compression, stamp_record
 
 NAMES = ["paid", "new", "prepaid", "оплачен"]
 tag_lists = st.lists(st.sampled_from(NAMES), max_size=2, unique=True)
@@ -33,7 +33,7 @@ def stored(*batches: list[list[str]], compression: Compression = Compression.NON
                 compression=compression,
             )
         )
-        stamp(record, base_offset=offset, position=0, appended_at_ms=0)
+        stamp_record(record, base_offset=offset, position=0, appended_at_ms=0)
         data += record
         offset += len(messages)
     return data
@@ -57,7 +57,7 @@ def test_left_out_batches_have_no_wanted_message_whatever_is_stored(batches, wan
     """What stays and what is left out are all offsets; a value with the tag's text is no tag."""
     data = stored(*batches)
     offset = min(offset, len(batches[0]) - 1)
-    left, ranges = leave_out(data, offset, [tag.encode() for tag in wanted])
+    left, ranges = remove_unwanted_batches(data, offset, [tag.encode() for tag in wanted])
     out = {number for low, high in ranges for number in range(low, high)}
     flat = [tags for messages in batches for tags in messages]
     assert not any(wanted & set(flat[number]) for number in out)
@@ -71,12 +71,12 @@ def test_packed_batch_stays_when_it_has_no_such_tag():
     """The broker does not unpack it: the consumer tells."""
     data = stored([["new"]] * 3, compression=Compression.ZSTD)
     assert batch_starts(data)[0][1].compression is not Compression.NONE
-    assert leave_out(data, 0, [b"paid"]) == (data, [])
+    assert remove_unwanted_batches(data, 0, [b"paid"]) == (data, [])
 
 
 def test_batches_stay_when_the_answer_has_many_ranges(monkeypatch: pytest.MonkeyPatch):
     """The header of the answer stays small; what touches the last range still goes."""
     monkeypatch.setattr(module, "RANGES_MAX", 1)
     data = stored([["new"]], [["paid"]], [["new"]])
-    left, ranges = leave_out(data, 0, [b"paid"])
+    left, ranges = remove_unwanted_batches(data, 0, [b"paid"])
     assert (ranges, kept(left)) == ([(0, 1)], {1, 2})

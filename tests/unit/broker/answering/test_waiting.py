@@ -56,9 +56,9 @@ async def test_listener_is_called_once_in_its_place_unless_it_has_left():
     task = asyncio.create_task(waiting.wait(1, 10_000))
     await asyncio.sleep(0)
     for name in ("left", "first", "second"):
-        waiting.listen(1, name, lambda name=name: order.append(name))
-    waiting.leave(1, "left")
-    waiting.leave(2, "first")
+        waiting.add_listener(1, name, lambda name=name: order.append(name))
+    waiting.remove_listener(1, "left")
+    waiting.remove_listener(2, "first")
     assert waiting.count == 3
     waiting.wake(2)
     waiting.wake(1)

@@ -95,10 +95,10 @@ def test_epoch_used_twice_stores_nothing_more():
     """What is stored is still told to be; a newer epoch begins again."""
     state = stored((0, 2), (2, 3))
     with pytest.raises(SequenceReusedError):
-        decide_append(state, header(5), clashed=True)
-    assert decide_append(state, header(2, 3), clashed=True) == Duplicate(102)
-    assert decide_append(state, header(0, epoch=1), clashed=True) is None
-    assert decide_append(None, header(0), clashed=True) is None
+        decide_append(state, header(5), is_clashed=True)
+    assert decide_append(state, header(2, 3), is_clashed=True) == Duplicate(102)
+    assert decide_append(state, header(0, epoch=1), is_clashed=True) is None
+    assert decide_append(None, header(0), is_clashed=True) is None
 
 
 @pytest.mark.parametrize("sequence", [1, 4, 100])

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from keylane.broker.partition.damage import damage_of
-from keylane.broker.partition.image import image_of
-from keylane.broker.partition.partition import LOST_MAX, HostedPartition, Lost
+from keylane.broker.partition.damage import describe_damage
+from keylane.broker.partition.image import encode_partition
+from keylane.broker.partition.partition import LOST_MAX, HostedPartition, LostOffsets
 from keylane.broker.partition.state import MORE, BrokerState
 from keylane.broker.storage.log import recovery
 from keylane.broker.storage.log.commit_log import segment_path
@@ -30,8 +30,8 @@ def test_losses_side_by_side_are_one():
     """
     partition = HostedPartition(facts(1))
     for number in range(100_000):
-        partition.lose(2 * number, 2 * number + 2, position=500 + number)
-    assert partition.lost == (Lost(0, 200_000, 500),)
+        partition.add_lost_range(2 * number, 2 * number + 2, position=500 + number)
+    assert partition.lost == (LostOffsets(0, 200_000, 500),)
 
 
 def test_ranges_are_what_was_lost():
@@ -43,7 +43,7 @@ def test_ranges_are_what_was_lost():
         for _ in range(rng.randrange(1, 30)):
             start = rng.randrange(100)
             end = start + rng.randrange(1, 9)
-            partition.lose(start, end, position=1)
+            partition.add_lost_range(start, end, position=1)
             lost |= set(range(start, end))
         assert {
             n for lost_range in partition.lost for n in range(lost_range.start, lost_range.end)
@@ -57,13 +57,13 @@ def test_very_many_losses_are_few_bytes():
     always kept.
     """
     partition = HostedPartition(facts(1))
-    partition.lose(90_000, -1, position=9)
+    partition.add_lost_range(90_000, -1, position=9)
     for number in range(20_000):
-        partition.lose(4 * number, 4 * number + 2, position=number)
+        partition.add_lost_range(4 * number, 4 * number + 2, position=number)
     assert len(partition.lost) == LOST_MAX
     assert all(lost_range.end - lost_range.start == 2 for lost_range in partition.lost[:-1])
-    assert partition.lost[-1] == Lost(90_000, -1, 9)
-    assert len(image_of(partition)) < 64 << 10
+    assert partition.lost[-1] == LostOffsets(90_000, -1, 9)
+    assert len(encode_partition(partition)) < 64 << 10
 
 
 def test_many_holes_hide_nothing_else():
@@ -75,11 +75,11 @@ def test_many_holes_hide_nothing_else():
     for number in range(1, 151):
         partition = state.host(facts(number))
         for start in range(0, 40, 4):
-            state.lose(partition, start, start + 2, position=number)
+            state.add_lost_range(partition, start, start + 2, position=number)
     for number in range(10_000):
-        replay.hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
-    state.problem("the one that matters")
-    told = damage_of(state)
+        replay.on_hole(Hole(start=20 * number, end=20 * number + 10, reason="r", explained=True))
+    state.add_problem("the one that matters")
+    told = describe_damage(state)
     assert "the one that matters" in told
     assert MORE in told
     assert len(told) < 200
@@ -117,7 +117,7 @@ def test_large_hole_is_told_in_parts(monkeypatch):
         (lost,) = partition.lost
         assert lost.start == 0
         assert partition.next_offset == 200
-    told = damage_of(store.state)
+    told = describe_damage(store.state)
     assert len(told) == 3, told
 
 
@@ -143,7 +143,7 @@ async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
     for _ in range(3):
         with pytest.raises(CorruptLogError):
             await desk.read(6)
-    (told,) = damage_of(desk.store.state)
+    (told,) = describe_damage(desk.store.state)
     assert told.startswith("partition 1 has lost its offsets from 6 to 8 (position ")
     with pytest.raises(CorruptLogError, match="takes no messages"):
         await desk.append(batch(sequence=10))
@@ -154,7 +154,7 @@ async def test_damage_met_by_a_read_is_told_and_stays(kind, tmp_path):
     assert answer.upto == 10
     await desk.store.close()
     again = open_store(files, clock=clock, index=kind)
-    assert damage_of(again.state) == [told]
+    assert describe_damage(again.state) == [told]
     await again.close()
     files.close()
 
@@ -192,11 +192,11 @@ async def test_damage_met_by_a_slow_read_stays_though_the_partition_cooled():
     for partition_id in (2, 3) * 3:
         table.remove(partition_id)
         table.add(HostedPartition(facts(partition_id)))
-    assert 1 in table._cold
+    assert 1 in table._cold_images
     turn.set()
     assert "is damaged" in await reading
     del reading
     gc.collect()  # no reference is left
-    assert table[1].lost == (Lost(0, 2, table[1].lost[0].position),)
+    assert table[1].lost == (LostOffsets(0, 2, table[1].lost[0].position),)
     with pytest.raises(CorruptLogError, match="takes no messages"):
         await desk.append(batch(sequence=2))

@@ -15,14 +15,14 @@ def drop(partitions: DroppedPartitions, *ids: int) -> None:
 
 
 def ranges(partitions: DroppedPartitions) -> list[tuple[int, int]]:
-    return [each for body in partitions.bodies() for each in body.ranges]
+    return [each for body in partitions.record_bodies() for each in body.ranges]
 
 
 def join(partitions: DroppedPartitions, others: Iterable[int], *, late: Iterable[int] = ()) -> None:
     """As a snapshot does; `late` are partitions that came while it looked at the others."""
-    joining = partitions.joining()
+    joining = partitions.begin_merge()
     joining.keep_apart(others)
-    partitions.join(joining, late)
+    partitions.merge_ranges(joining, late)
 
 
 def test_dropped_ids_are_bounded_when_ids_between_them_are_of_other_brokers():
@@ -33,7 +33,7 @@ def test_dropped_ids_are_bounded_when_ids_between_them_are_of_other_brokers():
     every = range(1, 6 * RANGES_KEPT, 2)
     for each in every:
         drop(partitions, each)
-        if partitions.too_many:
+        if partitions.needs_merge:
             join(partitions, [])
     assert len(ranges(partitions)) <= RANGES_KEPT
     assert all(each in partitions for each in every)
@@ -48,13 +48,13 @@ def test_dropped_ids_stay_apart_when_a_partition_between_them_is_there_or_may_be
     monkeypatch.setattr(module, "RANGES_KEPT", 4)
     partitions = DroppedPartitions()
     drop(partitions, *range(10, 50, 4))
-    partitions.begin(20, DroppedBody([(20, 21)], {}))
-    assert partitions.too_many
+    partitions.add_pending(20, DroppedBody([(20, 21)], {}))
+    assert partitions.needs_merge
     join(partitions, [31, 3, 60])
-    partitions.undo(20)
+    partitions.remove_pending(20)
     assert ranges(partitions) == [(10, 19), (22, 31), (34, 39), (42, 43), (46, 47)]
     assert not [each for each in (3, 20, 31, 44, 60) if each in partitions]
-    assert not partitions.too_many
+    assert not partitions.needs_merge
 
 
 def test_dropped_ids_are_joined_again_only_when_there_are_many_new_ones(monkeypatch):
@@ -66,9 +66,9 @@ def test_dropped_ids_are_joined_again_only_when_there_are_many_new_ones(monkeypa
     join(partitions, between)
     assert len(ranges(partitions)) == 20
     drop(partitions, 100, 104)
-    assert not partitions.too_many
+    assert not partitions.needs_merge
     drop(partitions, 108)
-    assert partitions.too_many
+    assert partitions.needs_merge
 
 
 def test_dropped_ids_stay_apart_when_partitions_come_or_go_while_they_are_joined(monkeypatch):
@@ -76,12 +76,12 @@ def test_dropped_ids_stay_apart_when_partitions_come_or_go_while_they_are_joined
     monkeypatch.setattr(module, "RANGES_KEPT", 4)
     partitions = DroppedPartitions()
     drop(partitions, *range(10, 50, 4))
-    joining = partitions.joining()
+    joining = partitions.begin_merge()
     joining.keep_apart([31])
     drop(partitions, 16, 36, 100)
-    partitions.begin(24, DroppedBody([(24, 25)], {}))
-    partitions.join(joining, [20])
-    partitions.undo(24)
+    partitions.add_pending(24, DroppedBody([(24, 25)], {}))
+    partitions.merge_ranges(joining, [20])
+    partitions.remove_pending(24)
     assert ranges(partitions) == [
         (10, 19),
         (22, 23),

@@ -10,9 +10,13 @@ import sys
 import pytest
 
 from keylane.broker.partition import failure_runs, parked_key
-from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Faults, Mark
+from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, FaultTable, Mark
 from keylane.broker.partition.offset_runs import OffsetRuns
-from keylane.broker.partition.park_views import adopted_page, changes_to_rebuild, detailed_offsets
+from keylane.broker.partition.park_views import (
+    build_adoption_page,
+    changes_to_rebuild,
+    list_offsets_with_failures,
+)
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import (
     PARKED_PAGE_BYTES,
@@ -39,7 +43,7 @@ def told(parked: Parked, key: ParkKey = None) -> list[tuple[int, int, int, Failu
     assert known is not None
     return [
         (start, end, mark.since_ms, parked.failure(mark))
-        for _, start, end, mark in known.marked_from((0, 0), 10_000)
+        for _, start, end, mark in known.rows_with_marks((0, 0), 10_000)
     ]
 
 
@@ -79,7 +83,7 @@ def test_messages_of_a_key_have_no_failures_of_their_own():
     parked = Parked(7)
     parked.apply(Park(b"k", ((0, 3),), FAILURE), at_ms=1)
     assert told(parked, b"k") == [(0, 3, 0, None)]
-    assert detailed_offsets(parked, b"k", after=(0, 0)).details == []
+    assert list_offsets_with_failures(parked, b"k", after=(0, 0)).details == []
 
 
 def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
@@ -87,7 +91,7 @@ def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1),), FAILURE), at_ms=1)
     parked.set_next_tries([(2, 7, 0, 400)])
-    keys, _ = adopted_page(parked, lambda _key: True)
+    keys, _ = build_adoption_page(parked, lambda _key: True)
     child, again = Parked(9), Parked(7)
     child.apply(Adopt(7, tuple(keys), last=True), at_ms=5)
     assert told(child, 2) == [(0, 1, 1, FAILURE)]
@@ -107,7 +111,7 @@ def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_a
     key = parked.get(2)
     key.add(3, 0, 1)
     key.add(3, 5, 6)
-    key.mark([(3, 0, 1, Mark(1, 2, 0, 300))])
+    key.set_failure_marks([(3, 0, 1, Mark(1, 2, 0, 300))])
     key.remove(3, 0, 1)
     undo = parked.forget_next_tries()
     assert key.next_ms is None
@@ -120,13 +124,13 @@ def test_details_come_by_page_from_a_place_on():
     parked = Parked(7)
     for offset in range(6):
         parked.apply(Park(None, ((2 * offset, 2 * offset + 1),), FAILURE), at_ms=offset + 1)
-    page = detailed_offsets(parked, None, after=(7, 3), count=2)
+    page = list_offsets_with_failures(parked, None, after=(7, 3), count=2)
     assert (page.rows, page.more) == ([(7, 4, 5), (7, 6, 7)], True)
     assert page.details == [(3, 5, 0, 0), (4, 5, 0, 0)]
     assert page.faults == [Fault("ValueError", "no", "c", 3)]
-    last = detailed_offsets(parked, None, after=(7, 7), count=9)
+    last = list_offsets_with_failures(parked, None, after=(7, 7), count=9)
     assert (last.rows, last.more) == ([(7, 8, 9), (7, 10, 11)], False)
-    assert detailed_offsets(parked, None, after=(8, 0)).rows == []
+    assert list_offsets_with_failures(parked, None, after=(8, 0)).rows == []
 
 
 def test_pages_end_before_their_texts_are_too_long():
@@ -137,14 +141,14 @@ def test_pages_end_before_their_texts_are_too_long():
         parked.apply(Park(None, ((offset, offset + 1),), failure), at_ms=offset + 1)
     rows, more = 0, True
     while more:
-        page = detailed_offsets(parked, None, after=(7, rows))
+        page = list_offsets_with_failures(parked, None, after=(7, rows))
         assert 0 < len(page.rows) <= PARKED_PAGE_BYTES // 990 + 1
         rows, more = rows + len(page.rows), page.more
     assert rows == 1_000
     child = Parked(9)
     first: int | None = 0
     while first is not None:
-        keys, first = adopted_page(parked, lambda _key: True, first=first)
+        keys, first = build_adoption_page(parked, lambda _key: True, first=first)
         assert sum(len(key.marks) for key in keys) <= PARKED_ROWS_MAX
         child.apply(Adopt(7, tuple(keys), last=first is None), at_ms=1)
     assert told(child) == told(parked)
@@ -207,9 +211,9 @@ def test_texts_of_the_oldest_failures_are_dropped_when_too_many_differ(
 
 def test_faults_that_nothing_is_said_of_are_forgotten(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(failure_runs, "FAULT_CHARS_MAX", 399)
-    faults = Faults()
+    faults = FaultTable()
     numbers = [faults.intern(Fault("E", f"{place:099d}", "", 1)) for place in range(4)]
-    assert faults.too_many
+    assert faults.is_over_limit
     assert faults.prune({numbers[3]}) == {}
     assert faults.get(numbers[0]) is None
     assert faults.get(numbers[3]) is not None
@@ -220,32 +224,32 @@ def test_key_says_nothing_of_a_late_message_between_others():
     """What was parked without a failure, in the gap of a row, has none."""
     key = parked_key.ParkedKey(1)
     key.add(7, 0, 1)
-    key.mark([(7, 0, 1, UNKNOWN)])
+    key.set_failure_marks([(7, 0, 1, UNKNOWN)])
     mark = Mark(5, 5, 1)
     for offset in (10, 30):
         key.add(7, offset, offset + 1)
-        key.mark([(7, offset, offset + 1, mark)])
+        key.set_failure_marks([(7, offset, offset + 1, mark)])
     assert len(key.failures[7]) == 1
     key.add(7, 20, 21)
-    key.mark([(7, 20, 21, UNKNOWN)])
-    assert [known for *_, known in key.marked_from((0, 0), 9)] == [UNKNOWN, mark, UNKNOWN, mark]
+    key.set_failure_marks([(7, 20, 21, UNKNOWN)])
+    assert [known for *_, known in key.rows_with_marks((0, 0), 9)] == [UNKNOWN, mark, UNKNOWN, mark]
 
 
 def test_row_at_the_front_leaves_with_its_messages():
     runs, present = FailureRuns(), OffsetRuns([(0, 3_000)])
     for offset in range(3_000):
-        runs.put(offset, offset + 1, Mark(offset + 1, 0, 1))
+        runs.set_mark(offset, offset + 1, Mark(offset + 1, 0, 1))
     for offset in range(2_990):
         present.remove(offset, offset + 1)
-        runs.forget(offset, offset + 1, present)
+        runs.clear_marks(offset, offset + 1, present)
     assert len(runs) <= 11
-    assert [mark.since_ms for *_, mark in runs.within(2_990, 3_000)] == list(range(2_991, 3_001))
+    assert [mark.since_ms for *_, mark in runs.marks_in(2_990, 3_000)] == list(range(2_991, 3_001))
 
 
 MANY = """
 import resource
 import sys
-from keylane.broker.partition.park_views import changes_to_rebuild, detailed_offsets
+from keylane.broker.partition.park_views import changes_to_rebuild, list_offsets_with_failures
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.parked import Failure, Park
 
@@ -265,7 +269,7 @@ assert again.messages == COUNT
 marks = sum(len(key.marks) for change in changes_to_rebuild(again) for key in change.keys)
 assert 50_000 < marks <= 100_000, marks
 place, texts = (0, 0), set()
-while (page := detailed_offsets(again, None, after=place)).rows:
+while (page := list_offsets_with_failures(again, None, after=place)).rows:
     texts |= {page.faults[fault].text for _, _, fault, _ in page.details}
     place = page.rows[-1][0], page.rows[-1][2]
 assert texts == {"no answer of the bank"}

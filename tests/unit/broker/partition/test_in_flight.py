@@ -87,7 +87,7 @@ def test_unread_messages_are_free_again_after_a_trim():
     messages, acked = InFlight(1), AckedOffsets(0, [(5, 7)])
     ranges = hand_out(messages, acked)
     assert ranges == [(0, 5), (7, 12)]
-    assert messages.trim(A, ranges, upto=9) == [(0, 5), (7, 9)]
+    assert messages.free_from(A, ranges, end_offset=9) == [(0, 5), (7, 9)]
     assert hand_out(messages, acked, B, count_max=3) == [(9, 12)]
 
 
@@ -143,7 +143,7 @@ def test_held_messages_are_in_flight_for_longer():
     """
     messages, acked = InFlight(1), AckedOffsets()
     assert hand_out(messages, acked) == [(0, 10)]
-    messages.hold(acked, A, [(2, 4), (7, 8)], now_ms=900, in_flight_ms=1_000)
+    messages.extend_deadlines(acked, A, [(2, 4), (7, 8)], now_ms=900, in_flight_ms=1_000)
     assert hand_out(messages, acked, B, now_ms=1_000, readable_offset=10) == [
         (0, 2),
         (4, 7),
@@ -161,7 +161,7 @@ def test_held_messages_that_were_freed_are_in_flight_again():
     messages.add_session(A, ttl_ms=5_000, now_ms=0)
     assert hand_out(messages, acked, B, count_max=2) == [(0, 2)]
     acked.add(3, 4)
-    messages.hold(acked, A, [(1, 5)], now_ms=0, in_flight_ms=1_000)
+    messages.extend_deadlines(acked, A, [(1, 5)], now_ms=0, in_flight_ms=1_000)
     flying = [(each.start, each.end, each.session) for each in messages.ranges]
     assert flying == [(0, 2, B), (2, 3, A), (4, 5, A)]
 
@@ -170,7 +170,7 @@ def test_session_that_has_left_holds_nothing():
     messages, acked = InFlight(1), AckedOffsets()
     hand_out(messages, acked)
     messages.release_session(A)
-    messages.hold(acked, A, [(0, 2)], now_ms=0, in_flight_ms=1_000)
+    messages.extend_deadlines(acked, A, [(0, 2)], now_ms=0, in_flight_ms=1_000)
     assert messages.ranges == []
 
 
@@ -196,7 +196,7 @@ def test_session_that_is_heard_keeps_what_it_has():
     messages.add_session(A, ttl_ms=300, now_ms=0)
     assert hand_out(messages, acked, A, in_flight_ms=1_000) == [(0, 10)]
     for now_ms in range(100, 900, 200):
-        messages.hear(A, ttl_ms=1, now_ms=now_ms)
+        messages.renew_session(A, ttl_ms=1, now_ms=now_ms)
         assert hand_out(messages, acked, B, now_ms=now_ms + 199, count_max=1) != [(0, 1)]
     assert hand_out(messages, acked, B, now_ms=1_000, count_max=1) == [(0, 1)]
 
@@ -204,7 +204,7 @@ def test_session_that_is_heard_keeps_what_it_has():
 def test_session_that_is_heard_again_has_the_ttl_of_its_last_acquire():
     """One that did not acquire since it was silent has the ttl that it is given."""
     messages, acked = InFlight(1), AckedOffsets()
-    messages.hear(A, ttl_ms=700, now_ms=0)
+    messages.renew_session(A, ttl_ms=700, now_ms=0)
     assert hand_out(messages, acked, A, in_flight_ms=60_000) == [(0, 10)]
     assert hand_out(messages, acked, B, now_ms=699, count_max=1) == [(10, 11)]
     assert hand_out(messages, acked, B, now_ms=700, count_max=1) == [(0, 1)]
@@ -231,10 +231,10 @@ def test_session_redrives_alone_until_it_leaves_or_is_silent():
         messages.add_session(session, ttl_ms=100, now_ms=0)
     assert messages.is_redriver(A, 0)
     assert not messages.is_redriver(B, 0)
-    messages.hear(B, ttl_ms=100, now_ms=90)
+    messages.renew_session(B, ttl_ms=100, now_ms=90)
     assert not messages.is_redriver(B, 99)
     assert messages.is_redriver(B, 100), "the other was silent for its ttl"
     assert not messages.is_redriver(A, 100)
     messages.release_session(B)
-    messages.hear(A, ttl_ms=100, now_ms=110)
+    messages.renew_session(A, ttl_ms=100, now_ms=110)
     assert messages.is_redriver(A, 110)

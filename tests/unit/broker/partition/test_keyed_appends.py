@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition.appends import ProducerState
-from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.image import decode_partition, encode_partition
 from keylane.protocol.batch import check_batch
 from keylane.protocol.errors import Reason, SequenceGapError, StaleRouteError
 from keylane.protocol.http.posted import ASKED
@@ -118,7 +118,7 @@ async def test_keys_are_forgotten_before_producers(desk, disk, monkeypatch):
 async def test_image_of_a_partition_has_its_keys(desk):
     await desk.append(keyed())
     partition = desk.store.state.partition(1)
-    assert partition_of(1, image_of(partition)).producers == partition.producers
+    assert decode_partition(1, encode_partition(partition)).producers == partition.producers
 
 
 @pytest.mark.parametrize("producer_id", [NO_PRODUCER, 9, KEY + 2])

@@ -86,9 +86,9 @@ def test_other_rows_under_a_taken_number_are_refused(header: Header):
 def test_later_batches_are_refused_after_other_rows():
     """What follows in flight would be stored behind the rows of the first attempt."""
     with pytest.raises(SequenceReusedError):
-        decide_append(after(3), numbered(6), clashed=True)
+        decide_append(after(3), numbered(6), is_clashed=True)
     with pytest.raises(SequenceReusedError):
-        decide_append(after(3), numbered(4), clashed=True)
+        decide_append(after(3), numbered(4), is_clashed=True)
 
 
 def test_gap_is_refused():

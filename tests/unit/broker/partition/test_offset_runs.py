@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.offset_runs import SHRINK_AT, OffsetRuns
+from keylane.broker.partition.offset_runs import COMPACT_MIN_ROWS, OffsetRuns
 
 
 def test_added_offsets_are_told_once():
@@ -15,7 +15,7 @@ def test_added_offsets_are_told_once():
     assert list(runs) == [(2, 8)]
     assert runs.add(2, 8) == []
     assert runs.add(0, 10) == [(0, 2), (8, 10)]
-    assert (runs.messages, runs.runs, runs.first) == (10, 1, 0)
+    assert (runs.messages, runs.run_count, runs.first) == (10, 1, 0)
 
 
 def test_runs_that_touch_are_joined():
@@ -39,11 +39,11 @@ def test_run_is_split_when_its_middle_is_removed():
 
 
 def test_arrays_shrink_when_they_are_taken_at_the_front():
-    count = 4 * SHRINK_AT
+    count = 4 * COMPACT_MIN_ROWS
     runs = OffsetRuns((2 * number, 2 * number + 1) for number in range(count))
     for number in range(count):
         assert runs.remove(2 * number, 2 * number + 1) == [(2 * number, 2 * number + 1)]
-        assert len(runs._starts) <= max(2 * SHRINK_AT, 2 * (count - number) + 2)
+        assert len(runs._starts) <= max(2 * COMPACT_MIN_ROWS, 2 * (count - number) + 2)
     assert not runs
     assert (runs.messages, list(runs)) == (0, [])
 
@@ -62,14 +62,14 @@ def test_some_runs_are_given_from_a_place_on():
     runs.remove(0, 1)
     assert list(runs.page(1, 1)) == [(4, 5)]
     assert list(runs.page(0, 1 << 62)) == [(2, 3), (4, 5), (6, 7)]
-    assert runs.within(0, 5) == [(2, 3), (4, 5)]
-    assert runs.within(5, 6) == []
+    assert runs.intersection(0, 5) == [(2, 3), (4, 5)]
+    assert runs.intersection(5, 6) == []
 
 
 def test_packed_runs_read_back():
     runs = OffsetRuns([(0, 1), (2, 3), (9, 2**62)])
     runs.remove(0, 1)
-    again = OffsetRuns.from_packed(*runs.packed())
+    again = OffsetRuns.from_packed(*runs.pack())
     assert (list(again), again.messages) == (list(runs), runs.messages)
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from keylane.broker.partition import park_checks
-from keylane.broker.partition.park_checks import count_dead, park_changes
+from keylane.broker.partition.park_checks import count_dead, decide_park_changes
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -53,7 +53,9 @@ class CheckedDesk:
 
     def ask(self, *changes: RequestedChange) -> list[ParkChange]:
         """Have the changes checked and made."""
-        wanted = park_changes(self.parked, changes, self.acked, next_offset=100, token=self.token)
+        wanted = decide_park_changes(
+            self.parked, changes, self.acked, next_offset=100, token=self.token
+        )
         for change in wanted:
             self.parked.apply(change, at_ms=1, acked=self.acked)
         return wanted
@@ -226,8 +228,8 @@ def test_marks_and_edits_are_adopted_with_the_messages_that_they_are_of(rows_fir
     desk = CheckedDesk()
     for page in pages:
         desk.ask(Adopt(3, page, last=False))
-    assert desk.parked.edited(b"", (3, 1)) == EDITED
-    (mark,) = [mark for *_, mark in desk.parked.get(b"").marks(3, ((0, 2),))]
+    assert desk.parked.find_edit(b"", (3, 1)) == EDITED
+    (mark,) = [mark for *_, mark in desk.parked.get(b"").failure_marks(3, ((0, 2),))]
     assert (mark.since_ms, mark.at_ms) == (1, 2)
 
 
@@ -337,7 +339,7 @@ def test_ranges_above_the_cursor_have_a_limit():
     spread = [(2 * number + 1, 2 * number + 2) for number in range(ACK_RANGES_MAX)]
     acked = AckedOffsets(0, spread)
     with pytest.raises(OverloadedError):
-        park_changes(
+        decide_park_changes(
             Parked(7),
             [Park(b"k", ((2 * ACK_RANGES_MAX + 1, 2 * ACK_RANGES_MAX + 2),), FAILURE)],
             acked,
@@ -353,11 +355,11 @@ def test_parent_is_adopted_again_by_a_later_owner_alone():
     parked, again = Parked(7), Adopt(3, (), last=True)
     parked.apply(again, at_ms=1, token=5)
     acked = AckedOffsets(0)
-    assert park_changes(parked, [again], acked, next_offset=9, token=5) == []
-    assert park_changes(parked, [again], acked, next_offset=9, token=6) == [again]
+    assert decide_park_changes(parked, [again], acked, next_offset=9, token=5) == []
+    assert decide_park_changes(parked, [again], acked, next_offset=9, token=6) == [again]
     unknown = Parked(7)
     unknown.apply(again, at_ms=1)
-    assert park_changes(unknown, [again], acked, next_offset=9, token=6) == []
+    assert decide_park_changes(unknown, [again], acked, next_offset=9, token=6) == []
 
 
 OLD = Failure("ValueError", "no", "c", 5, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.park_views import changes_for_operator, decode_key, list_keys_page
+from keylane.broker.partition.park_views import build_parked_list, changes_for_operator, decode_key
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.parked import (
@@ -30,7 +30,7 @@ def parked_of(*changes: object) -> Parked:
 
 def test_key_without_messages_is_listed():
     parked = parked_of(Park(b"k", ((0, 1),), FAILURE), Unpark(b"k", 7, ((0, 1),)))
-    (view,) = list_keys_page(parked, "g", 0, 10).keys
+    (view,) = build_parked_list(parked, "g", 0, 10).keys
     assert (view.messages, view.first_source, view.first_offset) == (0, 7, -1)
 
 
@@ -42,14 +42,14 @@ def test_messages_that_wait_for_retry_are_listed_on_request():
         Shift(1, -2, 7, ((5, 6),)),
     )
     parked.set_next_tries([(3, 7, 2, 80), (3, 7, 1, 90)])
-    assert [view.key_hex for view in list_keys_page(parked, "g", 0, 10).keys] == ["6b"]
-    views = list_keys_page(parked, "g", 1, 10, retrying=True).keys
+    assert [view.key_hex for view in build_parked_list(parked, "g", 0, 10).keys] == ["6b"]
+    views = build_parked_list(parked, "g", 1, 10, retrying=True).keys
     assert [(view.key_hex, view.tries, view.messages, view.next_ms) for view in views] == [
         (None, 3, 2, 80),
         (None, 1, 1, None),
     ]
     assert [view.state for view in views] == [ParkState.PARKED, ParkState.REDRIVING]
-    first = list_keys_page(parked, "g", 0, 1, retrying=True)
+    first = build_parked_list(parked, "g", 0, 1, retrying=True)
     assert (len(first.keys), first.more) == (1, True)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from keylane.broker.partition.park_checks import count_dead
 from keylane.broker.partition.park_views import (
-    adopted_page,
+    build_adoption_page,
+    build_parked_list,
     changes_to_rebuild,
-    list_keys_page,
-    parked_keys,
-    parked_offsets,
+    list_parked_keys,
+    list_parked_offsets,
 )
 from keylane.broker.partition.parked import Parked
 from keylane.protocol.errors import Reason
@@ -95,7 +95,7 @@ def test_loose_messages_leave_no_key_behind(key: bytes | None):
 def test_loose_key_without_messages_is_not_made(key: bytes | int | None):
     empty = AdoptedKey(key, ParkState.PARKED, 1, FAILURE, ())
     parked = parked_of(Park(key, (), FAILURE), Adopt(3, (empty,), last=True))
-    assert (len(parked), parked.adopted) == (0, {3})
+    assert (len(parked), parked.adopted_parents) == (0, {3})
 
 
 def test_messages_of_an_ancestor_come_before_the_own():
@@ -108,7 +108,7 @@ def test_messages_of_an_ancestor_come_before_the_own():
         Adopt(3, (grown,), last=True),
     )
     assert rows(parked, b"k") == [(3, 8, 9), (5, 0, 1), (7, 0, 1)]
-    assert (parked.adopted, parked.first_own()) == ({3, 5}, 0)
+    assert (parked.adopted_parents, parked.lowest_own_offset()) == ({3, 5}, 0)
 
 
 def test_first_own_message_is_the_lowest_of_all_keys():
@@ -118,9 +118,9 @@ def test_first_own_message_is_the_lowest_of_all_keys():
         Park(b"b", ((4, 5),), FAILURE),
         Adopt(3, (other,), last=False),
     )
-    assert parked.first_own() == 4
+    assert parked.lowest_own_offset() == 4
     parked.apply(Clear(), at_ms=1)
-    assert parked.first_own() is None
+    assert parked.lowest_own_offset() is None
 
 
 def test_adopted_key_is_parked_since_the_older_time():
@@ -131,7 +131,7 @@ def test_adopted_key_is_parked_since_the_older_time():
     assert parked.get(b"k").since_ms == -5
     undo()
     known = parked.get(b"k")
-    assert (known.since_ms, known.state, known.failure, parked.adopted) == (
+    assert (known.since_ms, known.state, known.failure, parked.adopted_parents) == (
         1,
         ParkState.PARKED,
         FAILURE,
@@ -146,15 +146,15 @@ def test_page_has_its_rows_and_goes_on_in_a_key():
         Park(b"a", ((0, 3),), FAILURE), Park(b"k", spread, FAILURE), Park(b"z", ((50_000, 50_001),))
     )
     parked.apply(Park(b"e", (), FAILURE), at_ms=1)
-    page, following = adopted_page(parked, lambda _key: True)
+    page, following = build_adoption_page(parked, lambda _key: True)
     assert following == PARKED_ROWS_MAX
-    rest, end = adopted_page(parked, lambda _key: True, first=following)
+    rest, end = build_adoption_page(parked, lambda _key: True, first=following)
     assert end is None
     assert [key.key for key in page] == [b"a", b"k"]
     assert [key.key for key in rest] == [b"k", b"z", b"e"]
     assert page[1].rows + rest[0].rows == tuple(rows(parked, b"k"))
-    assert adopted_page(parked, lambda _key: True, first=99_999) == ([], None)
-    assert [key.key for key in adopted_page(parked, lambda key: key == b"z")[0]] == [b"z"]
+    assert build_adoption_page(parked, lambda _key: True, first=99_999) == ([], None)
+    assert [key.key for key in build_adoption_page(parked, lambda key: key == b"z")[0]] == [b"z"]
 
 
 def test_pages_keep_their_length():
@@ -165,26 +165,26 @@ def test_pages_keep_their_length():
     )
     pages, first = [], 0
     while first is not None:
-        page, first = adopted_page(parked, lambda _key: True, first=first)
+        page, first = build_adoption_page(parked, lambda _key: True, first=first)
         pages.append(page)
     assert sum(len(page) for page in pages) == 1500
     assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
-    listed = list_keys_page(parked, "g", 0, 1_000)
+    listed = build_parked_list(parked, "g", 0, 1_000)
     assert listed.more
     assert len(msgspec.json.encode(listed)) < PARKED_PAGE_BYTES + 16_384
-    assert list_keys_page(parked, "g", 1499, 1_000).more is False
-    key_rows = parked_keys(parked, 0)
+    assert build_parked_list(parked, "g", 1499, 1_000).more is False
+    key_rows = list_parked_keys(parked, 0)
     assert len(msgspec.msgpack.encode(key_rows)) < PARKED_PAGE_BYTES + 8_192
-    assert parked_keys(parked, len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
+    assert list_parked_keys(parked, len(key_rows))[0].key[:4] == b"%04d" % len(key_rows)
 
 
 def test_offsets_of_a_key_are_given_from_the_oldest_on():
     adopted = AdoptedKey(b"k", ParkState.PARKED, 1, None, ((3, 0, 4),))
     parked = parked_of(Park(b"k", ((0, 2), (5, 9)), FAILURE), Adopt(3, (adopted,), last=True))
-    assert parked_offsets(parked, b"k", count=5).rows == [(3, 0, 4), (7, 0, 1)]
-    assert parked_offsets(parked, b"k", count=9, first=1).rows == [(7, 0, 2), (7, 5, 9)]
-    assert parked_offsets(parked, b"k", count=1).messages == 10
-    assert parked_offsets(parked, b"other", count=1).rows == []
+    assert list_parked_offsets(parked, b"k", count=5).rows == [(3, 0, 4), (7, 0, 1)]
+    assert list_parked_offsets(parked, b"k", count=9, first=1).rows == [(7, 0, 2), (7, 5, 9)]
+    assert list_parked_offsets(parked, b"k", count=1).messages == 10
+    assert list_parked_offsets(parked, b"other", count=1).rows == []
 
 
 def test_buried_key_is_dead_with_all_its_messages():
@@ -218,7 +218,7 @@ def test_image_of_nothing_is_empty():
 def test_image_of_frozen_and_adopted_is_kept_without_keys():
     parked = parked_of(Adopt(3, (), last=True), Freeze())
     again = Parked.of_image(7, parked.image())
-    assert (again.adopted, again.frozen, bool(again), len(again)) == ({3}, True, True, 0)
+    assert (again.adopted_parents, again.frozen, bool(again), len(again)) == ({3}, True, True, 0)
 
 
 def test_image_tells_under_which_token_a_parent_was_adopted():
@@ -226,15 +226,15 @@ def test_image_tells_under_which_token_a_parent_was_adopted():
     parked = parked_of()
     parked.apply(Adopt(3, (), last=True), at_ms=1, token=5)
     undo = parked.apply(Adopt(3, (), last=True), at_ms=2, token=9)
-    assert Parked.of_image(7, parked.image()).adopted_under == {3: 9}
+    assert Parked.of_image(7, parked.image()).adoption_tokens == {3: 9}
     undo()
     again = Parked.of_image(7, parked.image())
-    assert (again.adopted, again.adopted_under) == ({3}, {3: 5})
-    assert next(again.token_of(change, 8) for change in changes_to_rebuild(again)) == 5
+    assert (again.adopted_parents, again.adoption_tokens) == ({3}, {3: 5})
+    assert next(again.token_for_rewrite(change, 8) for change in changes_to_rebuild(again)) == 5
     take_back = again.apply(Clear(), at_ms=3)
     assert not again
     take_back()
-    assert again.adopted_under == {3: 5}
+    assert again.adoption_tokens == {3: 5}
 
 
 MILLION = """
@@ -289,12 +289,12 @@ def edit(source: int, offset: int, value: bytes = b"mended") -> Edit:
 def test_edit_ends_with_its_message():
     """A later one takes its place; what takes the end back brings it back."""
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 3, b"first"), edit(7, 3))
-    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
-    assert parked.edited(b"k", (7, 2)) is None
+    assert parked.find_edit(b"k", (7, 3)) == edit(7, 3).message
+    assert parked.find_edit(b"k", (7, 2)) is None
     undo = parked.apply(Unpark(b"k", 7, ((2, 4),)), at_ms=9)
-    assert list(parked.edits()) == []
+    assert list(parked.list_edits()) == []
     undo()
-    assert parked.edited(b"k", (7, 3)) == edit(7, 3).message
+    assert parked.find_edit(b"k", (7, 3)) == edit(7, 3).message
 
 
 def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
@@ -308,26 +308,26 @@ def test_owner_has_messages_of_a_parked_key_handled_until_a_failure():
         Unpark(b"k", 7, ((2, 3),)),
     ):
         parked.apply(change, at_ms=9)
-        assert parked.get(b"k").is_handled(5)
-        assert not parked.get(b"k").is_handled(6)
-    assert not Parked.of_image(7, parked.image()).get(b"k").is_handled(0)
+        assert parked.get(b"k").is_being_handled(5)
+        assert not parked.get(b"k").is_being_handled(6)
+    assert not Parked.of_image(7, parked.image()).get(b"k").is_being_handled(0)
     for change in (
         Park(b"k", (), FAILURE),
         DeadLetterKey(b"k", (), FAILURE),
         Adopt(3, (MINE,), last=True),
     ):
         undo = parked.apply(change, at_ms=9)
-        assert not parked.get(b"k").is_handled(5)
+        assert not parked.get(b"k").is_being_handled(5)
         undo()
-        assert parked.get(b"k").is_handled(5)
+        assert parked.get(b"k").is_being_handled(5)
 
 
 def test_edit_of_a_message_that_is_not_parked_changes_nothing():
     parked = parked_of(Park(b"k", ((2, 4),), FAILURE), edit(7, 4), edit(3, 2))
-    assert list(parked.edits()) == []
+    assert list(parked.list_edits()) == []
     for key, place in ((b"k", (7, 4)), (b"k", (3, 2)), (None, (7, 2))):
         with raises(Reason.PARKED_MESSAGE_UNKNOWN):
-            parked.edited(key, place)
+            parked.find_edit(key, place)
 
 
 def test_adopted_edit_gives_way_to_one_that_was_made_here():
@@ -344,13 +344,13 @@ def test_adopted_edit_gives_way_to_one_that_was_made_here():
     parked = parked_of(
         Adopt(3, (rows,), last=False), edit(3, 0, b"new"), Adopt(3, (late,), last=True)
     )
-    assert [each.value for _, each in parked.edits()] == [b"new", b"old"]
+    assert [each.value for _, each in parked.list_edits()] == [b"new", b"old"]
 
 
 def test_offsets_name_the_edited_messages_of_a_page():
     parked = parked_of(Park(b"k", ((0, 2), (5, 8)), FAILURE), edit(7, 1), edit(7, 6), edit(7, 7))
-    assert parked_offsets(parked, b"k", count=4).edited == [(7, 1), (7, 6)]
-    assert parked_offsets(parked, b"k", count=9, first=1).edited == [(7, 6), (7, 7)]
+    assert list_parked_offsets(parked, b"k", count=4).edited == [(7, 1), (7, 6)]
+    assert list_parked_offsets(parked, b"k", count=9, first=1).edited == [(7, 6), (7, 7)]
 
 
 def test_pages_hold_edits_up_to_their_size():
@@ -363,12 +363,12 @@ def test_pages_hold_edits_up_to_their_size():
     )
     pages, first = [], 0
     while first is not None:
-        page, first = adopted_page(parked, lambda _key: True, first=first)
+        page, first = build_adoption_page(parked, lambda _key: True, first=first)
         pages.append(page)
     sizes = [[len(each.value) for key in page for each in key.edits] for page in pages]
     assert sizes == [[large] * 2, [large] * 2, [2 * PARKED_PAGE_BYTES]]
     child = Parked(9)
     for page in pages:
         child.apply(Adopt(7, tuple(page), last=False), at_ms=9)
-    assert list(child.edits()) == list(parked.edits())
+    assert list(child.list_edits()) == list(parked.list_edits())
     assert child.messages == 6

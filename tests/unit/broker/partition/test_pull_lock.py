@@ -8,10 +8,10 @@ from keylane.broker.partition.pull_lock import (
     PullLock,
     check_holder,
     decide_acquire,
+    grant_lock,
     raise_fence,
-    release,
+    release_lock,
     renew,
-    take,
 )
 from keylane.protocol.errors import FencedError, InvalidRequestError, TokenUnknownError
 from keylane.protocol.ids import MAX_I64
@@ -20,7 +20,7 @@ from keylane.protocol.ids import MAX_I64
 def held(token: int = 5, session: str = "s1") -> PullLock:
     lock = PullLock()
     raise_fence(lock, token=token, session=session)
-    take(lock, ttl_ms=100, now_ms=1000)
+    grant_lock(lock, ttl_ms=100, now_ms=1000)
     return lock
 
 
@@ -57,24 +57,24 @@ def test_lock_expires_and_comes_back():
     newer owner came.
     """
     lock = held()
-    assert lock.holder(1099) == "s1"
-    assert lock.holder(1100) is None
+    assert lock.holder_at(1099) == "s1"
+    assert lock.holder_at(1100) is None
 
     check_holder(lock, token=5, session="s1")
     renew(lock, now_ms=2000)
-    assert lock.holder(2099) == "s1"
+    assert lock.holder_at(2099) == "s1"
 
 
 def test_released_lock_has_to_be_acquired_again():
     """After a release the owner's pulls are refused until it acquires."""
     lock = held()
-    release(lock)
-    assert lock.holder(1001) is None
+    release_lock(lock)
+    assert lock.holder_at(1001) is None
     with pytest.raises(FencedError):
         check_holder(lock, token=5, session="s1")
 
     assert not decide_acquire(lock, token=5, session="s1", ttl_ms=100)
-    take(lock, ttl_ms=100, now_ms=1000)
+    grant_lock(lock, ttl_ms=100, now_ms=1000)
     check_holder(lock, token=5, session="s1")
 
 

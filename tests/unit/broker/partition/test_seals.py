@@ -106,7 +106,7 @@ async def test_describe_says_why_a_partition_cannot_be_sealed(office):
     for.
     """
     partition = office.store.state.partition(1)
-    office.store.state.lose(partition, 0, -1, position=0)
+    office.store.state.add_lost_range(partition, 0, -1, position=0)
     with pytest.raises(KeylaneError) as refused:
         await office.seal()
     assert await office.unsealable() == refused.value.message

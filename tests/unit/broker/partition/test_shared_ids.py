@@ -60,7 +60,7 @@ async def test_batches_are_told_apart_after_a_restart():
     assert await desk.store.snapshotter.write()
     await assert_told_apart(await opened(disk), stored)
     while len(desk.store.log.bases) > 1:
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
     for name in disk.list("snapshot"):
         disk.remove(f"snapshot/{name}")
     again = await opened(disk)
@@ -95,6 +95,6 @@ async def test_producer_that_is_forgotten_is_no_longer_shared(monkeypatch):
     for producer_id in (1, 2):
         await desk.append(batch(producer_id=producer_id))
     partition = desk.store.state.partition(1)
-    assert not partition.clashed
+    assert not partition.clashed_ids
     assert partition.is_quiet(0)
     await desk.append(others(0))

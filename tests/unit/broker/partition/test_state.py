@@ -52,7 +52,7 @@ async def test_restart_finds_what_service_had():
     group = state.partition(1).groups["audit"]
     assert (group.lock.fence, group.lock.session, group.durable_fence) == (4, "a" * 16, 4)
     assert (group.acked.cursor, group.acked.ranges) == (7, [(9, 11)])
-    assert group.lock.holder(clock.boot_ms()) is None
+    assert group.lock.holder_at(clock.boot_ms()) is None
 
 
 async def test_times_within_a_partition_never_fall():

@@ -12,8 +12,8 @@ def ended(*pulled_to: int) -> Suspects:
     """Owners have pulled so far, and ended without a release."""
     suspects = Suspects()
     for upto in pulled_to:
-        suspects.pulled(upto)
-        assert not suspects.on_new_owner(released=False)
+        suspects.record_pull(upto)
+        assert not suspects.on_new_owner(is_released=False)
     return suspects
 
 
@@ -23,10 +23,10 @@ def test_pulled_messages_are_suspects_when_two_owners_ended_without_a_release():
     """
     suspects = ended(20)
     assert suspects.upto == 0
-    suspects.pulled(30)
-    suspects.pulled(10)
+    suspects.record_pull(30)
+    suspects.record_pull(10)
     assert suspects.upto == 0, "while it lives"
-    suspects.on_new_owner(released=False)
+    suspects.on_new_owner(is_released=False)
     assert suspects.upto == 20
 
 
@@ -34,8 +34,8 @@ def test_suspects_are_what_both_owners_had():
     """What only one of them pulled is suspected once the other has ended with it, too."""
     suspects = ended(20, 5)
     assert suspects.upto == 5
-    suspects.pulled(30)
-    suspects.on_new_owner(released=False)
+    suspects.record_pull(30)
+    suspects.on_new_owner(is_released=False)
     assert suspects.upto == 20
 
 
@@ -48,13 +48,13 @@ def test_end_without_a_release_is_known_where_nothing_was_pulled():
     of it.
     """
     suspects = Suspects()
-    assert not suspects.on_new_owner(released=False)
+    assert not suspects.on_new_owner(is_released=False)
     assert not suspects.unreleased, "of its first owner in this broker's life nothing is known"
-    suspects.on_new_owner(released=False)
+    suspects.on_new_owner(is_released=False)
     assert (suspects.unreleased, suspects.upto) == (True, 0)
-    suspects.on_new_owner(released=True)
+    suspects.on_new_owner(is_released=True)
     assert not suspects.unreleased
-    suspects.on_new_owner(released=False)
+    suspects.on_new_owner(is_released=False)
     assert suspects.unreleased
 
 
@@ -63,10 +63,10 @@ def test_release_ends_every_suspicion(begun: list[tuple[int, int]]):
     """Also that of the owners before."""
     suspects = ended(20, 20)
     suspects.begun = dict(begun)
-    assert suspects.on_new_owner(released=True) is bool(begun)
+    assert suspects.on_new_owner(is_released=True) is bool(begun)
     assert (suspects.upto, suspects.unacked(AckedOffsets())) == (0, [])
-    suspects.pulled(20)
-    suspects.on_new_owner(released=False)
+    suspects.record_pull(20)
+    suspects.on_new_owner(is_released=False)
     assert suspects.upto == 0, "the next end is a first one"
 
 

@@ -9,8 +9,8 @@ import gc
 import msgspec
 
 from keylane.broker.partition.appends import ProducerState, StoredBatch
-from keylane.broker.partition.image import image_of, partition_of
-from keylane.broker.partition.partition import HostedPartition, Lost
+from keylane.broker.partition.image import decode_partition, encode_partition
+from keylane.broker.partition.partition import HostedPartition, LostOffsets
 from keylane.broker.partition.records import CursorBody, FenceBody
 from keylane.broker.partition.table import PartitionTable
 from keylane.protocol.control import HostPartition, Retention
@@ -30,19 +30,19 @@ def full(partition_id: int = 9) -> HostedPartition:
     partition.apply_fence(FenceBody("audit", 6, "a" * 32))
     partition.groups["audit"].durable_fence = 6
     partition.apply_cursor(CursorBody("audit", 6, 40, [(42, 44), (50, 60)]))
-    partition.lose(20, 25, position=777)
+    partition.add_lost_range(20, 25, position=777)
     partition.fences_lost = True
     return partition
 
 
 def same(partition: HostedPartition, other: HostedPartition) -> bool:
-    return image_of(partition) == image_of(other) and partition.facts == other.facts
+    return encode_partition(partition) == encode_partition(other) and partition.facts == other.facts
 
 
 def test_image_is_all_of_a_partition():
     """Nothing of a partition is missing in its image, nor changed by it."""
     was = full()
-    now = partition_of(9, image_of(was))
+    now = decode_partition(9, encode_partition(was))
     for name in HostedPartition.__slots__:
         if name not in {"__weakref__", "groups"}:
             assert getattr(now, name) == getattr(was, name), name
@@ -51,7 +51,7 @@ def test_image_is_all_of_a_partition():
     assert (after.acked.cursor, after.acked.ranges) == (40, [(42, 44), (50, 60)])
     assert after.durable_fence == 6
     assert list(now.producers) == [8, 3]
-    assert now.lost == (Lost(20, 25, 777),)
+    assert now.lost == (LostOffsets(20, 25, 777),)
 
 
 _NO_FACTS = {"subject", "partition", "groups", "tokens_above", "times_from_ms"}
@@ -73,7 +73,7 @@ def test_image_has_every_fact():
         if field.name not in _NO_FACTS:
             given[field.name] = values.get(field.type, 3)
     told = HostPartition(subject="s", partition=facts(1).partition, **given)
-    assert partition_of(1, image_of(HostedPartition(told))).facts == told
+    assert decode_partition(1, encode_partition(HostedPartition(told))).facts == told
     own = {"partition_id", "name", "queue", "range_start", "range_end", "broker_group", "parents"}
     changing = {"state", "address", "logic_start"}
     assert set(Partition.__struct_fields__) == own | changing

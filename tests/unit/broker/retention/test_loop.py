@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from keylane.broker.partition.damage import damage_of
+from keylane.broker.partition.damage import describe_damage
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.service import BrokerService
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.log.commit_log import segment_bases, segment_path
 from keylane.broker.storage.log.trail import trail_path
-from keylane.broker.store.group_changes import know_groups
+from keylane.broker.store.group_changes import register_groups_at
 from keylane.protocol.control import Retention, TimeBound
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -57,7 +57,7 @@ class RetainingBroker:
             )
             await durable
             if groups is not None:
-                await know_groups(
+                await register_groups_at(
                     self.store, self.store.state.partition(number), groups, complete=True
                 )
         for number in range(batches):
@@ -101,7 +101,7 @@ async def test_old_segments_go_and_first_offsets_rise():
     assert 0 < gone < len(bases) - 1
     assert house.store.log.bases == bases[gone:]
     partition = house.store.state.partition(1)
-    unit = house.store.queues.by_time(1, 0, TimeBound.LOWER)
+    unit = house.store.queues.find_by_time(1, 0, TimeBound.LOWER)
     assert house.clock.wall_ms() - unit.appended_at_ms <= 80 * HOUR
     await house.agrees()
     assert partition.first_offset > 0
@@ -255,7 +255,7 @@ async def test_calendar_that_was_set_forward_counts_when_a_day_has_passed_or_an_
     house.clock.wall_offset_ms += 8_760 * HOUR
     assert await house.cleaning.check() == 0
     if word:
-        house.cleaning.adopt(settings_of())
+        house.cleaning.apply_settings(settings_of())
     else:
         house.clock.advance(24 * HOUR)
     assert await house.cleaning.check() > 0
@@ -399,7 +399,7 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     for name in house.disk.list("snapshot"):
         house.disk.remove(f"snapshot/{name}")
     house.open()
-    assert damage_of(house.store.state) == []
+    assert describe_damage(house.store.state) == []
     await house.agrees()
     await house.desk.append(batch(sequence=200))
 
@@ -411,7 +411,7 @@ async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     bases = house.store.log.bases
     house.disk.fail = "remove"
     with pytest.raises(StorageError):
-        await house.store.carry_over.drop_first_segment()
+        await house.store.carry_over.remove_oldest_segment()
     house.disk.fail = ""
     assert segment_bases(house.disk) == bases
     house.cleaning._limits = type(house.cleaning._limits)(retention_ms=0, retention_bytes=0)

@@ -14,7 +14,7 @@ from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.storage.files import RealFiles
 from keylane.broker.storage.reserve import PATH as RESERVE
 from keylane.broker.store import opening
-from keylane.broker.store.group_changes import know_groups, set_cursor
+from keylane.broker.store.group_changes import register_groups_at, set_cursor
 from keylane.protocol.control import TimeBound
 from keylane.protocol.errors import BrokerReadOnlyError, OffsetOutOfRangeError, StorageError
 from keylane.protocol.progress import SetCursor
@@ -115,7 +115,7 @@ class CommitWatchedBroker:
             for below in range(first):
                 with pytest.raises(OffsetOutOfRangeError):
                     await self.desk.read(below, partition_id=number)
-            assert await self.store.offset_at(partition, 0, TimeBound.LOWER) == first
+            assert await self.store.find_offset_at(partition, 0, TimeBound.LOWER) == first
         assert (await self.desk.acquire(1)).cursor == self.first(1)
         assert (await self.desk.pull(1, self.first(1)))[0].upto > self.first(1)
 
@@ -181,7 +181,7 @@ async def test_readers_while_it_works(kind, tmp_path):
                 told.append((await house.desk.read(offset))[0].upto > offset)
             except OffsetOutOfRangeError:
                 told.append("out of range")
-        assert await house.store.offset_at(partition, 0, TimeBound.LOWER) == house.first()
+        assert await house.store.find_offset_at(partition, 0, TimeBound.LOWER) == house.first()
         return result
 
     house.run_commit = look
@@ -201,7 +201,7 @@ async def test_group_that_comes_while_it_is_decided(moment):
     house = CommitWatchedBroker(disk)
     await house.fill()
     cleaning = house.cleaning
-    name = {"decided": "_floor", "written": "_first_offsets_at"}[moment]
+    name = {"decided": "_find_floor", "written": "_first_offsets_at"}[moment]
     real = getattr(cleaning, name)
     cursors = []
 
@@ -229,7 +229,7 @@ async def test_group_that_is_set_back_while_it_is_decided():
     await house.fill()
     await house.desk.acquire(1)
     await house.desk.ack(1, (0, 2 * BATCHES))
-    floor = house.cleaning._floor
+    floor = house.cleaning._find_floor
     partition = house.store.state.partition(1)
 
     async def late(*args):
@@ -238,7 +238,7 @@ async def test_group_that_is_set_back_while_it_is_decided():
             await set_cursor(house.store, partition, SetCursor(group="audit", token=2, cursor=0))
         return result
 
-    house.cleaning._floor = late
+    house.cleaning._find_floor = late
     await house.cleaning.check()
     assert partition.first_offset == 0
     assert partition.groups["audit"].acked.cursor == 0
@@ -251,16 +251,16 @@ async def test_group_that_is_made_known_while_it_is_decided(told):
     """
     house = CommitWatchedBroker(SimDisk())
     await house.fill()
-    floor = house.cleaning._floor
+    floor = house.cleaning._find_floor
     partition = house.store.state.partition(1)
 
     async def late(*args):
         result = await floor(*args)
         if told:
-            await know_groups(house.store, partition, ["audit"])
+            await register_groups_at(house.store, partition, ["audit"])
         return result
 
-    house.cleaning._floor = late
+    house.cleaning._find_floor = late
     await house.cleaning.check()
     assert (partition.first_offset == 0) is told
 
@@ -269,7 +269,7 @@ async def test_group_that_comes_after_the_decision():
     """A group that registers while first offsets rise begins at the one that was decided."""
     house = CommitWatchedBroker(SimDisk())
     await house.fill((1, 2))
-    decide = house.cleaning._decide
+    decide = house.cleaning._decide_position
 
     async def late(*args):
         result = await decide(*args)
@@ -278,7 +278,7 @@ async def test_group_that_comes_after_the_decision():
         return result
 
     cursors: list[int] = []
-    house.cleaning._decide = late
+    house.cleaning._decide_position = late
     assert await house.cleaning.check() > 0
     assert cursors == [house.first()]
     assert cursors[0] > 0
@@ -349,7 +349,7 @@ async def test_first_offsets_are_mended_only_where_they_have_to_be(monkeypatch):
     for number in range(BATCHES, BATCHES + 50):
         house.clock.advance(HOUR)
         await again.desk.append(batch(sequence=2 * number))
-    monkeypatch.setattr(again.cleaning, "_forget", lambda: asyncio.sleep(0))
+    monkeypatch.setattr(again.cleaning, "_forget_removed", lambda: asyncio.sleep(0))
     await again.cleaning.check()
     last = CommitWatchedBroker(disk, house.clock)
     assert last.first() == again.first() > first

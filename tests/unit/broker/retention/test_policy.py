@@ -10,9 +10,9 @@ from keylane.broker.retention.policy import (
     Limits,
     SealedSegment,
     allowed_position,
-    begins_segment,
+    earliest_removal_ms,
+    must_begin_segment,
     reason_to_refuse,
-    removed_from_ms,
     wanted_position,
 )
 
@@ -53,7 +53,7 @@ def test_segment_is_begun_when_an_eighth_of_the_age_has_passed():
     """Not without messages, without an age, or where very many segments are kept already."""
 
     def begins(oldest_ms, *, limits=LIMITS, segments=1):
-        return begins_segment(oldest_ms, limits, segments=segments, now_ms=NOW)
+        return must_begin_segment(oldest_ms, limits, segments=segments, now_ms=NOW)
 
     assert begins(NOW - 9 * HOUR)
     assert not begins(NOW - 9 * HOUR + 1)
@@ -104,7 +104,7 @@ def test_segments_stay_when_a_group_needs_them():
 
 def test_message_may_be_removed_at_its_age_or_earlier_on_a_full_disk():
     def at(limits=LIMITS, use=EMPTY):
-        return removed_from_ms(NOW - HOUR, limits, use, log_bytes=100, now_ms=NOW)
+        return earliest_removal_ms(NOW - HOUR, limits, use, log_bytes=100, now_ms=NOW)
 
     assert at() == NOW + 71 * HOUR
     assert at(use=disk(75)) == NOW + 35 * HOUR
@@ -128,6 +128,8 @@ def test_no_segment_goes_before_its_messages_may(ages, percent, hours, size):
     sealed = segments(*sorted(ages, reverse=True))
     end = 100 * len(sealed) + 50
     for segment in sealed[: wanted(sealed, limits=limits, disk=disk(percent))]:
-        told = removed_from_ms(segment.newest_ms, limits, disk(percent), log_bytes=end, now_ms=NOW)
+        told = earliest_removal_ms(
+            segment.newest_ms, limits, disk(percent), log_bytes=end, now_ms=NOW
+        )
         assert told is not None
         assert told <= NOW

@@ -9,7 +9,13 @@ import random
 import pytest
 
 from keylane.broker.scheduled.journal import ScheduledJournal, segment_path
-from keylane.broker.scheduled.records import FRAME_BYTES_MAX, Canceled, Place, Record, Waits
+from keylane.broker.scheduled.records import (
+    FRAME_BYTES_MAX,
+    Canceled,
+    Place,
+    Record,
+    ScheduledMessageRecord,
+)
 from keylane.protocol.errors import (
     CorruptLogError,
     DataFolderError,
@@ -29,7 +35,7 @@ def opened(disk: SimDisk, *, cut: bool = True) -> tuple[ScheduledJournal, list[R
     """The journal as a start finds it, and its records."""
     read: list[Record] = []
     journal = ScheduledJournal.open(
-        disk, lambda _place, more: read.extend(more), segment_bytes=200, cut=cut
+        disk, lambda _place, more: read.extend(more), segment_bytes=200, must_cut=cut
     )
     return journal, read
 
@@ -53,7 +59,7 @@ def test_journal_without_messages_has_no_folder():
     disk = SimDisk()
     journal, _ = opened(disk)
     assert "scheduled" not in disk.folders
-    assert journal.bytes == 0
+    assert journal.size_bytes == 0
 
 
 def test_frames_are_read_back_over_segments():
@@ -200,6 +206,6 @@ def test_frame_over_its_limit_is_refused_and_nothing_is_written():
     disk = SimDisk()
     journal, _ = opened(disk)
     with pytest.raises(ValueError, match="a frame of"):
-        journal.append([Waits(b"0" * 16, 1, "s", 1, bytes(FRAME_BYTES_MAX), b"")])
-    assert journal.bytes == 0
+        journal.append([ScheduledMessageRecord(b"0" * 16, 1, "s", 1, bytes(FRAME_BYTES_MAX), b"")])
+    assert journal.size_bytes == 0
     assert opened(disk)[1] == []

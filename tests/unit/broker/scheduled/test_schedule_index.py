@@ -1,5 +1,5 @@
-"""The schedule index decides which scheduled messages are due, taken, given back, canceled, delivered; and
-from its records.
+"""The schedule index decides which scheduled messages are due, taken, given back, canceled,
+delivered; and from its records.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from keylane.broker.scheduled.records import (
     Delivered,
     DroppedMessages,
     Place,
+    ScheduledMessageRecord,
     Taken,
-    Waits,
-    waits_for,
+    bind_to_subject,
 )
 from keylane.broker.scheduled.schedule_index import (
     DELIVERY_BYTES_MAX,
@@ -42,11 +42,13 @@ def number(name: str) -> bytes:
     return name.encode().ljust(16, b"\0")
 
 
-def waits(name: str, at_ms: int, *, subject: str = "s", value: bytes = b"v") -> Waits:
-    return Waits(number(name), at_ms, subject, 0, value, b"")
+def waits(
+    name: str, at_ms: int, *, subject: str = "s", value: bytes = b"v"
+) -> ScheduledMessageRecord:
+    return ScheduledMessageRecord(number(name), at_ms, subject, 0, value, b"")
 
 
-def schedule_index_of(*messages: Waits) -> ScheduleIndex:
+def schedule_index_of(*messages: ScheduledMessageRecord) -> ScheduleIndex:
     schedule_index = ScheduleIndex()
     for message in messages:
         schedule_index.add(message, PLACE)
@@ -65,7 +67,7 @@ def ended(look: Generator[None, None, R]) -> R:
 def soonest(
     schedule_index: ScheduleIndex, limit: int, subject: str | None = None
 ) -> tuple[int, list[ScheduledEntry]]:
-    return ended(schedule_index.soonest(limit, subject))
+    return ended(schedule_index.list_soonest(limit, subject))
 
 
 def cancel(schedule_index: ScheduleIndex, name: str) -> None:
@@ -77,7 +79,7 @@ def taken(schedule_index: ScheduleIndex, now_ms: int, boot_ms: int = 0) -> list[
     """Names of the messages that are taken now, by batch."""
     return [
         [entry.scheduled_id.rstrip(b"\0").decode() for entry in batch]
-        for batch in schedule_index.take(now_ms, boot_ms)
+        for batch in schedule_index.take_due(now_ms, boot_ms)
     ]
 
 
@@ -96,7 +98,7 @@ def test_busy_subject_has_one_delivery_at_a_time():
     schedule_index = schedule_index_of(waits("a", 10), waits("b", 20), waits("c", 20))
     assert taken(schedule_index, 10) == [["a"]]
     assert taken(schedule_index, 20) == []
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 20) == [["b", "c"]]
 
 
@@ -104,12 +106,12 @@ def test_delivery_has_a_limit_of_messages_and_of_bytes():
     many = [waits(f"{each}", each) for each in range(DELIVERY_COUNT_MAX + 1)]
     schedule_index = schedule_index_of(*many)
     assert len(taken(schedule_index, 10_000)[0]) == DELIVERY_COUNT_MAX
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert len(taken(schedule_index, 10_000)[0]) == 1
     large = bytes(DELIVERY_BYTES_MAX)
     schedule_index = schedule_index_of(waits("a", 1, value=large), waits("b", 2), waits("c", 3))
     assert taken(schedule_index, 3) == [["a"]]
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 3) == [["b", "c"]]
 
 
@@ -121,7 +123,7 @@ def test_canceled_message_is_never_taken():
     for name in ("b", "c"):
         cancel(schedule_index, name)
         assert schedule_index.cancel(number(name)) is CANCELED
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 30) == []
     assert schedule_index.next_due_ms is None
     assert schedule_index.bytes == schedule_index.entries[number("a")].size
@@ -133,11 +135,11 @@ def test_cancel_of_a_taken_message_has_no_outcome_until_it_is_given_back():
     """
     schedule_index = schedule_index_of(waits("a", 10))
     taken(schedule_index, 10)
-    assert schedule_index.is_taken(number("a"))
+    assert schedule_index.is_in_delivery(number("a"))
     with raises(Reason.SCHEDULED_TAKEN):
         schedule_index.cancel(number("a"))
     schedule_index.requeue([number("a")], retry_at_ms=50)
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert (schedule_index.next_due_ms, schedule_index.next_try_ms) == (None, 50)
     assert taken(schedule_index, 10, boot_ms=49) == []
     assert schedule_index.cancel(number("a")) is None
@@ -174,7 +176,7 @@ def test_dropped_message_is_settled_and_the_others_of_its_delivery_wait():
     schedule_index.on_dropped([number("a")], PLACE.segment)
     assert not schedule_index.is_settling(PLACE.segment)
     assert schedule_index.cancel(number("a")) is CancelOutcome.DROPPED
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 10) == [["b"]]
 
 
@@ -183,16 +185,18 @@ def test_drop_that_was_not_written_is_undone():
     taken(schedule_index, 10)
     schedule_index.begin_drop([number("a")])
     schedule_index.requeue([number("a")], retry_at_ms=20)
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 10, boot_ms=20) == [["a"]]
 
 
 def test_messages_for_two_subjects_of_a_name_are_in_two_deliveries():
     schedule_index = schedule_index_of(
-        waits_for(waits("a", 1), 7), waits_for(waits("b", 2), 8), waits_for(waits("c", 3), 8)
+        bind_to_subject(waits("a", 1), 7),
+        bind_to_subject(waits("b", 2), 8),
+        bind_to_subject(waits("c", 3), 8),
     )
     assert taken(schedule_index, 5) == [["a"]]
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 5) == [["b", "c"]]
 
 
@@ -221,7 +225,7 @@ def test_soonest_messages_are_looked_for_in_portions(monkeypatch):
             60,
             sorted(schedule_index.entries.values(), key=lambda each: each.deliver_at_ms)[:limit],
         )
-    look = schedule_index.soonest(3)
+    look = schedule_index.list_soonest(3)
     for _ in range(2):
         next(look)
     first = soonest(schedule_index, 1)[1][0]
@@ -245,8 +249,8 @@ def test_stored_delivery_settles_its_messages():
 def test_replay_finds_a_dropped_message_of_a_delivery():
     both = (number("a"), number("b"))
     schedule_index = replayed(
-        waits_for(waits("a", 10), 7),
-        waits_for(waits("b", 10), 7),
+        bind_to_subject(waits("a", 10), 7),
+        bind_to_subject(waits("b", 10), 7),
         Taken("d", "s", 0, both),
         DroppedMessages(both[:1]),
     )
@@ -273,7 +277,7 @@ def test_replay_has_the_deliveries_that_are_not_stored():
     schedule_index = replayed(A, B, TAKEN, waits("c", 15))
     assert schedule_index.deliveries["d"].scheduled_ids == TAKEN.scheduled_ids
     assert taken(schedule_index, 100) == [["c"]]
-    assert schedule_index.is_taken(A.scheduled_id)
+    assert schedule_index.is_in_delivery(A.scheduled_id)
 
 
 def test_replay_settles_stored_deliveries_and_canceled_messages():
@@ -440,11 +444,11 @@ def test_message_waits_for_its_time_when_the_calendar_is_set_back(tried):
     schedule_index = schedule_index_of(waits("first", 10), waits("a", 50))
     assert taken(schedule_index, 20) == [["first"]]
     if tried:
-        schedule_index.free("s")
+        schedule_index.release_subject("s")
         assert taken(schedule_index, 50) == [["a"]]
         schedule_index.requeue([number("a")], retry_at_ms=7)
     assert taken(schedule_index, 50, boot_ms=6) == []
-    schedule_index.free("s")
+    schedule_index.release_subject("s")
     assert taken(schedule_index, 49, boot_ms=7) == []
     assert schedule_index.next_due_ms == 50
     assert taken(schedule_index, 50, boot_ms=7) == [["a"]]

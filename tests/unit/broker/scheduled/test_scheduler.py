@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keylane.broker.scheduled.journal import SEGMENT_BYTES, segment_path
-from keylane.broker.scheduled.records import Waits, waits_for
+from keylane.broker.scheduled.records import ScheduledMessageRecord, bind_to_subject
 from keylane.broker.scheduled.schedule_index import SETTLED_BYTES
 from keylane.broker.scheduled.scheduler import open_schedule
 from keylane.protocol.clock import SystemClock
@@ -130,7 +130,7 @@ def test_messages_are_stored_within_100_ms_of_their_times():
         async with running(scheduler, subjects):
             await scheduler.schedule(
                 [
-                    Waits(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
+                    ScheduledMessageRecord(b"%016d" % number, at_ms, "s", 1, b"%d" % at_ms, b"")
                     for number, at_ms in enumerate(due_ms)
                 ]
             )
@@ -169,7 +169,7 @@ async def test_subject_of_a_message_is_known_while_it_is_written():
     told = scheduler.subject_of(kept.scheduled_id)
     await writing
     assert (told, scheduler.subject_of(kept.scheduled_id)) == ("s", "s")
-    assert not scheduler._writing
+    assert not scheduler._pending_messages
     await scheduler.close()
 
 
@@ -331,7 +331,7 @@ async def test_old_segments_are_removed_and_waiting_messages_are_kept():
     assert schedule_index.entries.keys() == {each.scheduled_id for each in waiting}
     for entry in schedule_index.entries.values():
         assert any(
-            isinstance(record, Waits) and record.scheduled_id == entry.scheduled_id
+            isinstance(record, ScheduledMessageRecord) and record.scheduled_id == entry.scheduled_id
             for record in journal.read(entry.place)
         )
     assert len(subjects.values) == len(set(subjects.values)) == 500
@@ -344,9 +344,11 @@ async def test_large_messages_that_are_written_again_are_found_at_a_start():
     disk = SimDisk()
     scheduler = open_scheduler(disk, bytes_max=1 << 28, segment_bytes=SEGMENT_BYTES)
 
-    def large(number: int) -> Waits:
+    def large(number: int) -> ScheduledMessageRecord:
         due_ms = CLOCK.wall_ms() + 10_000_000
-        return Waits(b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b"")
+        return ScheduledMessageRecord(
+            b"%016d" % number, due_ms, "s", 1, bytes((1 << 20) - 200), b""
+        )
 
     for number in range(18):
         await scheduler.schedule([large(number)])
@@ -368,7 +370,7 @@ async def test_settled_messages_are_known_when_their_segments_are_removed():
     subjects.deleted = {9}
     scheduler = open_scheduler(disk, segment_bytes=2_048)
     delivered, canceled = message(b"delivered", 1), message(b"canceled", 60_000)
-    dropped = waits_for(message(b"dropped", 1), 9)
+    dropped = bind_to_subject(message(b"dropped", 1), 9)
     async with running(scheduler, subjects):
         await scheduler.schedule([delivered, canceled, dropped])
         await scheduler.cancel(canceled.scheduled_id)
@@ -396,7 +398,7 @@ async def test_messages_of_a_deleted_subject_are_dropped_and_told_so(caplog):
     subjects, disk = ScriptedSubjects(), SimDisk()
     scheduler = open_scheduler(disk)
     subjects.deleted = {7}
-    gone, later = waits_for(message(b"gone"), 7), waits_for(message(b"later", 30), 8)
+    gone, later = bind_to_subject(message(b"gone"), 7), bind_to_subject(message(b"later", 30), 8)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone, later])
         await until(lambda: scheduler.view()["count"] == 0)
@@ -420,7 +422,7 @@ async def test_subject_that_is_deleted_during_a_delivery_gets_nothing(before):
     async with running(scheduler, subjects):
         await scheduler.schedule([message(b"a"), message(b"b")])
         await until(lambda: scheduler.view()["count"] == 0)
-    assert (subjects.values, scheduler.dropped) == ([], 2)
+    assert (subjects.values, scheduler.dropped_count) == ([], 2)
 
 
 @pytest.mark.parametrize("before", [[], [(OutcomeUnknownError("lost"), False)]])
@@ -432,7 +434,7 @@ async def test_messages_over_the_limit_are_dropped_and_others_delivered(before):
         await scheduler.schedule([message(b"a"), large, message(b"bc")])
         await until(lambda: scheduler.view()["count"] == 0)
         assert await scheduler.cancel(large.scheduled_id) is CancelOutcome.DROPPED
-    assert (sorted(subjects.values), scheduler.dropped) == ([b"a", b"bc"], 1)
+    assert (sorted(subjects.values), scheduler.dropped_count) == ([b"a", b"bc"], 1)
 
 
 async def test_message_waits_when_its_drop_cannot_be_written():
@@ -440,12 +442,12 @@ async def test_message_waits_when_its_drop_cannot_be_written():
     subjects, disk = ScriptedSubjects(), SimDisk()
     scheduler = open_scheduler(disk)
     subjects.deleted = {7}
-    gone = waits_for(message(b"gone", 60), 7)
+    gone = bind_to_subject(message(b"gone", 60), 7)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone])
         disk.room = 10
         await until(lambda: bool(scheduler.view()["late"]))
-        assert (scheduler.view()["count"], scheduler.dropped) == (1, 0)
+        assert (scheduler.view()["count"], scheduler.dropped_count) == (1, 0)
         disk.room = None
         assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED
 
@@ -526,7 +528,7 @@ async def test_message_is_not_due_early_when_the_calendar_is_set_forward_by_hour
         assert "set forward by 720.0 hours" in str(scheduler.view()["calendar"])
         assert caplog.text.count("set forward by 720.0 hours") == 1
         if ending == "believed":
-            scheduler.calendar.believe()
+            scheduler.calendar.trust_now()
             await until(lambda: scheduler.view()["count"] == 0)
         else:
             clock.ahead_ms = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keylane.broker.scheduled.journal import segment_path
-from keylane.broker.scheduled.records import Waits
+from keylane.broker.scheduled.records import ScheduledMessageRecord
 from keylane.broker.scheduled.schedule_index import ScheduleIndex
 from keylane.broker.scheduled.scheduler import COPIED_MAX, Scheduler, open_schedule
 from keylane.protocol.clock import SystemClock
@@ -25,8 +25,10 @@ async def in_place(function: Callable[..., Any], /, *args: Any) -> Any:
     return function(*args)
 
 
-def waiting(number: int) -> Waits:
-    return Waits(b"%016d" % number, CLOCK.wall_ms() + 10_000_000, "s", 1, b"v", b"")
+def waiting(number: int) -> ScheduledMessageRecord:
+    return ScheduledMessageRecord(
+        b"%016d" % number, CLOCK.wall_ms() + 10_000_000, "s", 1, b"v", b""
+    )
 
 
 async def with_two_segments(disk: SimDisk, count: int) -> Scheduler:
@@ -43,7 +45,7 @@ async def with_two_segments(disk: SimDisk, count: int) -> Scheduler:
     )
     await scheduler.schedule([waiting(number) for number in range(count)])
     while len(scheduler._journal.segments) == 1:
-        large = Waits(
+        large = ScheduledMessageRecord(
             waiting(count).scheduled_id, CLOCK.wall_ms() + 10_000_000, "s", 1, bytes(900_000), b""
         )
         count += 1

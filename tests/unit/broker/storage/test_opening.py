@@ -8,8 +8,8 @@ from keylane.broker.storage.data_folder import (
     FIRST_MAX,
     NEWEST_MAX,
     begin_opening,
-    note_heard,
     read_opening,
+    record_heard,
 )
 from keylane.broker.storage.data_folder import (
     OPENING_PATH as PATH,
@@ -22,12 +22,12 @@ def test_opening_names_those_before_it() -> None:
     """One after the other, whether a metaserver heard of them or not."""
     disk, rng = SimDisk(), random.Random(1)
     first = begin_opening(disk, rng=rng)
-    assert first.before == ()
-    note_heard(disk, first)
+    assert first.earlier == ()
+    record_heard(disk, first)
     second = begin_opening(disk, rng=rng)
     third = begin_opening(disk, rng=rng)
-    assert second.before == (first.opening,)
-    assert third.before == (first.opening, second.opening)
+    assert second.earlier == (first.opening,)
+    assert third.earlier == (first.opening, second.opening)
     assert len({first.opening, second.opening, third.opening}) == 3
 
 
@@ -36,12 +36,12 @@ def test_opening_names_the_last_that_was_heard_of_after_many_that_were_not() -> 
     disk, rng = SimDisk(), random.Random(2)
     for number in range(3 * FIRST_MAX):
         heard = begin_opening(disk, rng=rng)
-        note_heard(disk, heard)
+        record_heard(disk, heard)
         unheard = 10 * NEWEST_MAX if number % 7 == 0 else 0
         for _ in range(unheard):
             last = begin_opening(disk, rng=rng)
-            assert heard.opening in last.before
-            assert len(last.before) <= OPENINGS_MAX
+            assert heard.opening in last.earlier
+            assert len(last.earlier) <= OPENINGS_MAX
 
 
 def test_opening_is_on_the_disk_before_it_is_told() -> None:
@@ -58,7 +58,7 @@ def test_opening_keeps_the_name_before_it_when_the_disk_takes_no_writes() -> Non
     first = begin_opening(disk, rng=rng)
     disk.room = 0
     assert begin_opening(disk, rng=rng) == first
-    note_heard(disk, first)
+    record_heard(disk, first)
     assert read_opening(disk) == first
 
 
@@ -66,4 +66,4 @@ def test_opening_begins_anew_when_its_file_is_unreadable() -> None:
     """What is no JSON of ours is passed over: the metaserver decides whether that is enough."""
     disk, rng = SimDisk(), random.Random(6)
     disk.open_append(PATH).append([b"{not json"])
-    assert begin_opening(disk, rng=rng).before == ()
+    assert begin_opening(disk, rng=rng).earlier == ()

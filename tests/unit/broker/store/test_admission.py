@@ -159,7 +159,7 @@ async def test_line_gives_the_room_of_a_caller_that_left_to_the_next():
     order: list[str] = []
 
     async def wait(name: str) -> None:
-        async with queue.turn(1):
+        async with queue.admission(1):
             order.append(name)
 
     tasks = [asyncio.create_task(wait(name)) for name in "abc"]
@@ -207,7 +207,7 @@ async def test_line_lets_no_append_pass_one_that_came_before_it():
 
     async def append(name: str) -> None:
         if not (queue.empty and room):
-            async with queue.turn(1):
+            async with queue.admission(1):
                 order.append(name)
         else:
             order.append(name)

@@ -10,8 +10,8 @@ import random
 import pytest
 
 from keylane.broker.partition.appends import REMEMBERED_BATCHES, ProducerState, StoredBatch
-from keylane.broker.partition.damage import damage_of
-from keylane.broker.partition.image import image_of, images_of_parts
+from keylane.broker.partition.damage import describe_damage
+from keylane.broker.partition.image import encode_partition, encode_partition_parts
 from keylane.broker.partition.partition import LOST_MAX, HostedPartition
 from keylane.broker.partition.records import CursorBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
@@ -58,7 +58,7 @@ def image(store: Store, partition_id: int = 1) -> bytes:
     """All but the first offset, which follows the log; the order of the producers is in it."""
     partition = store.state.partition(partition_id)
     first, partition.first_offset = partition.first_offset, 0
-    encoded = image_of(partition)
+    encoded = encode_partition(partition)
     partition.first_offset = first
     return encoded
 
@@ -69,8 +69,8 @@ def forget_snapshots(disk: SimDisk) -> None:
 
 
 async def go(store: Store, position: int) -> None:
-    await store.carry_over.prepare(position)
-    await store.carry_over.drop(position)
+    await store.carry_over.rewrite_described(position)
+    await store.carry_over.remove_segments(position)
 
 
 async def test_partition_with_very_many_producers_survives_its_segments():
@@ -88,7 +88,7 @@ async def test_partition_with_very_many_producers_survives_its_segments():
 
     restored = open_store(disk, segment_bytes=SEGMENT)
     assert image(restored) == expected
-    assert not damage_of(restored.state)
+    assert not describe_damage(restored.state)
     assert restored.state.partition(1).groups["audit"].lock.fence == 4
 
     # Once more, up to the middle of what was written again: what is left of it alone says too
@@ -97,7 +97,7 @@ async def test_partition_with_very_many_producers_survives_its_segments():
     forget_snapshots(disk)
     again = open_store(disk, segment_bytes=SEGMENT)
     assert image(again) == expected
-    assert not damage_of(again.state)
+    assert not describe_damage(again.state)
     assert (await Desk(again, desk.clock).append(batch(sequence=78))).duplicate
     assert (await Desk(again, desk.clock).append(batch(sequence=80))).base_offset == 80
 
@@ -112,7 +112,7 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
     await store.snapshotter.write()
     for number in range(40, 440):
         await desk.append(batch(partition_id=2, sequence=2 * number), 2)
-    written = asyncio.create_task(store.carry_over.prepare(store.log.bases[1]))
+    written = asyncio.create_task(store.carry_over.rewrite_described(store.log.bases[1]))
     while not store.commit._queue:
         await asyncio.sleep(0)
     acked = [desk.append(batch(partition_id=2, sequence=n), 2) for n in range(880, 900, 2)]
@@ -125,7 +125,7 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
     restored = open_store(disk, segment_bytes=1 << 16)
     assert restored.state.partition(2).next_offset == 900
     assert not restored.recovered.cut_bytes
-    assert not damage_of(restored.state)
+    assert not describe_damage(restored.state)
 
 
 async def test_damaged_description_is_written_again():
@@ -161,7 +161,7 @@ async def test_carry_over_rewrites_all_partitions_when_damage_is_unexplained():
     forget_snapshots(disk)
     restored = open_store(disk, segment_bytes=SEGMENT)
     assert (image(restored), image(restored, 2)) == expected
-    assert not damage_of(restored.state)
+    assert not describe_damage(restored.state)
 
 
 def test_every_record_of_the_largest_partition_fits():
@@ -172,12 +172,12 @@ def test_every_record_of_the_largest_partition_fits():
     partition.first_offset = partition.next_offset = partition.appended_at_ms = MAX_I64
     for number in range(LOST_MAX):
         start = MAX_I64 - 4 * number
-        partition.lose(start - 2, start, position=MAX_I64)
+        partition.add_lost_range(start - 2, start, position=MAX_I64)
     stored = StoredBatch(MAX_I64, 1 << 16, MAX_I64, MAX_I64)
     for number in range(PRODUCERS_PER_PARTITION_MAX):
         state = ProducerState((1 << 32) - 1, MAX_I64, (stored,) * REMEMBERED_BATCHES)
         partition.producers[MAX_I64 - number] = state
-    parts = list(images_of_parts(partition, together=PRODUCERS_PER_RECORD))
+    parts = list(encode_partition_parts(partition, producers_max=PRODUCERS_PER_RECORD))
     assert len(parts) == PRODUCERS_PER_PARTITION_MAX // PRODUCERS_PER_RECORD
     assert max(map(len, parts)) <= STATE_BYTES_MAX
     ranges = [(MAX_I64 - 4 * n - 2, MAX_I64 - 4 * n) for n in range(ACK_RANGES_MAX)]

@@ -9,9 +9,9 @@ import logging
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.partition.image import image_of
+from keylane.broker.partition.image import encode_partition
 from keylane.broker.partition.state import AHEAD_MS_MAX
-from keylane.broker.storage.log.log_reader import segment_headers
+from keylane.broker.storage.log.log_reader import read_segment_headers
 from keylane.broker.store.store import CLOCK_LAG_WARN_MS
 from keylane.protocol.control import HostPartition
 from keylane.protocol.errors import KeylaneError, Reason
@@ -76,11 +76,11 @@ async def test_times_begin_where_they_were_told_when_the_broker_has_restarted(sn
     await control_of(desk).host(child(from_ms), {})
     if snapshot:
         assert await desk.store.snapshotter.write()
-    image = image_of(desk.store.state.partition(2))
+    image = encode_partition(desk.store.state.partition(2))
     again = house_of(disk)
     assert not again.store.state.problems
     assert again.store.state.partition(2).facts == desk.store.state.partition(2).facts
-    assert image_of(again.store.state.partition(2)) == image
+    assert encode_partition(again.store.state.partition(2)) == image
     assert await first_ms(again) == from_ms
 
 
@@ -94,7 +94,7 @@ async def test_times_begin_where_they_were_told_when_only_the_second_record_is_l
     from_ms = desk.clock.wall_ms() + 5_000
     await control.host(child(from_ms), {})
     await desk.append(batch(value=b"v" * 3_300, count=1, sequence=1))
-    await desk.store.carry_over.drop_first_segment()
+    await desk.store.carry_over.remove_oldest_segment()
     for name in disk.list("snapshot"):
         disk.remove(f"snapshot/{name}")
     again = house_of(disk)
@@ -109,7 +109,7 @@ async def test_second_record_has_the_bytes_of_its_format():
     desk = house_of(disk)
     await control_of(desk).host(child(), {})
     await control_of(desk).host(child(1_700_001_005_000), {})
-    headers = [header for header in segment_headers(disk, 0) if header.kind == Kind.PARTITION]
+    headers = [header for header in read_segment_headers(disk, 0) if header.kind == Kind.PARTITION]
     (path,) = [f"log/{name}" for name in disk.list("log") if name.endswith(".log")]
     data = bytes(disk.contents[path].data)
     first, second = (

@@ -136,7 +136,7 @@ async def test_progress_never_comes_before_what_was_decided_before_it():
     tasks = [asyncio.create_task(desk.append(large[0]))]
     await asyncio.sleep(0)
     tasks += [asyncio.create_task(desk.append(record)) for record in large[1:]]
-    tasks += [asyncio.create_task(store.carry_over.prepare(store.log.bases[1]))]
+    tasks += [asyncio.create_task(store.carry_over.rewrite_described(store.log.bases[1]))]
     await asyncio.sleep(0)
     acked = asyncio.create_task(desk.ack(1, (0, 2)))
     while not acked.done():
@@ -178,7 +178,7 @@ async def test_failed_write_ends_writing(desk, disk, operation):
         with pytest.raises(BrokerReadOnlyError):
             await again()
     assert disk.steps == steps
-    assert desk.store.commit.reason
+    assert desk.store.commit.refusal_reason
     assert (await desk.pull(1, 0))[0].upto == 2
     assert (await desk.ack(1)).cursor == 0
 
@@ -243,7 +243,7 @@ async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     assert (await desk.append(batch(sequence=2))).base_offset == 2
     assert (await desk.append(batch(sequence=4))).base_offset == 4
     assert (await desk.ack(1, (0, 1))).cursor == 1
-    assert not desk.store.commit.reason
+    assert not desk.store.commit.refusal_reason
     reopened = open_store(disk)
     assert reopened.state.partition(1).next_offset == 6
 
@@ -337,20 +337,20 @@ async def test_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
     steps = disk.steps
     for _ in range(3):
         clock.advance(RETRY_FULL_MS)
-        assert desk.store.commit.reason == "the disk is full"
+        assert desk.store.commit.refusal_reason == "the disk is full"
         with pytest.raises(BrokerReadOnlyError):
             await desk.append(batch())
     assert disk.steps == steps
     disk.room = 100_000
     clock.advance(RETRY_FULL_MS)
-    assert not desk.store.commit.reason
+    assert not desk.store.commit.refusal_reason
     assert (await desk.append(batch())).base_offset == 0
 
 
 async def test_writes_can_be_held_back(desk):
     """Writing that is held back says why, and goes on when it is let go."""
     desk.store.commit.refuse_messages("for a reason")
-    assert desk.store.commit.reason == "for a reason"
+    assert desk.store.commit.refusal_reason == "for a reason"
     with pytest.raises(BrokerReadOnlyError, match="for a reason"):
         await desk.append(batch())
     desk.store.commit.refuse_messages("")
@@ -386,9 +386,9 @@ async def test_record_that_cannot_be_told_of_leaves_the_others_of_its_commit(des
     commit = desk.store.commit
     for ended, on_durable in ((raises, None), (told.append, raises), (told.append, None)):
         commit.add(Entry(encode_body(1, None), partition_id=1, on_durable=on_durable), ended)
-    await commit.flushed()
+    await commit.wait_flushed()
     failed, durable = told
     assert isinstance(failed, FlushFailedError)
     assert durable is None
-    assert not commit.failed
+    assert not commit.has_failed
     assert (await desk.append(batch())).base_offset == 0

@@ -8,9 +8,13 @@ import random
 
 import pytest
 
-from keylane.broker.partition.image import image_of, images_of_parts, partition_of
+from keylane.broker.partition.image import (
+    decode_partition,
+    encode_partition,
+    encode_partition_parts,
+)
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.broker.store.group_changes import drop_partition, know_groups
+from keylane.broker.store.group_changes import drop_partition, register_groups_at
 from keylane.protocol.control import DropPartition, Retention
 from keylane.protocol.errors import (
     OffsetOutOfRangeError,
@@ -56,7 +60,7 @@ class HoldingBroker:
             type(told)(subject=told.subject, partition=told.partition, retention=retention)
         )
         await durable
-        await know_groups(self.store, self.partition, (), complete=True)
+        await register_groups_at(self.store, self.partition, (), complete=True)
         for number in range(batches):
             self.clock.advance(HOUR)
             await self.desk.append(batch(sequence=2 * number))
@@ -66,12 +70,12 @@ class HoldingBroker:
         return self.store.state.partition(1)
 
     async def hold(self, job: str = "backfill", *, start: int = 10, ttl_ms: int = TTL_MS) -> None:
-        await self.store.holds.set(
+        await self.store.holds.apply_request(
             self.partition, SetHold(job=job, from_offset=start, ttl_ms=ttl_ms)
         )
 
     def left(self) -> dict[str, int]:
-        return {view.job: view.left_ms for view in self.store.holds.views(self.partition)}
+        return {view.job: view.left_ms for view in self.store.holds.list_views(self.partition)}
 
 
 @pytest.mark.parametrize("retention", [None, Retention.TIME])
@@ -103,7 +107,7 @@ async def test_renewed_hold_lasts_and_writes_nothing():
     assert house.left() == {"backfill": 1}
     await house.hold(start=4)
     assert house.store.log.end > end
-    assert house.store.holds.views(house.partition) == (
+    assert house.store.holds.list_views(house.partition) == (
         HoldView(job="backfill", from_offset=4, ttl_ms=TTL_MS, left_ms=TTL_MS),
     )
 
@@ -152,7 +156,7 @@ async def test_hold_is_carried_over_when_its_segment_goes():
         await house.hold("other", start=19)
         await house.desk.append(batch(sequence=2 * number))
     await house.hold(start=3)
-    await house.store.carry_over.drop_first_segment()
+    await house.store.carry_over.remove_oldest_segment()
     house.kill()
     assert set(house.left()) == {"other", "backfill"}
 
@@ -196,14 +200,17 @@ async def test_hold_is_set_while_messages_are_refused():
 async def test_image_has_holds_and_an_image_without_them_keeps_its_bytes():
     house = HoldingBroker()
     await house.fill(2)
-    before = image_of(house.partition)
+    before = encode_partition(house.partition)
     await house.hold(start=1)
-    held = image_of(house.partition)
-    assert partition_of(1, held).holds == house.partition.holds
-    parts = [partition_of(1, part) for part in images_of_parts(house.partition, together=1)]
+    held = encode_partition(house.partition)
+    assert decode_partition(1, held).holds == house.partition.holds
+    parts = [
+        decode_partition(1, part)
+        for part in encode_partition_parts(house.partition, producers_max=1)
+    ]
     assert all(part.holds == house.partition.holds for part in parts)
     await house.hold(ttl_ms=0)
-    assert image_of(house.partition) == before
+    assert encode_partition(house.partition) == before
 
 
 async def test_dropped_partition_leaves_nothing_of_its_holds():
@@ -213,7 +220,7 @@ async def test_dropped_partition_leaves_nothing_of_its_holds():
     await house.hold("one", start=0)
     await house.hold("two", start=1)
     await house.hold("one", ttl_ms=0)
-    assert house.store.holds.partitions == 1
+    assert house.store.holds.partition_count == 1
     ask = DropPartition(subject=house.partition.facts.subject, last_id=1)
     await drop_partition(house.store, 1, ask, now_ms=house.clock.boot_ms())
-    assert house.store.holds.partitions == 0
+    assert house.store.holds.partition_count == 0

@@ -67,7 +67,7 @@ async def test_flipped_bit_is_reported_and_gone_after_the_next_start(kind, tmp_p
     with pytest.raises(CorruptIndexError):
         await desk.read(0)
     with pytest.raises(CorruptIndexError):
-        await desk.store.offset_at(desk.store.state.partition(1), 0, TimeBound.LOWER)
+        await desk.store.find_offset_at(desk.store.state.partition(1), 0, TimeBound.LOWER)
     (problem,) = desk.store.state.problems
     assert "index" in problem
     assert "next start" in problem

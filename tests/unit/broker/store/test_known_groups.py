@@ -11,9 +11,10 @@ import random
 import pytest
 
 from keylane.broker.control import BrokerControl
-from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.image import decode_partition, encode_partition
+from keylane.broker.retention import loop
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.broker.store.group_changes import forget_group, know_groups
+from keylane.broker.store.group_changes import forget_group, register_groups_at
 from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.errors import BrokerReadOnlyError, FencedError, GroupUnknownError
@@ -163,7 +164,7 @@ async def test_mark_is_in_images_and_in_records_written_again():
     """Snapshots and the STATE record that stands for removed segments have it."""
     house = GatedBroker()
     await house.host(groups=())
-    assert partition_of(1, image_of(house.partition())).groups_told
+    assert decode_partition(1, encode_partition(house.partition())).groups_told
     await house.fill()
     assert await house.cleaning.check() > 0
     for name in house.disk.list("snapshot"):
@@ -179,7 +180,7 @@ async def test_messages_removed_unread_by_time_are_counted_logged_and_kept(caplo
     house = GatedBroker()
     for number in (1, 2):
         await house.host(number, retention=Retention.TIME, groups=())
-        await know_groups(house.store, house.partition(number), ["slow", "quick"])
+        await register_groups_at(house.store, house.partition(number), ["slow", "quick"])
     await house.fill((1, 2))
     await house.desk.acquire(3, group="quick")
     await house.desk.say(Ack(1, "quick", SESSION, 3, ((0, 200),)))
@@ -224,13 +225,13 @@ async def test_counts_are_on_the_disk_before_the_segments_go(monkeypatch):
     def refuse(*_args):
         raise BrokerReadOnlyError("the disk is full")
 
-    house.store.firsts._save = refuse
-    monkeypatch.setattr(house.cleaning._reserve, "release", lambda: False)
+    house.store.first_offsets._save = refuse
+    monkeypatch.setattr(loop, "release_reserve", lambda _files: False)
     begin = house.store.log.first_position
     with pytest.raises(BrokerReadOnlyError):
         await house.cleaning.check()
     assert house.store.log.first_position == begin
-    house.store.firsts._save = real
+    house.store.first_offsets._save = real
     assert await house.cleaning.check() > 0
     (group,) = house.status().groups
     assert group.removed_unread == house.partition().first_offset > 0
@@ -342,7 +343,7 @@ async def test_older_log_counts_as_never_told():
     await store.close()
     again = open_store(disk, clock=clock)
     assert not again.state.partition(1).groups_told
-    assert not partition_of(1, image_of(again.state.partition(1))).groups_told
+    assert not decode_partition(1, encode_partition(again.state.partition(1))).groups_told
 
 
 @pytest.mark.parametrize("kind", [Acquire, AcquireShared])
@@ -358,7 +359,9 @@ async def test_acquire_makes_no_group_when_all_groups_were_told(kind):
         assert (refused.value.subject, refused.value.group) == ("flights", f"ghost{number}")
     assert list(broker.store.state.partition(1).groups) == ["told"]
     await broker.desk.say(kind(1, "told", SESSION, 1, 2000))
-    await know_groups(broker.store, broker.store.state.partition(1), ("later",), complete=True)
+    await register_groups_at(
+        broker.store, broker.store.state.partition(1), ("later",), complete=True
+    )
     await broker.desk.say(kind(1, "later", SESSION, 1, 2000))
     broker.kill()
     with pytest.raises(GroupUnknownError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.store.group_changes import know_groups, refuse_old_tokens
+from keylane.broker.store.group_changes import refuse_old_tokens, register_groups_at
 from keylane.protocol.errors import FencedError
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
@@ -46,7 +46,7 @@ async def test_group_that_the_folder_lacks_takes_no_older_token_either():
     desk = await accepted_desk(SimDisk())
     with pytest.raises(FencedError):
         await desk.acquire(5, group="younger")
-    await know_groups(desk.store, desk.store.state.partition(1), ["younger"])
+    await register_groups_at(desk.store, desk.store.state.partition(1), ["younger"])
     with pytest.raises(FencedError):
         await desk.acquire(5, group="younger")
     assert (await desk.acquire(FENCE + 1, group="younger")).cursor == 0

@@ -12,7 +12,7 @@ from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.records import CursorBody, FenceBody, ParkedBody, encode_body
 from keylane.broker.storage.log.commit_log import segment_path
-from keylane.broker.storage.log.log_reader import segment_headers
+from keylane.broker.storage.log.log_reader import read_segment_headers
 from keylane.broker.store.carry_over import STATE_BYTES_MAX
 from keylane.broker.store.group_changes import set_cursor
 from keylane.broker.store.parking import change_parked
@@ -112,7 +112,7 @@ async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int
         await desk.change(Park(b"late", ((10 * number, 10 * number + 1),), FAILURE))
     expected, pages = desk.state(), desk.parked.image()
     for _ in range(2):
-        await desk.store.carry_over.drop_first_segment()
+        await desk.store.carry_over.remove_oldest_segment()
         assert desk.state() == expected
     await desk.change(Park(b"late", ((299, 300),)))
     expected = desk.state()
@@ -120,7 +120,7 @@ async def test_parked_messages_are_carried_over_when_their_segments_go(keys: int
     again = desk.again(snapshot=False)
     assert again.state() == expected
     assert len(again.parked.image()) >= len(pages)
-    await again.store.carry_over.drop_first_segment()
+    await again.store.carry_over.remove_oldest_segment()
     await again.store.commit.close()
     assert again.again(snapshot=False).state() == expected
 
@@ -173,8 +173,8 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
     }
     desk.disk.fail, desk.disk.room = "", 1 << 40
     assert desk.state() == before
-    assert not desk.group.changing
-    assert 1 in desk.store.firsts.changed
+    assert not desk.group.pending_park_changes
+    assert 1 in desk.store.first_offsets.changed_ids
     if trouble == "full":
         desk.clock.advance(2_000)
         await desk.change(Park(b"k", ((7, 9),), FAILURE))
@@ -242,10 +242,18 @@ async def test_reset_of_a_child_alone_keeps_which_parents_it_has_adopted():
     for _ in range(2):
         await set_cursor(desk.store, partition, ask)
         known = desk.parked
-        assert (known.adopted, known.adopted_under, known.sources) == ({3}, {3: 1}, {2, 3, 4})
+        assert (known.adopted_parents, known.adoption_tokens, known.retaining_ancestors) == (
+            {3},
+            {3: 1},
+            {2, 3, 4},
+        )
     await desk.store.commit.close()
     again = desk.again(snapshot=False).parked
-    assert (again.adopted, again.adopted_under, again.unneeded()) == ({3}, {3: 1}, (2, 3, 4))
+    assert (again.adopted_parents, again.adoption_tokens, again.unneeded_ancestors()) == (
+        {3},
+        {3: 1},
+        (2, 3, 4),
+    )
 
 
 async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
@@ -265,8 +273,12 @@ async def test_reset_of_a_child_alone_keeps_what_it_took_over_of_its_parents():
         known = desk.parked
         rows = {key: list(parked.rows()) for key, parked in known.items()}
         assert rows == {b"k": [(2, 5, 6), (3, 0, 2)], None: [(3, 4, 6)]}
-        assert (known.messages, known.unneeded(), known.first_own()) == (5, (), None)
-        assert (known.get(b"k").state, known.adopted) == (ParkState.REDRIVING, {3})
+        assert (known.messages, known.unneeded_ancestors(), known.lowest_own_offset()) == (
+            5,
+            (),
+            None,
+        )
+        assert (known.get(b"k").state, known.adopted_parents) == (ParkState.REDRIVING, {3})
 
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
@@ -291,8 +303,12 @@ async def test_reset_of_a_partition_leaves_its_ancestors_to_its_children(childre
 
     def check(known: Parked) -> None:
         rows = {key: list(parked.rows()) for key, parked in known.items()}
-        assert (known.adopted, known.unneeded(), rows) == ({3}, (), {b"k": [(3, 0, 2)]})
-        assert known.children_tell
+        assert (known.adopted_parents, known.unneeded_ancestors(), rows) == (
+            {3},
+            (),
+            {b"k": [(3, 0, 2)]},
+        )
+        assert known.children_notify_ancestors
 
     for _ in range(2):
         await set_cursor(desk.store, desk.store.state.partition(1), ask)
@@ -310,7 +326,11 @@ async def test_reset_of_a_child_alone_goes_on_taking_its_parent_over():
     await desk.change(Adopt(3, (key,), last=False))
     ask = SetCursor(group="audit", token=2, cursor=0, kept_parents=(3,))
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
-    assert (desk.parked.taking, desk.parked.adopted, len(desk.parked)) == ({3}, set(), 1)
+    assert (desk.parked.partly_adopted_parents, desk.parked.adopted_parents, len(desk.parked)) == (
+        {3},
+        set(),
+        1,
+    )
 
 
 async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopted_after_a_repeat():
@@ -324,7 +344,7 @@ async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopt
     ask = SetCursor(group="audit", token=2, cursor=40, kept_parents=(3, 4))
     await set_cursor(desk.store, desk.store.state.partition(1), ask)
     await desk.store.commit.close()
-    headers = list(segment_headers(disk, 0))
+    headers = list(read_segment_headers(disk, 0))
     ends = [
         header.position + header.length
         for header in headers
@@ -336,7 +356,7 @@ async def test_reset_of_a_child_alone_that_ends_anywhere_keeps_its_parents_adopt
         cut = ParkedDesk(disk_of({segment_path(0): log}))
         await set_cursor(cut.store, cut.store.state.partition(1), ask)
         known = cut.parked
-        assert (known.adopted, len(known), cut.group.acked.cursor) == ({3, 4}, 0, 40)
+        assert (known.adopted_parents, len(known), cut.group.acked.cursor) == ({3, 4}, 0, 40)
         await cut.store.commit.close()
 
 
@@ -354,7 +374,7 @@ async def test_reset_that_fails_takes_the_clear_back():
 
 def tries_told(desk: ParkedDesk) -> dict[int, int]:
     """Offset → when the message is tried again, of those that have failed twice."""
-    marks = desk.parked.get(2).marks(1, ((0, 20),))
+    marks = desk.parked.get(2).failure_marks(1, ((0, 20),))
     return {offset: mark.next_ms for _, start, end, mark in marks for offset in range(start, end)}
 
 
@@ -394,11 +414,11 @@ async def test_retention_keeps_the_messages_that_are_parked():
     desk = await ParkedDesk(SimDisk()).fill()
     await desk.change(Park(b"k", ((12, 13),), FAILURE), Park(b"l", ((25, 26),), FAILURE))
     await desk.ack(1, (0, 40))
-    assert (desk.group.acked.cursor, desk.group.needed_from) == (40, 12)
+    assert (desk.group.acked.cursor, desk.group.first_needed_offset) == (40, 12)
     await desk.change(Unpark(b"k", 1, ((12, 13),)))
-    assert desk.group.needed_from == 25
+    assert desk.group.first_needed_offset == 25
     await desk.change(Unpark(b"l", 1, ((25, 26),)))
-    assert desk.group.needed_from == 40
+    assert desk.group.first_needed_offset == 40
 
 
 def test_lost_record_of_parked_messages_lets_no_owner_in():
@@ -423,7 +443,7 @@ def test_lost_record_of_parked_messages_comes_back_from_the_trail():
     told.hole(traced((record, True)))
     told.replay.finish()
     group = told.state.partition(1).groups["audit"]
-    assert (group.parked.messages, group.acked.cursor, group.kept) == (1, 1, True)
+    assert (group.parked.messages, group.acked.cursor, group.is_durable) == (1, 1, True)
     told.state.partition(1).check_fences_known()
 
 

@@ -165,7 +165,7 @@ async def test_failed_sync_ends_writing_with_an_unknown_outcome(desk, quick, dis
     with pytest.raises(FlushFailedError):
         await appending
     disk.fail = ""
-    assert desk.store.commit.failed
+    assert desk.store.commit.has_failed
     assert desk.store.state.partition(1).next_offset == 0
 
 

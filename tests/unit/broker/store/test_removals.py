@@ -14,7 +14,7 @@ from keylane.broker import metrics as series_of_metrics
 from keylane.broker.control import BrokerControl
 from keylane.broker.metrics import expire_series_loop
 from keylane.broker.partition import dropped
-from keylane.broker.partition.image import image_of, partition_of
+from keylane.broker.partition.image import decode_partition, encode_partition
 from keylane.broker.retention.loop import RetentionLoop
 from keylane.broker.store.group_changes import drop_partition
 from keylane.broker.store.holds import correct_first_offsets
@@ -153,7 +153,7 @@ async def test_ack_that_waits_for_its_commit_does_not_bring_the_group_back_when_
     partition = shed.store.state.partition(1)
     group = partition.groups[GROUP]
     group.acked.add(0, 3)
-    group.changed()
+    group.mark_changed()
     saved = shed.store.save_progress(partition, group)
     await shed.forget(5)
     await saved
@@ -164,7 +164,7 @@ async def test_ack_that_waits_for_its_commit_does_not_bring_the_group_back_when_
 async def test_image_has_the_tokens_of_forgotten_groups(shed: Shed):
     await shed.forget(5)
     partition = shed.store.state.partition(1)
-    assert partition_of(1, image_of(partition)).forgotten == {GROUP: 5}
+    assert decode_partition(1, encode_partition(partition)).forgotten == {GROUP: 5}
     assert partition.status(now_ms=0).forgotten_token == 5
 
 
@@ -234,7 +234,7 @@ async def test_hosted_partition_stays_when_a_snapshot_joins_the_dropped_ones_aro
         await shed.drop(number, subject="s")
     for _ in range(2):
         assert await shed.store.snapshotter.write()
-        ranges = [each for body in shed.store.state.dropped.bodies() for each in body.ranges]
+        ranges = [each for body in shed.store.state.dropped.record_bodies() for each in body.ranges]
         assert ranges == [(5, 16), (17, 36), (37, 38), (39, 40)]
         assert set(shed.store.state.partitions) == {1, 2, 16}
         shed.kill()
@@ -294,11 +294,11 @@ async def test_segments_that_a_crash_left_go_at_the_next_start(shed: Shed):
 async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
     await shed.fill(1)
     await shed.desk.acquire(4)
-    before = image_of(shed.store.state.partition(1))
+    before = encode_partition(shed.store.state.partition(1))
     shed.disk.fail = "fdatasync"
     with pytest.raises(FlushFailedError):
         await shed.forget(5)
-    assert image_of(shed.store.state.partition(1)) == before
+    assert encode_partition(shed.store.state.partition(1)) == before
 
     shed.disk.fail = ""
     shed.kill()

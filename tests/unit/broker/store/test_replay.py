@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.broker.partition.image import image_of, images_of_parts
+from keylane.broker.partition.image import encode_partition, encode_partition_parts
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.partition.pull_lock import check_holder
 from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
@@ -36,7 +36,7 @@ class ReplayTeller:
     def tell(self, record: bytes) -> None:
         header = at(record, self.position)
         self.position += len(record)
-        self.replay.record(header, memoryview(record)[HEADER_BYTES:])
+        self.replay.on_record(header, memoryview(record)[HEADER_BYTES:])
 
     def own(self, partition_id: int, body) -> None:
         self.tell(encode_body(partition_id, body))
@@ -45,7 +45,7 @@ class ReplayTeller:
         self.tell(messages(partition_id, base, count))
 
     def hole(self, hole: Hole) -> None:
-        self.replay.hole(hole)
+        self.replay.on_hole(hole)
         self.position = hole.end
 
 
@@ -145,7 +145,7 @@ def test_records_fold_without_a_difference_when_the_snapshot_has_them():
         told.batch(1, base)
     told.own(1, FenceBody("audit", 5, "s"))
     told.own(1, CursorBody("audit", 5, 3, []))
-    image = image_of(told.state.partition(1))
+    image = encode_partition(told.state.partition(1))
 
     again = ReplayTeller()
     again.state.partitions.load(1, image)
@@ -156,7 +156,7 @@ def test_records_fold_without_a_difference_when_the_snapshot_has_them():
     again.own(1, CursorBody("audit", 5, 3, []))
     again.own(1, facts(1))
     again.replay.finish()
-    assert image_of(again.state.partition(1)) == image
+    assert encode_partition(again.state.partition(1)) == image
     assert not again.state.problems
 
 
@@ -260,7 +260,9 @@ def test_state_record_stands_for_all_before_it():
     whole.own(1, FenceBody("audit", 5, "s"))
     whole.own(1, CursorBody("audit", 5, 3, [(5, 6)]))
     partition: HostedPartition = whole.state.partition(1)
-    state = encode_record(image_of(partition), kind=Kind.STATE, partition_id=1, base_offset=10)
+    state = encode_record(
+        encode_partition(partition), kind=Kind.STATE, partition_id=1, base_offset=10
+    )
 
     told = ReplayTeller()
     told.batch(1, 8)
@@ -273,14 +275,14 @@ def test_state_record_stands_for_all_before_it():
     assert partition.groups["audit"].acked.ranges == [(5, 6)]
     whole.tell(state)
     whole.batch(1, 10)
-    assert image_of(whole.state.partition(1)) == image_of(partition)
+    assert encode_partition(whole.state.partition(1)) == encode_partition(partition)
 
 
 def parts_of(partition: HostedPartition, *, together: int = 2) -> list[bytes]:
     """The STATE records of a partition, with `together` producers each."""
     return [
         encode_record(part, kind=Kind.STATE, partition_id=1, base_offset=partition.next_offset)
-        for part in images_of_parts(partition, together=together)
+        for part in encode_partition_parts(partition, producers_max=together)
     ]
 
 
@@ -302,7 +304,7 @@ def test_state_in_parts_is_the_whole_one():
     told.replay.finish()
     partition = told.state.partition(1)
     assert list(partition.producers) == [1, 2, 3, 4, 5]
-    assert image_of(partition) == image_of(whole)
+    assert encode_partition(partition) == encode_partition(whole)
     assert not told.state.problems
 
 
@@ -322,7 +324,7 @@ def test_state_that_was_begun_and_written_again():
     for part in parts_of(whole)[:2]:  # and once more, cut short by a crash
         told.tell(part)
     told.replay.finish()
-    assert image_of(told.state.partition(1)) == image_of(whole)
+    assert encode_partition(told.state.partition(1)) == encode_partition(whole)
     assert not told.state.problems
 
 
@@ -333,10 +335,10 @@ def test_older_state_puts_no_producer_back():
     whole = crowded()
     older = parts_of(whole.state.partition(1))
     whole.tell(messages(1, 12, producer_id=1, sequence=2))
-    image = image_of(whole.state.partition(1))
+    image = encode_partition(whole.state.partition(1))
     for part in older:
         whole.tell(part)
-    assert image_of(whole.state.partition(1)) == image
+    assert encode_partition(whole.state.partition(1)) == image
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])

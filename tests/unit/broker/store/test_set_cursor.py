@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.broker.partition.pull_lock import RESET
-from keylane.broker.store.group_changes import know_groups, set_cursor
+from keylane.broker.store.group_changes import register_groups_at, set_cursor
 from keylane.protocol.errors import (
     DiskFullError,
     FencedError,
@@ -147,7 +147,7 @@ async def test_set_cursor_is_carried_over_when_its_segment_goes():
     for number in range(1, 20):
         await desk.append(batch(sequence=20 * number, count=20))
     assert len(desk.store.log.bases) > 2
-    await desk.store.carry_over.drop_first_segment()
+    await desk.store.carry_over.remove_oldest_segment()
     await desk.store.commit.close()
     for name in disk.list("snapshot"):
         disk.remove(f"snapshot/{name}")
@@ -165,12 +165,12 @@ async def test_groups_made_known_before_they_come():
     desk = await desk_of(disk)
     partition = desk.store.state.partition(1)
     partition.first_offset = 4
-    await know_groups(desk.store, partition, ["late", "audit", "late"])
+    await register_groups_at(desk.store, partition, ["late", "audit", "late"])
     end = desk.store.log.end
-    await know_groups(desk.store, partition, ["late"])
+    await register_groups_at(desk.store, partition, ["late"])
     assert desk.store.log.end == end
     with raises(Reason.NAME_INVALID):
-        await know_groups(desk.store, partition, ["?"])
+        await register_groups_at(desk.store, partition, ["?"])
     await desk.store.close()
     again = Desk(open_store(disk, clock=ManualClock()), ManualClock())
     assert progress(again, "late") == (4, [], 0)
@@ -184,7 +184,7 @@ async def test_group_that_could_not_be_made_known_is_not():
     desk = await desk_of(disk)
     disk.room = 0
     with pytest.raises(DiskFullError):
-        await know_groups(desk.store, desk.store.state.partition(1), ["late"])
+        await register_groups_at(desk.store, desk.store.state.partition(1), ["late"])
     assert list(desk.store.state.partition(1).groups) == ["audit"]
 
 

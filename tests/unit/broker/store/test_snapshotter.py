@@ -10,7 +10,7 @@ import copy
 import pytest
 
 from keylane.broker.partition import dropped
-from keylane.broker.partition.image import image_of
+from keylane.broker.partition.image import encode_partition
 from keylane.broker.partition.records import DroppedBody
 from keylane.broker.storage.snapshot import Snapshots
 from keylane.broker.store import snapshotter
@@ -37,7 +37,9 @@ async def desk(disk) -> Desk:
 
 
 def images(store) -> dict[int, bytes]:
-    return {number: image_of(partition) for number, partition in store.state.partitions.items()}
+    return {
+        number: encode_partition(partition) for number, partition in store.state.partitions.items()
+    }
 
 
 async def busy(desk: Desk, first: int, count: int) -> None:

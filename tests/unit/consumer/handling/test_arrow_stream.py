@@ -14,7 +14,7 @@ from keylane.protocol.batch import columns, encode_batch
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import CorruptBatchError, InvalidRequestError, LeaseLostError
 from keylane.protocol.offsets import Range
-from keylane.protocol.record import HEADER_BYTES, Compression, read_record, stamp
+from keylane.protocol.record import HEADER_BYTES, Compression, read_record, stamp_record
 from sim.machines.clock import ManualClock
 
 
@@ -63,7 +63,7 @@ def stored(client: ArrowClient, start: int, count: int, *ranges: Range) -> Pulle
         )
     )
     header = data[:HEADER_BYTES]
-    stamp(header, base_offset=start, position=0, appended_at_ms=0)
+    stamp_record(header, base_offset=start, position=0, appended_at_ms=0)
     data[:HEADER_BYTES] = header
     parsed = read_record(memoryview(data), 0)
     return PulledBatch(client, memoryview(data), parsed, list(ranges or [(start, start + count)]))

@@ -28,7 +28,7 @@ from keylane.protocol.frames import (
 )
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure, Park, decode_changes, failure_of
-from keylane.protocol.record import HEADER_BYTES, Compression, Kind, encode_record, stamp
+from keylane.protocol.record import HEADER_BYTES, Compression, Kind, encode_record, stamp_record
 from support.cluster import eventually
 from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
@@ -355,7 +355,7 @@ def does_not_unpack(offset: int) -> memoryview:
         )
     )
     header = data[:HEADER_BYTES]
-    stamp(header, base_offset=offset, position=0, appended_at_ms=0)
+    stamp_record(header, base_offset=offset, position=0, appended_at_ms=0)
     data[:HEADER_BYTES] = header
     return memoryview(data)
 

@@ -10,7 +10,7 @@ import pytest
 
 from keylane.metaserver.access.book import AccessState
 from keylane.metaserver.access.service import AccessService
-from keylane.protocol.access.capability import GRANTS_MAX, parts_of
+from keylane.protocol.access.capability import GRANTS_MAX, parse_capability
 from keylane.protocol.access.rights import AccessGrant, Rights
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import OverloadedError
@@ -36,7 +36,7 @@ def service_of(groups: int) -> AccessService:
 def test_capability_has_the_rights_of_groups(groups: int) -> None:
     service = service_of(groups)
     caller = service.state.caller_named("jwt:ann", tuple(service.state.grants))
-    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    capability, _packed, _signature = parse_capability(service.sign(caller, bytes(32)))
     assert len(capability.grants) == groups * GRANTS_MAX
 
 
@@ -54,7 +54,7 @@ def test_capability_has_the_version_of_its_rights_when_the_book_has_changed_sinc
     service.state = replace(service.state, version=7)
     caller = service.state.caller_named("group:0")
     service.state = AccessState(cluster="c", version=8)
-    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    capability, _packed, _signature = parse_capability(service.sign(caller, bytes(32)))
     assert capability.version == 7
     assert capability.grants == caller.grants
 

@@ -13,8 +13,8 @@ from keylane.metaserver.cluster.announcements import (
     forget_heard,
     lock_groups,
     mark_announced,
-    note_heard,
     read_announcements,
+    record_heard,
     unannounced_groups,
     unheard_partitions,
 )
@@ -70,7 +70,7 @@ class Groups(Rows):
         ]
 
     def hear(self, *ids: int) -> None:
-        self.run(note_heard, self.run(read_announcements, ids))
+        self.run(record_heard, self.run(read_announcements, ids))
 
 
 def test_partition_is_granted_when_its_broker_knows_the_group():
@@ -243,7 +243,7 @@ def test_older_copy_does_not_count_as_told_when_the_original_was_told_before():
     rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
     rows.run(accept_folder, "g1", AcceptFolder())
     rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
-    rows.run(note_heard, answered)
+    rows.run(record_heard, answered)
     known = sa.select(heard.c.partition_id).where(heard.c.group_id == group_id)
     on_copy = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == "g1")
     lists = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.protocol.access.tokens import check_no_token, check_token, make_token
-from keylane.protocol.address import addresses_of
+from keylane.protocol.address import parse_addresses
 from keylane.protocol.errors import Reason
 from support.raising import raises
 
@@ -34,5 +34,5 @@ def test_token_in_a_url_is_refused(path: str, query: dict[str, str]):
 
 def test_token_in_an_address_is_refused_and_not_repeated():
     with raises(Reason.TOKEN_IN_URL) as refused:
-        addresses_of(f"{TOKEN}@127.0.0.1:7000")
+        parse_addresses(f"{TOKEN}@127.0.0.1:7000")
     assert TOKEN not in str(refused.value)

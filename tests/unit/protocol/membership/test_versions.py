@@ -16,9 +16,9 @@ from keylane.protocol.membership.versions import (
     check_client,
     check_member,
     check_server,
-    holding_back,
+    decide_cluster_version,
+    members_holding_back,
     parse_version,
-    raised_version,
 )
 from support.raising import raises
 
@@ -82,16 +82,16 @@ def test_cluster_has_the_version_of_its_oldest_member_and_never_falls(
 ) -> None:
     cluster = Version(0, at)
     members = [MemberVersion(f"m{number}", f"0.{minor}.1") for number, minor in enumerate(told)]
-    raised = raised_version(cluster, members)
+    raised = decide_cluster_version(cluster, members)
     assert raised == Version(0, max(at, min(told)))
-    assert raised_version(raised, members) == raised
+    assert decide_cluster_version(raised, members) == raised
 
 
 def test_member_that_tells_no_version_keeps_the_cluster_where_it_is() -> None:
     members = [MemberVersion("broker g1", "0.2.0"), MemberVersion("broker g2", "")]
-    assert raised_version(Version(0, 1), members) == Version(0, 1)
-    assert holding_back(Version(0, 1), members) == ["broker g2"]
-    assert raised_version(Version(0, 1), []) == Version(0, 1)
+    assert decide_cluster_version(Version(0, 1), members) == Version(0, 1)
+    assert members_holding_back(Version(0, 1), members) == ["broker g2"]
+    assert decide_cluster_version(Version(0, 1), []) == Version(0, 1)
 
 
 def test_member_that_skips_a_version_or_is_left_behind_is_refused() -> None:

@@ -11,10 +11,10 @@ from keylane import Admin, InvalidRequestError, QueueReader
 from keylane.admin import GroupStart, StartAt
 from keylane.errors import ConfigError
 from keylane.protocol.reading.instants import (
-    ago_ms,
     check_unit,
     group_start,
-    instant_ms,
+    parse_ago_ms,
+    parse_instant_ms,
     since_1970_ms,
 )
 
@@ -33,22 +33,24 @@ NOW_MS = 1_700_000_000_000
     ],
 )
 def test_text_says_how_long_ago(text, ms):
-    assert ago_ms(text) == ms
-    assert instant_ms(text, now_ms=NOW_MS) == NOW_MS - ms
+    assert parse_ago_ms(text) == ms
+    assert parse_instant_ms(text, now_ms=NOW_MS) == NOW_MS - ms
 
 
 @pytest.mark.parametrize("text", ["1h", "-1", "-h", "-1.5h", "-1y", " -1h", "yesterday", "-1h30m"])
 def test_other_text_is_refused_with_an_example(text):
-    assert ago_ms(text) is None
+    assert parse_ago_ms(text) is None
     with pytest.raises(InvalidRequestError, match="-1h"):
-        instant_ms(text, now_ms=NOW_MS)
+        parse_instant_ms(text, now_ms=NOW_MS)
 
 
 def test_instant_is_the_same_in_every_zone():
     zone = timezone(timedelta(hours=5))
     given = datetime(2023, 11, 14, 12, tzinfo=UTC)
-    assert instant_ms(given, now_ms=NOW_MS) == instant_ms(given.astimezone(zone), now_ms=NOW_MS)
-    assert instant_ms(timedelta(hours=-1), now_ms=NOW_MS) == NOW_MS - 3_600_000
+    assert parse_instant_ms(given, now_ms=NOW_MS) == parse_instant_ms(
+        given.astimezone(zone), now_ms=NOW_MS
+    )
+    assert parse_instant_ms(timedelta(hours=-1), now_ms=NOW_MS) == NOW_MS - 3_600_000
 
 
 @pytest.mark.parametrize(
@@ -64,11 +66,11 @@ def test_instant_is_the_same_in_every_zone():
 )
 def test_instant_that_has_no_messages_is_refused(given, text):
     with pytest.raises(InvalidRequestError, match=text):
-        instant_ms(given, now_ms=NOW_MS)
+        parse_instant_ms(given, now_ms=NOW_MS)
 
 
 def test_instant_of_a_clock_that_is_ahead_a_little_is_now():
-    assert instant_ms(timedelta(milliseconds=900), now_ms=NOW_MS) == NOW_MS
+    assert parse_instant_ms(timedelta(milliseconds=900), now_ms=NOW_MS) == NOW_MS
 
 
 @pytest.mark.parametrize(
@@ -96,9 +98,9 @@ def test_other_start_of_a_group_is_refused(given):
 
 def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
     now_ms = 1_800_000_000_000
-    assert instant_ms("-1h", now_ms=now_ms) == now_ms - 3_600_000
-    assert instant_ms("2024-05-31T12:00:00Z", now_ms=now_ms) == 1_717_156_800_000
-    assert instant_ms("2024-05-31 14:00:00.5+02:00", now_ms=now_ms) == 1_717_156_800_500
+    assert parse_instant_ms("-1h", now_ms=now_ms) == now_ms - 3_600_000
+    assert parse_instant_ms("2024-05-31T12:00:00Z", now_ms=now_ms) == 1_717_156_800_000
+    assert parse_instant_ms("2024-05-31 14:00:00.5+02:00", now_ms=now_ms) == 1_717_156_800_500
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_text_is_an_instant_when_it_says_how_long_ago_or_names_its_zone():
 )
 def test_text_is_refused_when_it_is_no_instant_that_has_passed(text):
     with pytest.raises(InvalidRequestError):
-        instant_ms(text, now_ms=1_800_000_000_000)
+        parse_instant_ms(text, now_ms=1_800_000_000_000)
 
 
 @pytest.mark.parametrize("year", [1, 1969, 1970, 2039, 9999])

@@ -16,10 +16,10 @@ from keylane.protocol.reprocess.manifest import (
     JobPiece,
     Manifest,
     SourceRange,
+    build_group_start,
     cut_range,
     decode_manifest,
     encode_manifest,
-    group_start_of,
     live_offsets,
     missing_pieces,
 )
@@ -73,11 +73,11 @@ def test_manifest_is_refused_when_it_is_newer_or_impossible(change):
 
 def test_live_offsets_are_the_ends_when_every_piece_is_there():
     assert live_offsets(MANIFEST, where="here") == {3: 35, 7: 0}
-    start = group_start_of(MANIFEST, subject="orders", where="here")
+    start = build_group_start(MANIFEST, subject="orders", where="here")
     assert start == GroupStart(at=StartAt.CURSORS, at_ms=1_800_000_000_000, cursors={3: 35, 7: 0})
     assert start.stored.cursors is None
     with raises(Reason.MANIFEST, match="of subject orders"):
-        group_start_of(MANIFEST, subject="bills", where="here")
+        build_group_start(MANIFEST, subject="bills", where="here")
     with raises(Reason.MANIFEST, match=r"\[30, 35\) of partition 3"):
         live_offsets(replace(MANIFEST, pieces=MANIFEST.pieces[:1]), where="here")
 

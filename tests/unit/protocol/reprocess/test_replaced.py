@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.protocol.errors import Reason
-from keylane.protocol.reprocess.replaced import behind_rows, replaced_by_rows
+from keylane.protocol.reprocess.replaced import ends_behind_rows, replaced_by_rows
 from support.raising import raises
 
 CUT = {1: (), 2: (1,), 3: (1, 2)}
@@ -48,7 +48,7 @@ def test_partition_of_rows_is_known_by_the_lineage(parents, replaced):
 )
 def test_rows_of_what_a_backfill_has_are_passed(parents, ends, cursors, behind):
     """What the backfill continues lies before it; rows of rows count as what these were made of."""
-    assert behind_rows(replaced_by_rows(parents), parents, ends, cursors) == behind
+    assert ends_behind_rows(replaced_by_rows(parents), parents, ends, cursors) == behind
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_rows_of_what_a_backfill_has_are_passed(parents, ends, cursors, behind):
 def test_rows_of_both_sides_are_refused(parents, ends, cursors, says):
     """No offset parts them, and the hint says what to do."""
     with raises(Reason.MANIFEST, match=says) as caught:
-        behind_rows(replaced_by_rows(parents), parents, ends, cursors)
+        ends_behind_rows(replaced_by_rows(parents), parents, ends, cursors)
     assert "into another folder" in caught.value.hint

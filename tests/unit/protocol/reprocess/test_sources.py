@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane.protocol.message import Message, pack_properties
-from keylane.protocol.reprocess.manifest import SOURCE, source_of
+from keylane.protocol.reprocess.manifest import SOURCE, parse_source
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from keylane.protocol.reprocess.manifest import SOURCE, source_of
 )
 def test_row_says_its_source_when_the_property_is_a_place(text, source):
     assert (
-        source_of(
+        parse_source(
             Message(
                 "s",
                 b"k",
@@ -30,5 +30,5 @@ def test_row_says_its_source_when_the_property_is_a_place(text, source):
 
 
 def test_row_says_no_source_when_it_has_no_such_property():
-    assert source_of(Message("s", b"k", b"v", 0, 1, 0, packed_properties=b"")) is None
-    assert source_of(Message("s", b"k", b"v", 0, 1, 0, packed_properties=b"\xc1")) is None
+    assert parse_source(Message("s", b"k", b"v", 0, 1, 0, packed_properties=b"")) is None
+    assert parse_source(Message("s", b"k", b"v", 0, 1, 0, packed_properties=b"\xc1")) is None

@@ -9,8 +9,8 @@ from keylane.protocol.access.quota import (
     MAX,
     Quota,
     check_quota,
-    limit_of,
-    limits_of,
+    matching_limits,
+    subject_limit,
 )
 from keylane.protocol.errors import ConnectionQuotaError, InvalidRequestError
 from keylane.rpc.access.pacing import KNOWN_MAX, NO_DELAY, Pacing, TokenBucket
@@ -114,14 +114,14 @@ def test_quota_that_cannot_be_is_refused(quota: Quota):
 def test_limit_of_a_subject_is_its_own_or_of_the_longest_pattern():
     limits = {"a.*": 1, "a.b.*": 2, "a.b.c": 3, "*": 4}
     names = ("a.b.c", "a.b.d", "a.x", "ab", "b")
-    assert [limit_of(name, limits) for name in names] == [3, 2, 1, 4, 4]
-    assert limit_of("ab", {"a.*": 1}) == 0
+    assert [subject_limit(name, limits) for name in names] == [3, 2, 1, 4, 4]
+    assert subject_limit("ab", {"a.*": 1}) == 0
     assert check_quota(Quota(bytes_per_s=BYTES_PER_S_MIN))
 
 
 def test_every_pattern_that_means_a_subject_counts_it():
     limits = {"shop.*": 5, "shop.eu.*": 2, "shop.eu.a": 1, "*": 9, "sho": 3, "Shop.*": 4, "s*": 0}
-    assert limits_of("shop.eu.a", limits) == [
+    assert matching_limits("shop.eu.a", limits) == [
         ("shop.*", 5),
         ("shop.eu.*", 2),
         ("shop.eu.a", 1),

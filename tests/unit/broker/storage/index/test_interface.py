@@ -70,8 +70,8 @@ def test_unknown_partition_has_no_units(queues):
     """An unknown partition has no bounds, no batches, and nothing at any time."""
     assert queues.find(1, 0, end=ALL, bytes_max=ALL) == []
     assert queues.bounds(1) is None
-    assert queues.by_time(1, 0, LOWER) is None
-    assert queues.by_time(1, 0, UPPER) is None
+    assert queues.find_by_time(1, 0, LOWER) is None
+    assert queues.find_by_time(1, 0, UPPER) is None
     assert queues.partitions() == []
 
 
@@ -84,7 +84,7 @@ def test_single_batch_is_found_by_offset_and_time(queues):
     assert queues.find(7, 3, end=ALL, bytes_max=ALL) == []
     assert queues.find(7, 0, end=0, bytes_max=ALL) == []
     bounds = {
-        (at_ms, bound): offset_at(queues.by_time(7, at_ms, bound), bound)
+        (at_ms, bound): offset_at(queues.find_by_time(7, at_ms, bound), bound)
         for at_ms in (999, 1000, 1001)
         for bound in TimeBound
     }
@@ -140,7 +140,7 @@ def test_partition_may_begin_anywhere(queues):
     queues.dispatch([(1, Unit(40, 2, 700, 100, 1)), (1, Unit(42, 2, 800, 100, 1))])
     assert queues.bounds(1) == (40, 44)
     assert queues.find(1, 39, end=ALL, bytes_max=ALL) == []
-    assert offset_at(queues.by_time(1, 0, LOWER), LOWER) == 40
+    assert offset_at(queues.find_by_time(1, 0, LOWER), LOWER) == 40
 
 
 def test_bounds_find_the_first_and_last_batch_of_equal_times(queues):
@@ -148,7 +148,7 @@ def test_bounds_find_the_first_and_last_batch_of_equal_times(queues):
     times = [10] * 3 + [20] * 400 + [30] * 3
     queues.dispatch([(1, Unit(n, 1, 100 * n, 100, at)) for n, at in enumerate(times)])
     assert [
-        offset_at(queues.by_time(1, at, LOWER), LOWER) for at in (9, 10, 15, 20, 21, 30, 31)
+        offset_at(queues.find_by_time(1, at, LOWER), LOWER) for at in (9, 10, 15, 20, 21, 30, 31)
     ] == [
         0,
         0,
@@ -159,7 +159,7 @@ def test_bounds_find_the_first_and_last_batch_of_equal_times(queues):
         None,
     ]
     assert [
-        offset_at(queues.by_time(1, at, UPPER), UPPER) for at in (9, 10, 15, 20, 21, 30, 31)
+        offset_at(queues.find_by_time(1, at, UPPER), UPPER) for at in (9, 10, 15, 20, 21, 30, 31)
     ] == [
         None,
         2,
@@ -179,8 +179,8 @@ def test_clock_that_goes_back(queues):
     queues.dispatch([(1, Unit(3, 1, 300, 100, 120)), (1, Unit(4, 1, 400, 100, 250))])
     times = [unit.appended_at_ms for unit in queues.find(1, 0, end=ALL, bytes_max=ALL)]
     assert times == [100, 200, 200, 200, 250]
-    assert offset_at(queues.by_time(1, 150, LOWER), LOWER) == 1
-    assert offset_at(queues.by_time(1, 200, UPPER), UPPER) == 3
+    assert offset_at(queues.find_by_time(1, 150, LOWER), LOWER) == 1
+    assert offset_at(queues.find_by_time(1, 200, UPPER), UPPER) == 3
 
 
 def test_offset_of_any_time_is_as_in_a_walk_over_all_batches(queues):
@@ -190,8 +190,8 @@ def test_offset_of_any_time_is_as_in_a_walk_over_all_batches(queues):
     for at_ms in range(995, last_ms + 5, 7):
         for partition_id in (1, 2, 3):
             for bound in TimeBound:
-                wanted = model.by_time(partition_id, at_ms, bound)
-                assert queues.by_time(partition_id, at_ms, bound) == wanted
+                wanted = model.find_by_time(partition_id, at_ms, bound)
+                assert queues.find_by_time(partition_id, at_ms, bound) == wanted
 
 
 def retained(queues, position):
@@ -209,7 +209,7 @@ def test_retained_index_keeps_the_batches_above_the_position_over_a_restart(reop
     same(queues, model)
     for at_ms in range(995, last_ms + 5, 13):
         for bound in TimeBound:
-            assert queues.by_time(2, at_ms, bound) == model.by_time(2, at_ms, bound)
+            assert queues.find_by_time(2, at_ms, bound) == model.find_by_time(2, at_ms, bound)
     queues.checkpoint(model.position)
     queues = reopen()
     assert queues.recover(model.position, first_position=position) == model.position
@@ -226,8 +226,8 @@ def test_partition_whose_batches_are_all_gone_goes_on(reopen):
     queues.dispatch([(1, Unit(0, 5, 0, 100, 10))])
     assert retained(queues, 100) == {1: 5}
     assert queues.bounds(1) == (5, 5)
-    assert queues.by_time(1, 0, LOWER) is None
-    assert queues.by_time(1, 99, UPPER) is None
+    assert queues.find_by_time(1, 0, LOWER) is None
+    assert queues.find_by_time(1, 99, UPPER) is None
     queues.checkpoint(100)
     queues = reopen()
     queues.recover(100, first_position=100)
@@ -235,7 +235,7 @@ def test_partition_whose_batches_are_all_gone_goes_on(reopen):
         queues.dispatch([(1, Unit(0, 1, 100, 100, 5))])
     queues.dispatch([(1, Unit(5, 1, 100, 100, 5))])
     assert queues.bounds(1) == (5, 6)
-    assert queues.by_time(1, 10, UPPER).base_offset == 5
+    assert queues.find_by_time(1, 10, UPPER).base_offset == 5
 
 
 @pytest.mark.parametrize("batches", [1, 300])

@@ -76,9 +76,9 @@ def test_units_that_wait_are_found(no_room, tmp_path):
         assert queues.find(1, 20, end=22, bytes_max=ALL) == []
         for number in range(10):
             for bound in TimeBound:
-                assert queues.by_time(1, 1000 + number, bound) == whole[number]
-        assert queues.by_time(1, 1010, TimeBound.LOWER) is None
-        assert queues.by_time(1, 999, TimeBound.UPPER) is None
+                assert queues.find_by_time(1, 1000 + number, bound) == whole[number]
+        assert queues.find_by_time(1, 1010, TimeBound.LOWER) is None
+        assert queues.find_by_time(1, 999, TimeBound.UPPER) is None
 
     agrees()
     assert queues.position == 500
@@ -115,7 +115,7 @@ async def test_full_index_refuses_and_heals(no_room, tmp_path, killed):
     await desk.append(batch(sequence=0))
     no_room(True)
     assert (await desk.append(batch(sequence=2))).base_offset == 2
-    assert desk.store.commit.reason == "the disk is full"
+    assert desk.store.commit.refusal_reason == "the disk is full"
     with pytest.raises(BrokerReadOnlyError):
         await desk.append(batch(sequence=4))
     await all_there(desk, 4)
@@ -124,7 +124,7 @@ async def test_full_index_refuses_and_heals(no_room, tmp_path, killed):
         desk.store.queues.close()
         desk = Desk(open_store(files, clock=clock, index="rocksdb", cache_bytes=0), clock)
     clock.advance(RETRY_FULL_MS)
-    assert desk.store.commit.reason == ""
+    assert desk.store.commit.refusal_reason == ""
     assert (await desk.append(batch(sequence=2))).duplicate
     assert (await desk.append(batch(sequence=4))).base_offset == 4
     await all_there(desk, 6)

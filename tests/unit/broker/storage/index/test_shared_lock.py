@@ -1,5 +1,5 @@
-"""Threads share the lock, or one thread holds it exclusively; a thread that waits for that keeps newer
-ones out.
+"""Threads share the lock, or one thread holds it exclusively; a thread that waits for that keeps
+newer ones out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LockTaker:
             self.inside.set()
             self._leave.wait(END_S)
 
-    def leave(self) -> None:
+    def close_unflushed(self) -> None:
         assert self.inside.wait(END_S)
         self._leave.set()
         self._thread.join(END_S)
@@ -44,7 +44,7 @@ def test_threads_share_the_lock():
     visitors = [LockTaker(lock.shared), LockTaker(lock.shared)]
     assert all(visitor.inside.wait(END_S) for visitor in visitors)
     for visitor in visitors:
-        visitor.leave()
+        visitor.close_unflushed()
 
 
 @pytest.mark.parametrize(
@@ -57,8 +57,8 @@ def test_thread_waits_when_it_or_another_is_exclusive(first: str, second: str):
     assert inside.inside.wait(END_S)
     waiting = LockTaker(getattr(lock, second))
     assert not waiting.inside.wait(QUIET_S)
-    inside.leave()
-    waiting.leave()
+    inside.close_unflushed()
+    waiting.close_unflushed()
 
 
 def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
@@ -69,9 +69,9 @@ def test_new_thread_is_kept_out_when_another_waits_to_be_exclusive():
     assert not writer.inside.wait(QUIET_S)
     newer = LockTaker(lock.shared)
     assert not newer.inside.wait(QUIET_S)
-    reader.leave()
-    writer.leave()
-    newer.leave()
+    reader.close_unflushed()
+    writer.close_unflushed()
+    newer.close_unflushed()
 
 
 def test_lock_is_free_when_its_thread_has_failed():
@@ -79,4 +79,4 @@ def test_lock_is_free_when_its_thread_has_failed():
     for enter in (lock.shared, lock.exclusive):
         with pytest.raises(ValueError, match="failed"), enter():
             raise ValueError("failed")
-    LockTaker(lock.exclusive).leave()
+    LockTaker(lock.exclusive).close_unflushed()

@@ -83,9 +83,9 @@ def open_log(disk: SimDisk, *, segment_bytes: int = 1 << 30) -> CommitLog:
 class NoVisitor:
     """Takes no note of what recovery finds."""
 
-    def record(self, header: Header, body: memoryview) -> None: ...
+    def on_record(self, header: Header, body: memoryview) -> None: ...
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         raise AssertionError(hole)
 
 

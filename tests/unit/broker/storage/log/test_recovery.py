@@ -26,10 +26,10 @@ class Visits:
         self.records: list[int] = []
         self.holes: list[tuple[int, int]] = []
 
-    def record(self, header: Header, body: memoryview) -> None:
+    def on_record(self, header: Header, body: memoryview) -> None:
         self.records.append(header.position)
 
-    def hole(self, hole: Hole) -> None:
+    def on_hole(self, hole: Hole) -> None:
         self.holes.append((hole.start, hole.end))
 
 
