@@ -120,11 +120,11 @@ from .parked_reading import (
     ParkedReader,
     ParkedRow,
     apply_edit,
+    find_unchanged_properties,
     narrow_view,
+    replace_content,
     select_rows,
     split_by_error,
-    unchanged_properties,
-    with_content,
 )
 from .parked_views import (
     KeySelector,
@@ -132,7 +132,7 @@ from .parked_views import (
     ParkedKeyView,
     ParkedMessage,
     Row,
-    first_in_lineage,
+    find_oldest_view,
     split_rows,
     to_parked_view,
 )
@@ -337,7 +337,7 @@ class Admin(LoopBoundClient):
         (operation,) = (
             await self._meta.call(endpoints.SET_SUBJECT, body, subject=subject)
         ).operations
-        return views.subject_change(view, new_values, operation)
+        return views.compare_settings(view, new_values, operation)
 
     async def delete_subject(
         self, subject: str, *, force: bool = False, subject_id: int = 0
@@ -762,7 +762,7 @@ class Admin(LoopBoundClient):
             ConflictError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.RESIZE, dry_run, subject=subject, partitions=partitions
         )
 
@@ -784,7 +784,7 @@ class Admin(LoopBoundClient):
             ConflictError: the subject has no logic queues; see `resize`.
         """
         check_name("subject", subject)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.GROW, dry_run, subject=subject, partitions=count, queues=queues
         )
 
@@ -795,7 +795,9 @@ class Admin(LoopBoundClient):
         Raises:
             PartitionUnknownError: no open partition has this id.
         """
-        return await self._reshape(OperationKind.SPLIT, dry_run, partition_ids=[partition_id])
+        return await self._begin_operation(
+            OperationKind.SPLIT, dry_run, partition_ids=[partition_id]
+        )
 
     async def merge(self, partition_ids: Sequence[int], *, dry_run: bool = False) -> OperationView:
         """
@@ -804,7 +806,9 @@ class Admin(LoopBoundClient):
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
         """
-        return await self._reshape(OperationKind.MERGE, dry_run, partition_ids=partition_ids)
+        return await self._begin_operation(
+            OperationKind.MERGE, dry_run, partition_ids=partition_ids
+        )
 
     async def move(
         self, partition_ids: Sequence[int], *, to: str, dry_run: bool = False
@@ -819,7 +823,7 @@ class Admin(LoopBoundClient):
             ConflictError: `to` is cordoned, and gets no new partitions.
         """
         check_name("broker group", to)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.MOVE, dry_run, partition_ids=partition_ids, broker_group=to
         )
 
@@ -1071,7 +1075,7 @@ class Admin(LoopBoundClient):
             NotFoundError: no messages of this key are parked.
             The errors of `parked`.
         """
-        limit = _count_limit(first)
+        limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
             remaining = limit
@@ -1128,7 +1132,7 @@ class Admin(LoopBoundClient):
             error=error,
         )
         parked = [view async for view in selected if view.state is not ParkState.REDRIVING]
-        partitions = await self._partitions_by_id(subject, group)
+        partitions = await self._fetch_partitions_by_id(subject, group)
 
         async def redrive(view: ParkedKeyView) -> ParkedKeyView | None:
             broker = self._broker(partitions[view.partition_id])
@@ -1172,7 +1176,7 @@ class Admin(LoopBoundClient):
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("select the keys to skip")
-        limit, skipped = _count_limit(first), 0
+        limit, skipped = _convert_limit(first), 0
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
             (partition,) = await self._partitions(subject, group, view.partition_id)
@@ -1271,14 +1275,16 @@ class Admin(LoopBoundClient):
         value = message.value if value is None else value
         packed = message.packed_properties
         if properties is not None:
-            packed = pack_properties(properties, kept=unchanged_properties(properties, message))
+            packed = pack_properties(
+                properties, kept=find_unchanged_properties(properties, message)
+            )
         limit = (await self._meta.call(endpoints.SUBJECT, subject=subject)).message_bytes_max
         check_message_size(len(message.key), len(value), len(packed), limit)
         (holder,) = await self._partitions(subject, group, view.partition_id)
         request = EditParked(view.partition_id, group, view.key, source, offset, packed)
         response, _ = await self._broker(holder).call(request, value)
         assert isinstance(response, ParkedEdited)
-        return with_content(parked, value, response.properties or b"")
+        return replace_content(parked, value, response.properties or b"")
 
     # ── scheduled messages ────────────────────────────────────────────────────────────────────────
     async def list_scheduled(
@@ -1303,7 +1309,7 @@ class Admin(LoopBoundClient):
             check_name("subject", subject)
         if not is_within(limit, 1, SCHEDULED_LISTED_MAX):
             raise InvalidRequestError(f"limit is 1 to {SCHEDULED_LISTED_MAX}, not {limit!r:.40}")
-        addresses, problems = await self._broker_addresses(broker)
+        addresses, problems = await self._list_broker_addresses(broker)
 
         async def fetch_page(address: str) -> ScheduledPage | KeylaneError:
             try:
@@ -1352,7 +1358,7 @@ class Admin(LoopBoundClient):
             raise InvalidRequestError(
                 f"the id of a scheduled message has 32 hexadecimal digits, not {scheduled_id!r:.80}"
             )
-        addresses, problems = await self._broker_addresses(broker)
+        addresses, problems = await self._list_broker_addresses(broker)
         failure: KeylaneError | None = None
         for address in addresses:
             try:
@@ -1595,7 +1601,7 @@ class Admin(LoopBoundClient):
             ConfigError: `address` is not a single address.
             InvalidRequestError: the server at `address` is a metaserver.
         """
-        return await self._connections.broker_at(self._single_address(address)).health()
+        return await self._connections.broker_at(self._parse_broker_address(address)).health()
 
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
@@ -1654,7 +1660,9 @@ class Admin(LoopBoundClient):
             endpoints.CORDON, Cordon(cordoned=cordoned), group=broker_group
         )
 
-    async def _reshape(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
+    async def _begin_operation(
+        self, kind: OperationKind, dry_run: bool, **fields: object
+    ) -> OperationView:
         body = convert_argument(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
         (operation,) = (await self._meta.call(endpoints.RESHAPE, body)).operations
         return operation
@@ -1687,7 +1695,7 @@ class Admin(LoopBoundClient):
         broker = self._broker(partition)
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
-    def _single_address(self, text: str) -> str:
+    def _parse_broker_address(self, text: str) -> str:
         """Return the address of one broker. Raises ConfigError, ClosedError, UsageError."""
         self._connections.home.check()
         addresses = addresses_of(text)
@@ -1695,10 +1703,12 @@ class Admin(LoopBoundClient):
             raise ConfigError(f"give the address of one broker, not {text!r:.80}")
         return addresses[0]
 
-    async def _broker_addresses(self, broker: str | None) -> tuple[Sequence[str], dict[str, str]]:
+    async def _list_broker_addresses(
+        self, broker: str | None
+    ) -> tuple[Sequence[str], dict[str, str]]:
         """Return the addresses of the brokers to ask, and broker group → why it is not asked."""
         if broker is not None:
-            return [self._single_address(broker)], {}
+            return [self._parse_broker_address(broker)], {}
         brokers = (await self._meta.health()).details.get("brokers", [])
         silent = {
             each["broker_group"]: "the broker is silent"
@@ -1792,7 +1802,7 @@ class Admin(LoopBoundClient):
         views = await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
         partitions = await self._partitions(subject, group, None)
         parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
-        first = first_in_lineage(views, parents)
+        first = find_oldest_view(views, parents)
         return first.first_source, first.first_offset
 
     async def _partitions(
@@ -1814,7 +1824,7 @@ class Admin(LoopBoundClient):
             )
         return only
 
-    async def _partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
+    async def _fetch_partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
         return {each.partition_id: each for each in await self._partitions(subject, group, None)}
 
     async def _broker_of(
@@ -1869,7 +1879,7 @@ class Admin(LoopBoundClient):
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
         await self._partitions(subject, group, partition_id)
-        partitions_by_id = await self._partitions_by_id(subject, group)
+        partitions_by_id = await self._fetch_partitions_by_id(subject, group)
         parked = await ParkedReader(subject, partitions_by_id, self._broker).read(
             partition_id, offset
         )
@@ -1941,12 +1951,12 @@ class Admin(LoopBoundClient):
         self, subject: str, group: str, view: ParkedKeyView
     ) -> tuple[BrokerClient, ParkedReader]:
         """Return the broker of a view, and a reader for its messages."""
-        partitions_by_id = await self._partitions_by_id(subject, group)
+        partitions_by_id = await self._fetch_partitions_by_id(subject, group)
         broker = await self._broker_of(subject, group, view, partitions_by_id)
         return broker, ParkedReader(subject, partitions_by_id, self._broker)
 
 
-def _count_limit(first: int | None) -> int:
+def _convert_limit(first: int | None) -> int:
     if first is not None and not is_within(first, 1, MAX_I64):
         raise InvalidRequestError(f"first must be a number from 1 on, not {first!r:.40}")
     return MAX_I64 if first is None else first

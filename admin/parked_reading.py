@@ -195,7 +195,7 @@ async def select_rows(
     """Yield the rows of a view's messages that the filter selects; a row may be split into
     messages.
     """
-    key = key_filter.key_within(view)
+    key = key_filter.dead_letter_key(view)
     async for row in fetch_rows(broker, group, view):
         if view.is_loose and not key_filter.selects(row.since_ms, row.failure):
             continue
@@ -217,10 +217,10 @@ async def apply_edit(
     assert isinstance(response, ParkedEdited)
     if response.properties is None:
         return parked
-    return with_content(parked, bytes(value), response.properties)
+    return replace_content(parked, bytes(value), response.properties)
 
 
-def with_content(parked: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
+def replace_content(parked: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
     """Return a parked message with a new value and new properties, marked as edited."""
     if parked.message is None:
         return parked
@@ -228,7 +228,7 @@ def with_content(parked: ParkedMessage, value: bytes, packed_properties: bytes) 
     return replace(parked, message=message, edited=True)
 
 
-def unchanged_properties(new: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
+def find_unchanged_properties(new: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
     """Return the names of the new properties that the message already has with the same value."""
     try:
         stored = message.properties

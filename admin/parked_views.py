@@ -130,7 +130,7 @@ class ParkedFilter:
             return False
         if view.tries is not None and self.key is not ...:
             return False
-        if self.key is not ... and self.key != view.key and self.key_within(view) is None:
+        if self.key is not ... and self.key != view.key and self.dead_letter_key(view) is None:
             return False
         if view.is_loose:  # `since_ms` is of the oldest message; failures are compared one by one
             return view.since_ms <= self._parked_until_ms
@@ -152,9 +152,9 @@ class ParkedFilter:
     def selects_partially(self, view: ParkedKeyView) -> bool:
         """True if the filter may select only some of the view's messages."""
         by_message = self._error is not None or self._parked_until_ms < MAX_I64
-        return (view.is_loose and by_message) or self.key_within(view) is not None
+        return (view.is_loose and by_message) or self.dead_letter_key(view) is not None
 
-    def key_within(self, view: ParkedKeyView) -> bytes | None:
+    def dead_letter_key(self, view: ParkedKeyView) -> bytes | None:
         """Return the key to look for among a view's dead letters of any key; None if the key of
         each message does not matter.
         """
@@ -180,7 +180,7 @@ def to_parked_view(partition_id: int, view: ParkedView) -> ParkedKeyView:
     )
 
 
-def first_in_lineage(
+def find_oldest_view(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """

@@ -15,7 +15,7 @@ from ..protocol.errors import KeylaneError
 from ..protocol.log_filter import LogFilter
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .groups.views import due_work
+from .groups.views import read_due_work
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .settings import MetaserverSettings
@@ -103,9 +103,9 @@ class PeriodicTasks:
         poll_ms = self._settings.poll_ms
         succeeded = True
         try:
-            due = await self._database.read(due_work)
+            due = await self._database.read(read_due_work)
             self._has_creations = due.creations
-            if due.quick or self._catalogue.has_unannounced:
+            if due.quick or self._catalogue.has_unannounced_groups:
                 for requested in self._quick_requested:
                     requested.set()
             self._unsettled_since_s = {
@@ -114,7 +114,7 @@ class PeriodicTasks:
                 if group_id in due.groups
             }
             for group_id in due.groups:
-                if self._groups.gathers(group_id):
+                if self._groups.is_gathering_joins(group_id):
                     continue
                 succeeded &= await self._settle(group_id)
             await self._groups.check_for_changes(due.versions)

@@ -110,7 +110,7 @@ async def running_metaserver(
         access = await _start_access(database, settings, clock)
         network = network or _open_network(stack, served, access)
         member = ClusterMember(database)
-        await member.learn()
+        await member.load_state()
         rng = random.SystemRandom()
         services = build_services(
             database,

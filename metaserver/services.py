@@ -26,7 +26,7 @@ from .retention.announcer import Announcer
 from .retention.empty_partitions import PartitionExpirer
 from .retention.hidden_subjects import HiddenExpirer
 from .retention.history import HistoryExpirer
-from .retention.idle_groups import GroupExpirer
+from .retention.list_idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
@@ -77,7 +77,12 @@ def build_services(
     news = None if access is None else access.news
     agreement = AgreementWatch(database, network)
     catalogue = Catalogue(
-        database, network, settings, news=news, member=member, doubt=agreement.doubt
+        database,
+        network,
+        settings,
+        news=news,
+        member=member,
+        request_comparison=agreement.request_comparison,
     )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     partition_expirer = PartitionExpirer(
@@ -139,7 +144,7 @@ def build_services(
         publications=publications,
     )
     routes += (access or AccessOff()).routes()
-    database.on_new_connection(agreement.doubt)
+    database.on_new_connection(agreement.request_comparison)
     return Services(
         catalogue=catalogue,
         groups=groups,
@@ -162,7 +167,7 @@ def _database_route(route: ControlRoute, agreement: AgreementWatch) -> ControlRo
         return route
 
     async def wait_for_agreement(body: Any, params: Params) -> object:
-        await agreement.settled()
+        await agreement.wait_until_settled()
         return await route.handler(body, params)
 
     return replace(route, handler=wait_for_agreement)

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 
 from ..protocol.errors import InvalidRequestError
 
-_kept: WeakSet[RootTransaction] = WeakSet()
+_transactions_with_savepoint: WeakSet[RootTransaction] = WeakSet()
 """Transactions whose first savepoint is kept open until they end."""
 
 
@@ -25,7 +25,7 @@ def check_transaction(connection: Connection) -> None:
     Raises:
         InvalidRequestError: the connection has AUTOCOMMIT.
     """
-    if _commits_each(connection):
+    if _is_autocommit(connection):
         error = InvalidRequestError(
             "the connection has AUTOCOMMIT: each statement is committed separately, and a rollback "
             "undoes none"
@@ -40,7 +40,7 @@ def check_transaction(connection: Connection) -> None:
         event.listen(connection, "release_savepoint", _keep_first_savepoint)
 
 
-def _commits_each(connection: Connection) -> bool:
+def _is_autocommit(connection: Connection) -> bool:
     """Return whether the driver commits each statement. It asks the driver, because `connect_args`,
     which SQLAlchemy does not interpret, may have set AUTOCOMMIT.
     """
@@ -71,10 +71,10 @@ def _keep_first_savepoint(connection: Connection, name: str, _context: object) -
     """
     root = connection.get_transaction()
     first = connection.get_nested_transaction()
-    if root is None or first is None or root in _kept:
+    if root is None or first is None or root in _transactions_with_savepoint:
         return
     while first._previous_nested is not None:
         first = first._previous_nested
     if first._savepoint == name:
         connection.dialect.do_savepoint(connection, name)
-        _kept.add(root)
+        _transactions_with_savepoint.add(root)

@@ -96,7 +96,7 @@ class UserDatabase:
             self._engine.dispose()
 
 
-async def make_tables(make: Callable[[], Awaitable[None]]) -> None:
+async def create_missing_tables(make: Callable[[], Awaitable[None]]) -> None:
     """
     Call `make`, which creates missing tables, and retry if another process creates them at the same
     time.

@@ -68,7 +68,7 @@ class AccessState:
             merged[principal] = tuple(dict.fromkeys((*merged.get(principal, ()), *new)))
         return replace(self, tokens={**self.tokens, **added}, grants=merged)
 
-    def caller_of(self, token: str, now_ms: int) -> Caller:
+    def identify_caller(self, token: str, now_ms: int) -> Caller:
         """
         Return the caller that a token identifies.
 
@@ -84,9 +84,9 @@ class AccessState:
             raise UnauthenticatedError("the token is not valid yet", problem="not begun")
         if stored.ends_at and now_ms >= stored.ends_at:
             raise UnauthenticatedError("the token has expired", problem="ended")
-        return self.caller_named(stored.principal, ends_at_ms=stored.ends_at)
+        return self.build_caller(stored.principal, ends_at_ms=stored.ends_at)
 
-    def caller_named(
+    def build_caller(
         self, principal: str, groups: tuple[str, ...] = (), ends_at_ms: int = 0
     ) -> Caller:
         """

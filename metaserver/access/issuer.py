@@ -74,7 +74,7 @@ class Issuer:
             return cached[1]
         _kid, algorithm = _header(text, self._settings.algorithms)
         if key is None:
-            raise _refused("its key is not one of the issuer's", "unknown key")
+            raise _token_error("its key is not one of the issuer's", "unknown key")
         identity = self._decode(text, _key_for(key, algorithm), algorithm)
         self._cache[digest] = kid, identity
         if len(self._cache) > CACHE_MAX:
@@ -95,13 +95,13 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise _refused("it has expired", "ended") from None
+            raise _token_error("it has expired", "ended") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
-            raise _refused(str(error)[:200], type(error).__name__) from None
+            raise _token_error(str(error)[:200], type(error).__name__) from None
         name = claims.get(settings.principal_claim)
         principal = f"{JWT}{name}"
         if not isinstance(name, str) or not is_outside(principal):
-            raise _refused(f"its claim {settings.principal_claim} is not a valid name", "name")
+            raise _token_error(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
         return VerifiedIdentity(principal, self._groups(claims), ends_at_ms)
 
@@ -120,14 +120,14 @@ def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("it is not a JWT", "no token") from None
+        raise _token_error("it is not a JWT", "no token") from None
     algorithm, kid = header.get("alg"), header.get("kid")
     if algorithm not in allowed:
-        raise _refused(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
+        raise _token_error(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
     if "crit" in header:
-        raise _refused("it has critical headers", "critical headers")
+        raise _token_error("it has critical headers", "critical headers")
     if not isinstance(kid, str) or not 0 < len(kid) <= 200:
-        raise _refused("it names no key", "unknown key")
+        raise _token_error("it names no key", "unknown key")
     return kid, str(algorithm)
 
 
@@ -139,14 +139,14 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
         and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
     )
     if not matches:
-        raise _refused("its key is for another algorithm", "algorithm")
+        raise _token_error("its key is for another algorithm", "algorithm")
     try:
         return jwt.PyJWK(key, algorithm=algorithm)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-        raise _refused("the issuer's key cannot be used", "unusable key") from None
+        raise _token_error("the issuer's key cannot be used", "unusable key") from None
 
 
-def _refused(why: str, problem: str) -> UnauthenticatedError:
+def _token_error(why: str, problem: str) -> UnauthenticatedError:
     return UnauthenticatedError(
         f"the token of the outside issuer is refused: {why}", problem=problem
     )

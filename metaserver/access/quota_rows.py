@@ -23,7 +23,7 @@ from ...protocol.errors import InvalidRequestError, OverloadedError
 from ...protocol.http.access import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import access_quotas, name_limits
-from .rows import PRINCIPALS_MAX, raise_version, touch
+from .rows import PRINCIPALS_MAX, raise_version, record_principal_change
 
 _QUOTAS_MAX = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
 
@@ -102,7 +102,7 @@ def read_quotas(connection: Connection) -> list[QuotaRow]:
     return sorted(rows.values())
 
 
-def quotas_of(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
+def index_quotas(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
     """Return principal → quota, and subject or pattern → limit in bytes per second."""
     quotas = {
         row.name: Quota(row.bytes_per_s, row.requests_per_s, row.connections)
@@ -125,6 +125,6 @@ def _invalidate(connection: Connection, kind: str, name: str, now_ms: int) -> No
     capabilities are renewed within minutes.
     """
     if kind == PRINCIPAL and name != EVERYBODY:
-        touch(connection, name, now_ms)
+        record_principal_change(connection, name, now_ms)
     else:
         raise_version(connection)

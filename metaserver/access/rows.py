@@ -78,7 +78,7 @@ def create_token(
     if request.ends_at_ms and request.ends_at_ms <= max(now_ms, request.begins_at_ms):
         raise InvalidRequestError("the token would end before it begins, or has expired already")
     _evict_token(connection, now_ms)
-    touch(connection, request.principal, now_ms)
+    record_principal_change(connection, request.principal, now_ms)
     row = {
         "principal": request.principal,
         "hash": hashed,
@@ -136,7 +136,7 @@ def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> Token
     """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
     token = _token(connection, token_id, now_ms)
     if not token.revoked_at_ms:
-        touch(connection, token.principal, now_ms)
+        record_principal_change(connection, token.principal, now_ms)
         connection.execute(
             sa.update(access_tokens)
             .where(access_tokens.c.token_id == token_id)
@@ -168,7 +168,7 @@ def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
             "subjects",
             limit=GRANTS_MAX,
         )
-    touch(connection, request.principal, now_ms)
+    record_principal_change(connection, request.principal, now_ms)
     insert_new(connection, access_grants, _grant_row(request))
 
 
@@ -178,7 +178,7 @@ def revoke_grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -
     row = _grant_row(request)
     this_grant = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
     if connection.execute(sa.delete(access_grants).where(this_grant)).rowcount:
-        touch(connection, request.principal, now_ms)
+        record_principal_change(connection, request.principal, now_ms)
 
 
 def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
@@ -208,7 +208,7 @@ def raise_version(connection: Connection) -> int:
     return version
 
 
-def touch(connection: Connection, principal: str, now_ms: int) -> None:
+def record_principal_change(connection: Connection, principal: str, now_ms: int) -> None:
     """Record a change of a principal; the first change creates the principal's row."""
     version = raise_version(connection)
     updated = connection.execute(

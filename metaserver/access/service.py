@@ -130,14 +130,14 @@ class AccessService:
             for principal in settings_tokens.values()
         }
         self._signing_key = OwnKey()
-        self._key_made_ms = self._read_ms = 0
+        self._key_created_ms = self._read_ms = 0
         self._holder_key = OwnKey()
         self.state = AccessState()
         self._read_order = ReadOrder()
 
     async def start(self) -> None:
         """Read the access state, and store the public key. Raises StorageError."""
-        await self._new_key()
+        await self._rotate_key()
 
     async def run(self) -> None:
         """Follow changes by other metaservers, and renew the key, until cancelled."""
@@ -159,8 +159,8 @@ class AccessService:
             await self.refresh()
         # A database that lacks the row or the key was replaced, for example by a restore.
         is_stored = stored is not None and self._signing_key.key_id in self.state.keys
-        if not is_stored or now_ms - self._key_made_ms > KEY_MS:
-            await self._new_key()
+        if not is_stored or now_ms - self._key_created_ms > KEY_MS:
+            await self._rotate_key()
 
     async def refresh(self) -> None:
         """Read the whole state again: `state` then has everything that was committed before this
@@ -171,7 +171,7 @@ class AccessService:
         if self._read_order.is_newest(number, state.version):
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
-    async def _new_key(self) -> None:
+    async def _rotate_key(self) -> None:
         await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
@@ -179,7 +179,7 @@ class AccessService:
             store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
         )
         self._signing_key = key
-        self._key_made_ms = self._clock.boot_ms()
+        self._key_created_ms = self._clock.boot_ms()
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
@@ -187,8 +187,8 @@ class AccessService:
         UnavailableError.
         """
         if self._issuer is not None and self._issuer.looks_like(text):
-            return self.state.caller_named(*await self._issuer.verify(text))
-        return self.state.caller_of(text, self._clock.wall_ms())
+            return self.state.build_caller(*await self._issuer.verify(text))
+        return self.state.identify_caller(text, self._clock.wall_ms())
 
     def certified(self, peer: Peer) -> Caller:
         """Return the caller of a client certificate that TLS has verified. Raises
@@ -196,7 +196,7 @@ class AccessService:
         """
         if self._clock.wall_ms() >= peer.ends_at_ms:
             raise UnauthenticatedError("the client's certificate has expired", problem="ended")
-        return self.state.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
+        return self.state.build_caller(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
         """Return the version of the access state."""

@@ -22,13 +22,13 @@ from ...protocol.ids import FencingToken, check_name
 from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
-from ..cluster.announcements import forget_heard
+from ..cluster.announcements import forget_announced
 from ..cluster.brokers import (
     last_report,
     lock_broker_query,
     refused_query,
     refused_view,
-    unknown_group,
+    unknown_broker_group_error,
     wait_for_broker_locks,
 )
 from ..groups.locked_group import (
@@ -69,7 +69,7 @@ def accept_folder(
     wait_for_broker_locks(connection, alone=True)
     row = connection.execute(lock_broker_query, parameters).one_or_none()
     if row is None:
-        raise unknown_group(connection, broker_group)
+        raise unknown_broker_group_error(connection, broker_group)
     if row.alive:
         report = last_report(connection, broker_group)
         raise InvalidRequestError(
@@ -96,28 +96,28 @@ def accept_folder(
         accepted = {"opening": copy.opening, "log_end": copy.log_end}
         connection.execute(sa.update(brokers).where(this_broker).values(accepted))
         previous = {"known_opening": row.opening, "known_log_end": row.log_end}
-        forget_heard(connection, broker_group)
+        forget_announced(connection, broker_group)
         fence = _end_leases(connection, broker_group)
         journal_row = {"broker_group": broker_group, **accepted, **previous, "fence": fence}
         connection.execute(sa.insert(accepted_folders).values(journal_row))
     return refused_view(copy)
 
 
-def accept_complete(
+def accept_complete_folder(
     connection: Connection,
     broker_group: str,
     request: AcceptFolder,
     hosted: Iterable[PartitionStatus],
 ) -> RefusedBroker:
-    """Call `accept_folder` and `check_complete` in one transaction, because an operation may have
-    advanced since the last check.
+    """Call `accept_folder` and `check_folder_complete` in one transaction, because an operation may
+    have advanced since the last check.
     """
     accepted = accept_folder(connection, broker_group, request)
-    check_complete(connection, broker_group, hosted)
+    check_folder_complete(connection, broker_group, hosted)
     return accepted
 
 
-def check_complete(
+def check_folder_complete(
     connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
 ) -> None:
     """
@@ -168,7 +168,7 @@ def check_complete(
         )
 
 
-def accepted_fence(connection: Connection, broker_group: str) -> int:
+def read_accepted_fence(connection: Connection, broker_group: str) -> int:
     """Return the token up to which the broker must refuse all since a copy of the group's data
     folder was accepted; 0 if none was accepted.
     """

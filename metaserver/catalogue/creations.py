@@ -64,7 +64,7 @@ def replan_creation(connection: Connection, subject_id: int) -> bool:
     hosts = writable_groups(connection)
     if not unavailable or not hosts:
         return False
-    _abandon(connection, subject_id, [row.partition_id for row in unavailable])
+    _expire_partitions(connection, subject_id, [row.partition_id for row in unavailable])
     used = Counter(row.broker_group for row in rows if row.takes_writes)
     for number, row in enumerate(unavailable, subject.partitions_named):
         host = min(hosts, key=lambda group: (used[group], hosts[group], group))
@@ -113,11 +113,11 @@ def fail_creation(
     )
     hosted = sorted(set(ids).difference(in_use))
     if hosted:
-        _abandon(connection, subject_id, hosted)
+        _expire_partitions(connection, subject_id, hosted)
     return True
 
 
-def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
+def _expire_partitions(connection: Connection, subject_id: int, ids: list[int]) -> None:
     """Mark planned partitions EXPIRED, and journal steps that seal them if brokers host them."""
     connection.execute(
         sa.update(partitions)

@@ -62,10 +62,10 @@ from ..cluster.brokers import (
     broker_views,
     cordon_broker,
     find_broker,
-    note_refused,
     refused_views,
     renew_broker,
-    report_broker,
+    store_refusal,
+    store_report,
 )
 from ..cluster.lost_database import database_lost_error, has_higher_id, is_empty
 from ..cluster.queues import read_queues
@@ -87,7 +87,12 @@ from ..cluster.subjects import (
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import Wakeups
-from .accepted import accept_complete, accept_folder, accepted_fence, check_complete
+from .accepted import (
+    accept_complete_folder,
+    accept_folder,
+    check_folder_complete,
+    read_accepted_fence,
+)
 from .creations import fail_creation, replan_creation
 
 log = logging.getLogger("keylane.metaserver")
@@ -143,16 +148,16 @@ class Catalogue:
         *,
         news: Callable[[], AccessNews] | None = None,
         member: ClusterChecks | None = None,
-        doubt: Callable[[str], None] = lambda _broker_group: None,
+        request_comparison: Callable[[str], None] = lambda _broker_group: None,
     ) -> None:
         """
         Args:
             news: returns the access state for brokers; None: there is no access control.
             member: checks which brokers may join the cluster; None: all may.
-            doubt: called with a broker group that may have partitions or changes that the database
-                lacks.
+            request_comparison: called with a broker group that may have partitions or changes that
+                the database lacks.
         """
-        self._doubt = doubt
+        self._request_comparison = request_comparison
         self._database = database
         self._member = member
         self._news = news
@@ -194,20 +199,20 @@ class Catalogue:
         if not renewed:
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write_urgent(report_broker, report, ttl_ms=ttl_ms)
+                changed = await self._database.write_urgent(store_report, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
                 if not await self._is_outdated(report):
-                    await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
+                    await self._database.write(store_refusal, report, error.message, ttl_ms=ttl_ms)
                 raise
             self._wakeups.wake(await self._database.read(subject_names, changed))
         if has_new_ids or (report.hosted and not renewed):
-            self._doubt(report.broker_group)
+            self._request_comparison(report.broker_group)
         if report.untold:
             self._unannounced[report.broker_group] = report.untold
         missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may not have received a reply yet
             missed = await self._database.read(groups_missed, report.broker_group)
-            fence = await self._database.read(accepted_fence, report.broker_group)
+            fence = await self._database.read(read_accepted_fence, report.broker_group)
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms,
             ttl_ms=settings.broker_ttl_ms,
@@ -218,11 +223,11 @@ class Catalogue:
         )
 
     @property
-    def has_unannounced(self) -> bool:
+    def has_unannounced_groups(self) -> bool:
         """True if a broker has reported partitions whose consumer groups it does not know."""
         return bool(self._unannounced)
 
-    def take_unannounced(self) -> list[tuple[int, ...]]:
+    def pop_unannounced(self) -> list[tuple[int, ...]]:
         """Return and clear the partitions whose consumer groups were never announced; one tuple of
         ids for each broker.
         """
@@ -306,11 +311,11 @@ class Catalogue:
         dry_run = replace(request, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, dry_run)
         hosted = await BrokerClient(self._network, copy.address).partitions()
-        await self._database.read(check_complete, broker_group, hosted.partitions)
+        await self._database.read(check_folder_complete, broker_group, hosted.partitions)
         if request.dry_run:
             return copy
         accepted = await self._database.write(
-            accept_complete, broker_group, request, hosted.partitions
+            accept_complete_folder, broker_group, request, hosted.partitions
         )
         log.warning(
             "broker group %s continues with the data folder at %s, whose log ends at %d; the last "

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new, now_ms, portions, rows_of
+from ..sql.dialect import insert_new, now_ms, read_in_chunks, split_ids
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .brokers import read_openings
 from .subjects import SERVED
@@ -136,7 +136,7 @@ _unheard_of_group_query = _announcements_query.where(
 )
 
 
-def unheard_partitions(
+def pending_announcements(
     connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
@@ -159,11 +159,11 @@ def unheard_partitions(
 
 
 def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """Return `unheard_partitions` of one group. Called in a durable write, so that even after a
+    """Return `pending_announcements` of one group. Called in a durable write, so that even after a
     crash no broker has a group that SQL lacks.
     """
     mark_unsettled(connection, group_id)
-    return unheard_partitions(connection, group_id=group_id)
+    return pending_announcements(connection, group_id=group_id)
 
 
 def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
@@ -193,7 +193,7 @@ def _group_by_partition(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
     return list(announcements.values())
 
 
-def note_heard(
+def record_announced(
     connection: Connection, answered: Sequence[Announcement], *, settling: int | None = None
 ) -> bool:
     """
@@ -215,7 +215,7 @@ def note_heard(
     existing = lock_groups(connection, ids)
     partition_ids = [announcement.partition_id for announcement in answered]
     openings = read_openings(connection, partition_ids)  # under the locks
-    newly_known = store_heard(
+    newly_known = store_announced(
         connection,
         {
             announcement.partition_id: [
@@ -237,7 +237,7 @@ _current_query = (
 )
 
 
-def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
+def store_announced(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
     """
     Store which groups the brokers of partitions know; deleted partitions are skipped.
 
@@ -276,7 +276,7 @@ def mark_announced(connection: Connection) -> None:
         lock_groups(connection, list(connection.execute(unannounced).scalars()), skip_locked=True)
     )
     unfinished = set(connection.execute(_unfinished_query).scalars())
-    for chunk in portions([group_id for group_id in ids if group_id not in unfinished]):
+    for chunk in split_ids([group_id for group_id in ids if group_id not in unfinished]):
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(chunk)).values(told=True))
 
 
@@ -301,7 +301,7 @@ _UNSETTLED: dict[str, Any] = {
 }
 
 
-def forget_heard(connection: Connection, broker_group: str) -> None:
+def forget_announced(connection: Connection, broker_group: str) -> None:
     """Delete the record of the groups that a broker group knows. All are announced to it again,
     because its data folder may lack some.
     """
@@ -312,12 +312,12 @@ def forget_heard(connection: Connection, broker_group: str) -> None:
     lock_groups(connection, ids)
     hosted = sa.select(partitions.c.partition_id).where(on_group)
     connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
-    for chunk in portions(ids):
+    for chunk in split_ids(ids):
         condition = groups.c.group_id.in_(chunk)
         connection.execute(sa.update(groups).where(condition).values(told=False, **_UNSETTLED))
 
 
-def unheard_children(
+def unannounced_children(
     connection: Connection, subject_id: int, children: Collection[int]
 ) -> list[int]:
     """Return the ids of those children whose brokers do not know all groups of the subject."""
@@ -345,7 +345,7 @@ def lock_groups(
     another transaction has locked.
     """
     query = _lock_skipping_query if skip_locked else _lock_query
-    return {group_id for (group_id,) in rows_of(connection, query, ids)}
+    return {group_id for (group_id,) in read_in_chunks(connection, query, ids)}
 
 
 _set_unsettled = (

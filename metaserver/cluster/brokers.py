@@ -62,7 +62,7 @@ _renew_unchanged = _update_report.where(
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
     """Renew a live broker whose identity, address and version are unchanged; return False if
-    `report_broker` must be called instead.
+    `store_report` must be called instead.
     """
     unchanged = {
         "of_id": report.broker_id,
@@ -100,7 +100,7 @@ lock_broker_query = (
 )
 
 
-def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
+def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
     Store that a broker is alive, and its address.
 
@@ -151,7 +151,7 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     )
     if row.in_time and row.address == report.address:
         return []
-    return _renew_routes(connection, report.broker_group)
+    return _raise_route_versions(connection, report.broker_group)
 
 
 _delete_refusal = sa.delete(refused_brokers).where(
@@ -216,7 +216,7 @@ def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None
     return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
 
 
-def note_refused(
+def store_refusal(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
     """Store for `ttl_ms` that a broker reported itself for a group and was refused; also delete
@@ -300,7 +300,7 @@ def _count_hosted(connection: Connection, broker_group: str) -> int:
     return connection.execute(count).scalar_one()
 
 
-def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
+def _raise_route_versions(connection: Connection, broker_group: str) -> list[int]:
     """Raise the version of every open route with a partition on the broker group, and return the
     ids of the subjects.
     """
@@ -366,11 +366,11 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
     query = sa.select(since_ms, left_ms).where(brokers.c.broker_group == broker_group)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise unknown_group(connection, broker_group)
+        raise unknown_broker_group_error(connection, broker_group)
     return LastReport(max(0, row[0]), row[1])
 
 
-def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
+def unknown_broker_group_error(connection: Connection, broker_group: str) -> NotFoundError:
     """Build the error for a broker group that has never reported itself; it lists the
     known ones.
     """
@@ -397,7 +397,7 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
     if not connection.execute(
         sa.update(brokers).where(condition).values(cordoned=cordoned)
     ).rowcount:
-        raise unknown_group(connection, broker_group)
+        raise unknown_broker_group_error(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:

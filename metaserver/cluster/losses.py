@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import GivenUpPartition
 from ...protocol.operations import GroupLoss, LossView, StepAction
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new, portions
+from ..sql.dialect import insert_new, split_ids
 from ..sql.schema import (
     brokers,
     drained,
@@ -38,7 +38,7 @@ from ..sql.schema import (
 )
 
 
-def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
+def mark_lost(connection: Connection, ids: Collection[int]) -> None:
     """Mark partitions as lost, and refuse the data folders that contained them."""
     if not ids:
         return
@@ -57,7 +57,7 @@ def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
     """Refuse the data folders of these partitions, permanently."""
-    for chunk in portions(ids):
+    for chunk in split_ids(ids):
         broker_groups = sa.select(partitions.c.broker_group).where(
             partitions.c.partition_id.in_(chunk)
         )

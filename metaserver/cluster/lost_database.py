@@ -48,30 +48,30 @@ def database_lost_error(connection: Connection) -> UnavailableError | None:
             broker_group=row.broker_group,
             partitions=row.hosted,
         )
-    lacking = read_behind(connection)
-    return behind_error(lacking) if lacking else None
+    lacking = read_missing_data(connection)
+    return database_behind_error(lacking) if lacking else None
 
 
-def behind_error(lacking: str) -> UnavailableError:
+def database_behind_error(lacking: str) -> UnavailableError:
     """Build the error for a database that is behind; `lacking` describes what is missing."""
     return UnavailableError(
         Reason.DATABASE_BEHIND, f"the database is older than the brokers' data: {lacking}"
     )
 
 
-def check_not_lost(connection: Connection) -> None:
+def check_database_complete(connection: Connection) -> None:
     """Raise UnavailableError if the database lacks data that brokers have."""
     lost = database_lost_error(connection)
     if lost is not None:
         raise lost
 
 
-def read_behind(connection: Connection) -> str:
+def read_missing_data(connection: Connection) -> str:
     """Return what the last comparison with the brokers found missing in the database, or ""."""
     return connection.execute(_behind_query).scalar_one_or_none() or ""
 
 
-def store_behind(connection: Connection, lacking: str) -> None:
+def store_missing_data(connection: Connection, lacking: str) -> None:
     """Store what is missing in the database; "" deletes the record."""
     if lacking:
         insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})

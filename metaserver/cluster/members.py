@@ -77,7 +77,7 @@ def renew_metaserver(
     rows = connection.execute(_state_query).all()
     if any(row.kind == _EXPIRED for row in rows):
         connection.execute(sa.delete(metaservers).where(metaservers.c.expires_at <= now_ms()))
-    return _state_of(rows)
+    return _build_state(rows)
 
 
 def register_metaserver(
@@ -100,10 +100,10 @@ def leave(connection: Connection, *, holder: str) -> None:
 
 def read_cluster(connection: Connection) -> ClusterState:
     """Return the cluster's name, version and members."""
-    return _state_of(connection.execute(_state_query).all())
+    return _build_state(connection.execute(_state_query).all())
 
 
-def _state_of(rows: Sequence[sa.Row[Any]]) -> ClusterState:
+def _build_state(rows: Sequence[sa.Row[Any]]) -> ClusterState:
     stored = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
     members = [
         MemberVersion(f"{row.kind} {row.name}", row.value)

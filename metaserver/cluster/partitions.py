@@ -85,7 +85,7 @@ _unexpired_parents_query = _subject_parents_query.where(
 )
 
 
-def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
+def is_expired_by_retention(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention.
     Such a partition does not block its children.
     """
@@ -94,10 +94,11 @@ def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
 
 _blocking_parents_query = _parents_query.where(
     _of_subject,
-    sa.not_(is_gone(partitions)),
+    sa.not_(is_expired_by_retention(partitions)),
     IS_VISIBLE_PARENT,
     sa.exists().where(
-        _parent.c.partition_id == partition_parents.c.parent_id, sa.not_(is_gone(_parent))
+        _parent.c.partition_id == partition_parents.c.parent_id,
+        sa.not_(is_expired_by_retention(_parent)),
     ),
 )
 

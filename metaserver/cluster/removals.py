@@ -163,7 +163,7 @@ def pending_removals(
     ]
 
 
-def store_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
+def complete_removals(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
     """
     Store which removals brokers have done, and finish the deletions that are complete.
 
@@ -188,10 +188,10 @@ def store_removed(connection: Connection, done: Mapping[Removal, int]) -> list[s
                 subjects.c.tokens_above < token,
             )
             connection.execute(sa.update(subjects).where(has_lower).values(tokens_above=token))
-    return end_deletions(connection)
+    return finish_deletions(connection)
 
 
-def give_up_removals(connection: Connection, broker_group: str) -> None:
+def cancel_removals(connection: Connection, broker_group: str) -> None:
     """Cancel the removals of a broker group whose loss was accepted, and refuse its data folder."""
     _lock_subjects(
         connection,
@@ -203,7 +203,7 @@ def give_up_removals(connection: Connection, broker_group: str) -> None:
     ids = connection.execute(sa.select(removals.c.partition_id).where(condition)).scalars().all()
     refuse_folders(connection, ids)
     connection.execute(sa.delete(removals).where(condition))
-    end_deletions(connection)
+    finish_deletions(connection)
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
@@ -236,7 +236,7 @@ _finished_subjects_query = (
 )
 
 
-def end_deletions(connection: Connection) -> list[str]:
+def finish_deletions(connection: Connection) -> list[str]:
     """Delete the rows of those deleted groups and subjects that have no removals left, and return
     the names of the subjects.
     """
@@ -324,14 +324,14 @@ def subject_of_deleted_group(connection: Connection, subject: str, group_id: int
 
 def name_was_deleted(connection: Connection, subject: str) -> bool:
     """Return whether a subject of this name was ever deleted."""
-    return connection.execute(sa.select(sa.exists().where(_deletion_of(subject)))).scalar_one()
+    return connection.execute(sa.select(sa.exists().where(_is_deletion_of(subject)))).scalar_one()
 
 
 def deletion_expires(connection: Connection, subject: str) -> bool:
     """Return whether the record of a deletion of this name will expire; see
     `retention/history.py`.
     """
-    condition = sa.and_(_deletion_of(subject), deletions.c.ended_at.is_not(None))
+    condition = sa.and_(_is_deletion_of(subject), deletions.c.ended_at.is_not(None))
     return connection.execute(sa.select(sa.exists().where(condition))).scalar_one()
 
 
@@ -339,10 +339,10 @@ def extend_deletion_record(connection: Connection, subject: str) -> None:
     """Restart the time after which records of deletions of this name expire, because a program
     still uses the name.
     """
-    connection.execute(sa.update(deletions).where(_deletion_of(subject)).values(ended_at=None))
+    connection.execute(sa.update(deletions).where(_is_deletion_of(subject)).values(ended_at=None))
 
 
-def _deletion_of(subject: str) -> sa.ColumnElement[bool]:
+def _is_deletion_of(subject: str) -> sa.ColumnElement[bool]:
     return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
 
 

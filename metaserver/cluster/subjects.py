@@ -34,10 +34,10 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ...protocol.text import counted
-from ..sql.dialect import insert_new, now_ms, rows_of
+from ..sql.dialect import insert_new, now_ms, read_in_chunks
 from ..sql.schema import name_limits, partitions, subjects
 from .brokers import lock_brokers, no_host_error, writable_groups
-from .lost_database import check_not_lost
+from .lost_database import check_database_complete
 from .partitions import subject_partitions
 from .removals import being_deleted_error, name_was_deleted, was_deleted
 from .rows import SubjectRow
@@ -158,7 +158,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
         SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
     """
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
     elif row.deleting:
         raise being_deleted_error(connection, row.subject_id, name)
     elif row.route_version > 0:
@@ -218,7 +218,7 @@ def plan_subject(
     split_ranges(request.partitions)  # refuses invalid counts
     row = find_subject(connection, request.subject)
     if row is None or row.problem:
-        check_not_lost(connection)
+        check_database_complete(connection)
         lock_brokers(connection)
         if row is not None:  # another metaserver may have planned it in the meantime
             row = find_subject(connection, request.subject, lock=True)
@@ -427,7 +427,8 @@ _route_versions_query = sa.select(subjects.c.name, subjects.c.route_version).whe
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """Return subject → current version of its route."""
     return {
-        row.name: row.route_version for row in rows_of(connection, _route_versions_query, names)
+        row.name: row.route_version
+        for row in read_in_chunks(connection, _route_versions_query, names)
     }
 
 
@@ -438,7 +439,7 @@ _subject_names_query = sa.select(subjects.c.name).where(
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     """Return the names of the subjects with these ids."""
-    return [Subject(row.name) for row in rows_of(connection, _subject_names_query, ids)]
+    return [Subject(row.name) for row in read_in_chunks(connection, _subject_names_query, ids)]
 
 
 def subject_summaries(
@@ -454,7 +455,7 @@ def subject_summaries(
     Raises:
         UnavailableError
     """
-    check_not_lost(connection)
+    check_database_complete(connection)
     count = (
         sa.select(sa.func.count())
         .where(

@@ -46,7 +46,7 @@ class JoinWindow:
         self._in_flight -= 1
         if ttl_ms is None:
             return
-        deadline_ms = now_ms + gather_ms_max(ttl_ms)
+        deadline_ms = now_ms + join_window_ms_max(ttl_ms)
         self._deadline_ms = min(self._deadline_ms, deadline_ms) if self._unsettled else deadline_ms
         self._unsettled += 1
         self._last_join_ms = now_ms
@@ -66,6 +66,6 @@ class JoinWindow:
         self._unsettled = 0
 
 
-def gather_ms_max(ttl_ms: int) -> int:
+def join_window_ms_max(ttl_ms: int) -> int:
     """Return how long, in milliseconds, a session with this ttl may wait for other joins."""
     return min(GATHER_MS_MAX, ttl_ms // 8)

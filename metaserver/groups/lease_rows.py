@@ -35,7 +35,7 @@ from ..cluster.partitions import (
     HAS_PARENTS,
     blocking_parents,
     granted_partitions,
-    is_gone,
+    is_expired_by_retention,
     select_granted,
 )
 from ..sql.dialect import insert_new
@@ -61,10 +61,11 @@ from .leases import (
     release,
     renew_token,
     settle_leases,
-    settle_shared,
+    settle_shared_leases,
 )
 from .locked_group import (
     LockedGroup,
+    end_expired_members,
     lock_active_sessions,
     lock_group,
     raise_versions,
@@ -73,11 +74,10 @@ from .locked_group import (
     read_members,
     set_group,
     store_leases,
-    sweep_members,
     valid_ids,
 )
 from .parked_ancestors import AdoptedAncestor, read_adopted
-from .sessions import live_members, live_session, live_sessions
+from .sessions import read_live_members, read_live_session, read_live_sessions
 
 _update_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
 _unreached_query = sa.select(sessions.c.session, sessions.c.unreached).where(
@@ -100,9 +100,9 @@ def store_unreached(connection: Connection, session: str, broker_groups: Collect
     Raises:
         SessionUnknownError: the session has ended.
     """
-    group_id = live_session(connection, session).group_id
+    group_id = read_live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # the session may have ended before the group was locked
+    read_live_session(connection, session)  # the session may have ended before the group was locked
     names = " ".join(sorted(set(broker_groups)))
     connection.execute(_update_unreached, {"of_session": session, "unreached": names})
     mark_unsettled(connection, group_id)
@@ -163,7 +163,7 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         group = lock_group(connection, group_id)
     except GroupUnknownError:
         return NO_CHANGES
-    members, ended = sweep_members(connection, group_id)
+    members, ended = end_expired_members(connection, group_id)
     context = _read_context(connection, group)
     if not group.shared and context.rebuilt_left_ms > 0:
         if force:
@@ -181,7 +181,7 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         else _read_readable_partitions(connection, group, assigned, context.retention)
     )
     if group.shared:
-        settlement = settle_shared(stored, readable, last_token=group.last_token)
+        settlement = settle_shared_leases(stored, readable, last_token=group.last_token)
         route_changed = route_changed or bool(settlement.leases)
     else:
         settlement = settle_leases(
@@ -222,19 +222,19 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
     refused: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
     ids = {request.session for request in requests}
-    for group_id in sorted({row.group_id for row in live_sessions(connection, ids).values()}):
+    for group_id in sorted({row.group_id for row in read_live_sessions(connection, ids).values()}):
         try:
             group = lock_group(connection, group_id)
         except GroupUnknownError:
             continue
         # Some sessions may have ended before the group was locked.
-        live = live_sessions(connection, ids)
+        live = read_live_sessions(connection, ids)
         of_group = [
             request
             for request in requests
             if request.session in live and live[request.session].group_id == group_id
         ]
-        release_in_group = _renew_tokens if group.shared else _release
+        release_in_group = _renew_tokens if group.shared else _release_exclusive
         outcome = release_in_group(connection, group, of_group)
         ids -= {request.session for request in of_group}
         refused |= outcome.refused
@@ -247,7 +247,7 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
     return ReleaseOutcome(changes=Changes(versions=versions), refused=refused)
 
 
-def _release(
+def _release_exclusive(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
     """Free the leases of an exclusive group, and grant each to the session that wants it, unless
@@ -268,7 +268,7 @@ def _release(
             refused[request] = error
         else:
             freed |= {} if freed_lease is None else {partition_id: freed_lease}
-            last_token = _token_floor(last_token, request.fence)
+            last_token = _raise_floor(last_token, request.fence)
     if not freed:
         return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
     # The session for which a lease was withdrawn may have been suspended in the meantime.
@@ -303,7 +303,7 @@ def _renew_tokens(
     last_token = group.last_token
     for request in requests:
         partition_id = PartitionId(request.partition_id)
-        floor = _token_floor(last_token, request.fence)
+        floor = _raise_floor(last_token, request.fence)
         try:
             lease = renew_token(stored.get(partition_id), request.token, last_token=floor)
         except TokenUnknownError as error:
@@ -331,7 +331,7 @@ _withdrawn_query = (
 )
 
 
-def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> Changes:
+def release_unreported(connection: Connection, heartbeats: Sequence[Heartbeat]) -> Changes:
     """
     Release withdrawn leases that their sessions do not report as held.
 
@@ -341,7 +341,7 @@ def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> C
     """
     by_session = {heartbeat.session: heartbeat for heartbeat in heartbeats}
     for group_id in sorted(
-        {row.group_id for row in live_sessions(connection, by_session).values()}
+        {row.group_id for row in read_live_sessions(connection, by_session).values()}
     ):
         try:
             lock_group(connection, group_id)
@@ -349,7 +349,7 @@ def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> C
             continue
     up_to_date = [
         session
-        for session, row in live_sessions(connection, by_session).items()
+        for session, row in read_live_sessions(connection, by_session).items()
         if row.grants_version == by_session[session].known_version
     ]
     releases = [
@@ -406,9 +406,9 @@ def store_drained(
     Raises:
         SessionUnknownError: the session has ended.
     """
-    group_id = live_session(connection, session).group_id
+    group_id = read_live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # it may have ended before the group was locked
+    read_live_session(connection, session)  # it may have ended before the group was locked
     parameters = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
@@ -447,7 +447,7 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     """Return session → grants, for sessions of one group; ended sessions are omitted."""
     # Versions are read before grants: if a change comes in between, the grants are newer than their
     # version, and are only sent once more.
-    members = live_members(connection, ids)
+    members = read_live_members(connection, ids)
     if not members:
         return {}
     row, settings = members[0]
@@ -568,7 +568,7 @@ _candidates_query = (
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
-        sa.not_(is_gone(partitions)),  # they block nothing, and accumulate
+        sa.not_(is_expired_by_retention(partitions)),  # they block nothing, and accumulate
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
@@ -612,7 +612,7 @@ def _read_readable_partitions(
     return readable_partitions(candidates, drained_ids)
 
 
-def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+def _raise_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
     granted.
     """

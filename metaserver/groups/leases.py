@@ -31,7 +31,7 @@ from ...protocol.limits import TOKEN_STEP_MAX
 from ...protocol.routing import PartitionState
 from .allocation import allocate, avoid_unreachable
 
-FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
+FENCE_ACCEPTED_MAX = TOKEN_STEP_MAX // 2
 """Highest token that a reported fence can cause. It leaves room for as many further grants before
 brokers refuse tokens as impossible, and grants alone never reach it.
 """
@@ -106,8 +106,9 @@ def readable_partitions(
     drained partition block too if they were reset without it, unless they are abandoned.
 
     Args:
-        partitions: the subject's partitions, without those whose data has expired (`is_gone`),
-            because they block nothing. Each parent must be in `partitions` or in `drained`.
+        partitions: the subject's partitions, without those whose data has expired
+            (`is_expired_by_retention`), because they block nothing. Each parent must be in
+            `partitions` or in `drained`.
         drained: the partitions that the group has drained; only `partitions` and their parents are
             needed.
     """
@@ -221,7 +222,7 @@ def settle_leases(
     return Settlement(leases=rows, sessions=frozenset(changed), last_token=last_token)
 
 
-def settle_shared(
+def settle_shared_leases(
     leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[GroupPartition],
     *,
@@ -281,7 +282,7 @@ def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     Tokens in a database that was restored from a backup may be below the fence. The result is
     capped so that no broker refuses later tokens as impossible.
     """
-    return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
+    return FencingToken(max(last_token, min(fence, FENCE_ACCEPTED_MAX)))
 
 
 def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:

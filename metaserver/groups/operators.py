@@ -26,7 +26,7 @@ from ..cluster.announcements import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new
 from ..sql.schema import groups, leases, sessions, suspended_clients
-from .group_rows import POLICY_COLUMNS, policy_of, policy_values, read_stored
+from .group_rows import POLICY_COLUMNS, build_policy, policy_values, read_stored
 from .lease_rows import NO_CHANGES, Changes
 from .locked_group import lock_group, raise_group_versions
 from .sessions import end_sessions
@@ -63,8 +63,8 @@ def set_policy(
     """
     group_id = _lock_group_by_name(connection, subject, group)
     condition = groups.c.group_id == group_id
-    current = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(condition)).one())
-    policy = changed_policy(current, request)
+    current = build_policy(connection.execute(sa.select(*POLICY_COLUMNS).where(condition)).one())
+    policy = change_policy(current, request)
     if request.on_failure is FailurePolicy.RETRY:
         _check_retry_allowed(connection, subject, group, group_id)
     connection.execute(sa.update(groups).where(condition).values(policy_values(policy)))
@@ -82,7 +82,7 @@ def _check_retry_allowed(connection: Connection, subject: str, group: str, group
         )
 
 
-def changed_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
+def change_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
     """
     Return the policy that results from a change.
 
@@ -127,11 +127,11 @@ def suspend_members(
         condition = groups.c.group_id == group_id
         connection.execute(sa.update(groups).where(condition).values(suspended=request.suspended))
     else:
-        _switch_client(connection, group_id, request.client, suspended=request.suspended)
+        _suspend_client(connection, group_id, request.client, suspended=request.suspended)
     return group_id, _raise_member_versions(connection, group_id)
 
 
-def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+def _suspend_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
     """Suspend or resume a client of a group."""
     if "\0" in client:
         raise InvalidRequestError("the client's name contains a NUL")

@@ -106,7 +106,7 @@ def adopted_ranges(
     }
 
 
-def finished_at_end(
+def find_finished_partitions(
     at_end: Iterable[Partition],
     ancestors: Mapping[PartitionId, Ancestor],
     parked: Collection[int],
@@ -281,16 +281,18 @@ def _may_reach_past_parents(
     )
 
 
-def read_finished_at_end(
+def read_finished_partitions(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
 ) -> Sequence[int]:
-    """Read the state that `finished_at_end` needs for a locked group, and return its result."""
+    """Read the state that `find_finished_partitions` needs for a locked group, and return its
+    result.
+    """
     if not at_end:
         return at_end
     if not parked and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None:
         return at_end
     candidates = read_partitions(connection, BY_ID, ids=list(at_end))
-    return finished_at_end(candidates, _read_ancestors(connection, group_id), parked)
+    return find_finished_partitions(candidates, _read_ancestors(connection, group_id), parked)
 
 
 def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:

@@ -49,7 +49,7 @@ from ..cluster.announcements import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
-from .arrivals import JoinWindow, gather_ms_max
+from .arrivals import JoinWindow, join_window_ms_max
 from .group_rows import EARLIEST
 from .keyed_queue import GroupWrites
 from .lease_rows import (
@@ -57,7 +57,7 @@ from .lease_rows import (
     read_grants,
     read_many_grants,
     release_leases,
-    release_unheld,
+    release_unreported,
     settle_group,
     store_drained,
     store_unreached,
@@ -228,9 +228,9 @@ class GroupService:
             settle = partial(_settle_and_read, group_id=row.group_id, session=row.session)
             first_grants = await self._announce(row.group_id, row.unheard, settle)
         if first_grants is None:
-            grants = await self._first_grants(row)
+            grants = await self._read_first_grants(row)
         else:
-            self._notify(first_grants.changes)
+            self._wake_heartbeats(first_grants.changes)
             grants = first_grants.grants
             if grants is not None:
                 self._cache(row.session, grants)
@@ -244,7 +244,7 @@ class GroupService:
             grants=grants,
         )
 
-    def _limited_principal(self) -> str:
+    def _quota_principal(self) -> str:
         """Return the principal whose quota limits the caller's consumers; "" for a server, and
         without access control.
         """
@@ -259,7 +259,7 @@ class GroupService:
         ttl_ms = None
         try:
             results = await self._join_flight.run(
-                key, PendingJoin(request, self._limited_principal())
+                key, PendingJoin(request, self._quota_principal())
             )
             row = results[request.session]
             if isinstance(row, KeylaneError):
@@ -297,7 +297,7 @@ class GroupService:
             joined |= await self._join_chunk(name, [join])
         return joined
 
-    async def _first_grants(self, row: SessionRow) -> Grants | None:
+    async def _read_first_grants(self, row: SessionRow) -> Grants | None:
         """
         Settle the group of a new session, and return the session's grants; None if it has ended or
         settling takes too long.
@@ -306,13 +306,13 @@ class GroupService:
         the grants.
         """
         try:
-            async with asyncio.timeout(2 * gather_ms_max(row.ttl_ms) / 1000):
+            async with asyncio.timeout(2 * join_window_ms_max(row.ttl_ms) / 1000):
                 await self.settle(row.group_id)
                 return await self._read_grants(row)
         except (SessionUnknownError, TimeoutError):
             return None
 
-    def gathers(self, group_id: int) -> bool:
+    def is_gathering_joins(self, group_id: int) -> bool:
         """Return whether the group will be settled soon anyway, after its joins in flight."""
         window = self._join_windows.get(self._window_keys.get(group_id, ("", "")))
         return window is not None and window.wait_ms(_now_ms()) > 0
@@ -427,7 +427,7 @@ class GroupService:
             TokenUnknownError: the session was never granted this token.
         """
         check_session(request.session)
-        group = await self._writes.group_of(request.session)
+        group = await self._writes.find_group_id(request.session)
         refused = (await self._release_flight.run(group, request)).get(request)
         if refused is not None:
             raise refused
@@ -436,7 +436,7 @@ class GroupService:
     async def suspend(self, request: Suspend) -> Done:
         """Suspend or resume a session. Raises SessionUnknownError."""
         await self._suspend(
-            request, await self._writes.group_of(request.session), self._settle_flight
+            request, await self._writes.find_group_id(request.session), self._settle_flight
         )
         return Done()
 
@@ -449,11 +449,11 @@ class GroupService:
 
     async def leave(self, request: Leave) -> Done:
         """End a session; does nothing if it has already ended."""
-        group = await self._writes.group_of(request.session)
+        group = await self._writes.find_group_id(request.session)
         group_id = await self._writes.write(group, leave_group, request.session)
         if group_id is not None:
             await self.settle(group_id)
-            self._evict(SessionId(request.session))
+            self._evict_grants(SessionId(request.session))
         return Done()
 
     async def group(self, subject: str, group: str) -> GroupView:
@@ -473,7 +473,7 @@ class GroupService:
         Raises:
             SubjectUnknownError, GroupUnknownError
         """
-        self._notify(
+        self._wake_heartbeats(
             await self._database.write(switch_group, subject, group, request.strategy),
             why="the strategy of its group was changed",
         )
@@ -491,7 +491,7 @@ class GroupService:
             SubjectUnknownError, GroupUnknownError, InvalidRequestError
         """
         _, changes = await self._database.write(set_policy, subject, group, request)
-        self._notify(changes)
+        self._wake_heartbeats(changes)
         return await self.settings(subject, group)
 
     async def suspend_members(
@@ -505,7 +505,7 @@ class GroupService:
         """
         group_id, changes = await self._database.write(suspend_members, subject, group, request)
         await self.settle(group_id)
-        self._notify(changes)
+        self._wake_heartbeats(changes)
         return await self.settings(subject, group)
 
     async def settle(self, group_id: int) -> None:
@@ -550,7 +550,7 @@ class GroupService:
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that were ended in the database, and log why."""
-        self._notify(Changes(versions={}, ended=ended), why=why)
+        self._wake_heartbeats(Changes(versions={}, ended=ended), why=why)
 
     def close(self) -> None:
         """Answer every waiting heartbeat."""
@@ -559,7 +559,7 @@ class GroupService:
     async def _renew(self, session: SessionId) -> SessionRow:
         row = await self._renewer.renew(session)
         if row is None:
-            self._evict(session)
+            self._evict_grants(session)
             raise SessionUnknownError(session=session)
         return row
 
@@ -567,18 +567,20 @@ class GroupService:
         self, group: Hashable, requests: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
         outcome = await self._writes.write(group, release_leases, requests)
-        self._notify(outcome.changes)
+        self._wake_heartbeats(outcome.changes)
         return outcome.refused
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
         await self._wait_for_joins(group_id)
-        self._notify(await self._writes.write(group_id, settle_group, group_id))
+        self._wake_heartbeats(await self._writes.write(group_id, settle_group, group_id))
 
     async def _release_unheld_now(self, group_id: int, heartbeats: Sequence[Heartbeat]) -> None:
-        self._notify(await self._writes.write_urgent(group_id, release_unheld, heartbeats))
+        self._wake_heartbeats(
+            await self._writes.write_urgent(group_id, release_unreported, heartbeats)
+        )
 
     async def _settle_with_priority(self, group_id: int, _items: object) -> None:
-        self._notify(await self._writes.write_urgent(group_id, settle_group, group_id))
+        self._wake_heartbeats(await self._writes.write_urgent(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
         """Read and cache the grants of a session. Raises SessionUnknownError."""
@@ -596,21 +598,23 @@ class GroupService:
     def _cache(self, session: SessionId, grants: Grants) -> None:
         """Cache a session's grants, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
-            self._evict(session)  # a silent broker's address arrives later, without a new version
+            self._evict_grants(
+                session
+            )  # a silent broker's address arrives later, without a new version
             return
         if len(self._grants_cache) >= GRANTS_CACHED_MAX:
             self._grants_cache.clear()
         self._grants_cache[session] = grants
 
-    def _notify(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
+    def _wake_heartbeats(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         """Wake the heartbeats of sessions that have ended or have new grants."""
         for session in changes.ended:
             log.info("session %s ended: %s", session, why)
-            self._evict(session)
+            self._evict_grants(session)
         self._wakeups.wake(changes.versions)
         self._wakeups.wake(changes.ended)
 
-    def _evict(self, session: SessionId) -> None:
+    def _evict_grants(self, session: SessionId) -> None:
         self._grants_cache.pop(session, None)
 
 

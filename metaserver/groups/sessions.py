@@ -39,7 +39,7 @@ from ...protocol.groups import GroupStart
 from ...protocol.http.access import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
-from ..cluster.announcements import Announcement, mark_unsettled, unheard_partitions
+from ..cluster.announcements import Announcement, mark_unsettled, pending_announcements
 from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
@@ -50,9 +50,9 @@ from .group_rows import (
     EARLIEST,
     MEMBER_COLUMNS,
     MemberSettings,
+    build_member_settings,
+    build_start,
     insert_group,
-    settings_of_member,
-    start_of,
 )
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def join_group(
     _check_same_subject(connection, request)
     subject = open_subject_row(connection, request.subject)
     new_group, group = _lock_or_create_group(connection, subject, request)
-    group_id, start = group.group_id, start_of(group)
+    group_id, start = group.group_id, build_start(group)
     existing = connection.execute(
         _existing_session_query, {"of_session": request.session}
     ).one_or_none()
@@ -389,7 +389,7 @@ def _read_unheard(connection: Connection, group_id: int) -> tuple[Announcement, 
     """Return which brokers to notify. Called in the durable transaction that creates the group, so
     that even after a crash no broker has a group that SQL lacks.
     """
-    return tuple(unheard_partitions(connection, group_id=group_id))
+    return tuple(pending_announcements(connection, group_id=group_id))
 
 
 _instance_sessions_query = sa.select(
@@ -567,7 +567,9 @@ def _lock_or_create_group(
     return new_group, group
 
 
-def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
+def select_locked_in_order(
+    *conditions: sa.ColumnElement[bool], skip_locked: bool = False
+) -> sa.Select[Any]:
     """Build a query that selects and locks sessions in ascending order, so that transactions do not
     deadlock.
     """
@@ -583,7 +585,7 @@ _withdrawn_from = sa.select(leases.c.session).where(
 
 
 def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
-    renewable = lock_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
+    renewable = select_locked_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
         .where(sessions.c.session.in_(sa.select(renewable.c.session)))
@@ -641,7 +643,7 @@ _live_session_query = _session_query.where(
 )
 
 
-def live_session(connection: Connection, session: str) -> SessionRow:
+def read_live_session(connection: Connection, session: str) -> SessionRow:
     """
     Return the row of a live session.
 
@@ -658,7 +660,7 @@ def live_session(connection: Connection, session: str) -> SessionRow:
 _live_sessions_query = _session_query.where(*_listed_and_live)
 
 
-def live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
+def read_live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
     """Return session → row, for the live sessions among `ids`."""
     rows = connection.execute(_live_sessions_query, {"ids": list(ids)}) if ids else ()
     return {row.session: _session_row(row) for row in rows}
@@ -672,12 +674,12 @@ _live_members_query = (
 )
 
 
-def live_members(
+def read_live_members(
     connection: Connection, ids: Collection[str]
 ) -> list[tuple[SessionRow, MemberSettings]]:
     """Return the live sessions among `ids`, each with its group's settings for members."""
     rows = connection.execute(_live_members_query, {"ids": list(ids)}).all()
-    return [(_session_row(row), settings_of_member(row)) for row in rows]
+    return [(_session_row(row), build_member_settings(row)) for row in rows]
 
 
 def suspend_session(connection: Connection, request: Suspend) -> int:
@@ -690,7 +692,7 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
     Raises:
         SessionUnknownError: the session has ended.
     """
-    row = live_session(connection, request.session)
+    row = read_live_session(connection, request.session)
     mark_unsettled(connection, row.group_id)
     condition = sessions.c.session == request.session
     version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
@@ -702,7 +704,7 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
     return row.group_id
 
 
-def group_of(connection: Connection, session: str) -> int | None:
+def find_group_id(connection: Connection, session: str) -> int | None:
     """Return the id of a session's group; None if the session's row was deleted."""
     check_session(session)
     query = sa.select(sessions.c.group_id).where(sessions.c.session == session)
@@ -712,7 +714,7 @@ def group_of(connection: Connection, session: str) -> int | None:
 
 def leave_group(connection: Connection, session: str) -> int | None:
     """End a session, and return the id of its group; None if the session had already ended."""
-    group_id = group_of(connection, session)
+    group_id = find_group_id(connection, session)
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)
@@ -733,7 +735,7 @@ _free_leases = (
 )
 
 
-def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
+def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionId]:
     """End the expired sessions of a group, and return their ids."""
     expired = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
     ids = [SessionId(session) for session in expired]

@@ -18,7 +18,7 @@ from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_sqlite_version, rows_of
+from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_in_chunks, read_sqlite_version
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
@@ -96,7 +96,7 @@ _CACHED_WORK = "keylane.nothing_due"
 """Key in a connection's `info`: when it last found nothing to do, and the result then."""
 
 
-def due_work(connection: Connection) -> DueWork:
+def read_due_work(connection: Connection) -> DueWork:
     """
     Return the work that is due.
 
@@ -166,7 +166,9 @@ _group_versions_query = sa.select(groups.c.group_id, groups.c.version).where(
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """Return group id → current version."""
-    return {row.group_id: row.version for row in rows_of(connection, _group_versions_query, ids)}
+    return {
+        row.group_id: row.version for row in read_in_chunks(connection, _group_versions_query, ids)
+    }
 
 
 _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version).where(
@@ -176,7 +178,7 @@ _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
     """Return session → grants version, for every session of these groups."""
-    rows = rows_of(connection, _grants_versions_query, ids)
+    rows = read_in_chunks(connection, _grants_versions_query, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
 
@@ -259,10 +261,10 @@ def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
     """
     row = connection.execute(_revision_query, {"of_group": group_id}).one()
     busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
-    return revision_of(group_id, row.version, row.last_token) + ("+" if busy else "")
+    return build_revision(group_id, row.version, row.last_token) + ("+" if busy else "")
 
 
-def revision_of(group_id: int, version: int, last_token: int) -> str:
+def build_revision(group_id: int, version: int, last_token: int) -> str:
     """Return the revision of an idle group: no live consumers, no reset."""
     return f"{group_id}.{version}.{last_token}"
 

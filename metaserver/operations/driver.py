@@ -82,10 +82,10 @@ from .states import (
     RULES,
     BrokerAction,
     NextAction,
-    broker_silent,
+    describe_silent_broker,
+    describe_silent_parents,
+    describe_unsealable,
     next_action,
-    parents_silent,
-    unsealable,
     waiting_reason,
 )
 from .views import operation_views, subject_history, subject_operations
@@ -99,7 +99,7 @@ Send = Callable[[Partition, int], Awaitable[object]]
 """Sends a child's start time, in milliseconds since 1970, to its broker."""
 
 
-def start_times(
+def find_start_times(
     children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
@@ -343,9 +343,9 @@ class OperationDriver:
     async def operations(self, subject: str) -> OperationList:
         """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
-        return OperationList(operations=[await self._with_waiting_reason(view) for view in views])
+        return OperationList(operations=[await self._add_waiting_reason(view) for view in views])
 
-    async def _with_waiting_reason(self, view: OperationView) -> OperationView:
+    async def _add_waiting_reason(self, view: OperationView) -> OperationView:
         """Add the reason why the operation waits, if no driver has stored one (it may have crashed
         before its first request).
         """
@@ -374,7 +374,7 @@ class OperationDriver:
             self._after_step("planned")
         if views and RULES[views[0].state].successor is not None:
             self._start_driving(operation_id)
-        return await self._with_waiting_reason(views[0]) if views else None
+        return await self._add_waiting_reason(views[0]) if views else None
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
@@ -483,7 +483,7 @@ class OperationDriver:
         )
         replies = [reply for reply in results if not isinstance(reply, str)]
         ended_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
-        times = start_times(operation.children_to_open, operation.targets, ended_ms)
+        times = find_start_times(operation.children_to_open, operation.targets, ended_ms)
         send = partial(self._send_start_time, operation)
         if not await send_start_times(times, send, lambda: BACKOFF.pauses(self._rng)):
             self._after_step("untold")
@@ -493,10 +493,10 @@ class OperationDriver:
         if done and action in _STEP_OF_ACTION:
             self._after_step(_STEP_OF_ACTION[action])
         if not problems:
-            problems = [parents_silent(operation.state, operation.pending)]
+            problems = [describe_silent_parents(operation.state, operation.pending)]
         if not any(problems):
             problems = await asyncio.gather(
-                *(self._seal_refusal(parent) for parent in operation.sources)
+                *(self._read_seal_refusal(parent) for parent in operation.sources)
             )
         return done, next(filter(None, problems), "")
 
@@ -505,7 +505,7 @@ class OperationDriver:
         problem.
         """
         if partition.address is None:
-            return broker_silent(operation.state, partition.broker_group)
+            return describe_silent_broker(operation.state, partition.broker_group)
         rule = RULES[operation.state]
         canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -563,7 +563,7 @@ class OperationDriver:
             request = _host_request(operation, child, times_from_ms=times_from_ms)
             await broker.control(endpoints.HOST_PARTITION, request)
 
-    async def _seal_refusal(self, parent: Partition) -> str:
+    async def _read_seal_refusal(self, parent: Partition) -> str:
         """Return why the broker of a parent cannot seal it, or "". The request changes nothing."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -574,7 +574,9 @@ class OperationDriver:
                 ).unsealable
             except KeylaneError as error:
                 reason = error.message
-        return unsealable(parent.partition_id, parent.broker_group, reason) if reason else ""
+        return (
+            describe_unsealable(parent.partition_id, parent.broker_group, reason) if reason else ""
+        )
 
     async def _announce_route(self, operation: Operation) -> None:
         """Wake the calls that wait for a new route, and settle the subject's groups."""

@@ -27,9 +27,9 @@ from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
-from ..cluster.announcements import store_heard, unheard_children
+from ..cluster.announcements import store_announced, unannounced_children
 from ..cluster.brokers import read_openings
-from ..cluster.losses import lose_partitions, refuse_folders
+from ..cluster.losses import mark_lost, refuse_folders
 from ..cluster.partitions import HOSTED_BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
@@ -194,7 +194,7 @@ def _read_pending(
     if RULES[OperationState(row.state)].action is BrokerAction.ANNOUNCE:
         announced_action = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
         children = {step.partition_id: step for step in rows if step.action == announced_action}
-        for partition_id in unheard_children(connection, row.subject_id, list(children)):
+        for partition_id in unannounced_children(connection, row.subject_id, list(children)):
             unfinished[partition_id] = children[partition_id]
             actions[partition_id] = BrokerAction.ANNOUNCE
     open_ids: set[int] = set()
@@ -406,7 +406,7 @@ def _store_steps(
         if end_offset is not None:
             connection.execute(_set_end_offset, {"of_partition": partition_id, "end": end_offset})
     hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
+    store_announced(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
     # Steps are selected by action, because a concurrent cancel may have changed the children's
     # steps from HOST to SEAL.
     for action in StepAction:
@@ -452,7 +452,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     children = [row.partition_id for row in rows if row.action == StepAction.HOST]
     connection.execute(_update_partitions, {"ids": sealed, "state": rule.parents})
     unsealed = [step for step in operation.pending if step.action is BrokerAction.SEAL]
-    lose_partitions(connection, [step.partition_id for step in unsealed if step.given_up])
+    mark_lost(connection, [step.partition_id for step in unsealed if step.given_up])
     # The end offset of an abandoned parent is unknown until its broker returns, even if one was
     # reported earlier.
     abandoned = {"abandoned": True, "end_offset": None}

@@ -267,7 +267,7 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
     )
 
 
-def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
+def plan_settings_change(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
     """
     Plan a child for every open partition, because a broker never changes the settings of a hosted
     partition.

@@ -255,13 +255,13 @@ def waiting_reason(state: OperationState, pending: Collection[PendingStep]) -> s
         return ""
     requested = steps_to_request(state, pending)
     return (
-        broker_silent(state, requested[0].broker_group)
+        describe_silent_broker(state, requested[0].broker_group)
         if requested
-        else parents_silent(state, pending)
+        else describe_silent_parents(state, pending)
     )
 
 
-def broker_silent(state: OperationState, broker_group: str) -> str:
+def describe_silent_broker(state: OperationState, broker_group: str) -> str:
     """Return the reason for waiting while a broker with an unfinished step is silent."""
     blocked = "; the children wait until it is back and has sealed"
     return (
@@ -269,7 +269,7 @@ def broker_silent(state: OperationState, broker_group: str) -> str:
     )
 
 
-def parents_silent(state: OperationState, pending: Iterable[PendingStep]) -> str:
+def describe_silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> str:
     """Return the reason for waiting while a parent's broker is silent, or ""."""
     groups = silent_parents(state, pending)
     if not groups:
@@ -280,7 +280,7 @@ def parents_silent(state: OperationState, pending: Iterable[PendingStep]) -> str
     )
 
 
-def unsealable(partition_id: int, broker_group: str, reason: str) -> str:
+def describe_unsealable(partition_id: int, broker_group: str, reason: str) -> str:
     """Return the reason for waiting while a parent's broker cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {reason}; "

@@ -43,12 +43,12 @@ from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, check_open, find_subject
 from ..operations.begin import journal_operation
-from ..operations.plan import plan_set
+from ..operations.plan import plan_settings_change
 from ..operations.plan_inputs import PlannedOperation, open_partitions, running_operation
 from ..sql.schema import operations, partition_parents, partitions, steps
 
 
-def parents_of(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
+def read_parents(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
     """Return partition id → parent ids, for the open partitions of a hidden subject."""
     ids = [partition.partition_id for partition in open_partitions(connection, row)]
     parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
@@ -58,7 +58,7 @@ def parents_of(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
     return parents
 
 
-def check_continues(
+def check_continues_target(
     connection: Connection, row: SubjectRow, target: SubjectRow, parents: Mapping[int, set[int]]
 ) -> None:
     """
@@ -124,19 +124,19 @@ def begin_cut(
         raise SubjectUnknownError(
             f"{hidden!r} is not a hidden subject that was made for {target!r}", subject=hidden
         )
-    parents = parents_of(connection, row)
+    parents = read_parents(connection, row)
     if target_row is None and not any(parents.values()):
         return 0
     target_row = check_open(connection, target, target_row)
-    existing = cut_of(connection, list(parents))
+    existing = find_cut(connection, list(parents))
     if existing is not None:
         return existing.operation_id
-    check_continues(connection, row, target_row, parents)
+    check_continues_target(connection, row, target_row, parents)
     hidden_child = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
     hosts = writable_groups(connection)
     if not hosts:
         raise no_host_error(connection)
-    plan = plan_set(open_partitions(connection, target_row), hosts)
+    plan = plan_settings_change(open_partitions(connection, target_row), hosts)
     children = tuple(
         replace(
             child,
@@ -152,7 +152,7 @@ def begin_cut(
     return journal_operation(connection, request, planned, driver=driver, lease_ms=lease_ms)
 
 
-def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
+def find_cut(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
     """Return the cut whose partitions continue these partitions of a hidden subject; None if there
     is none, or if it was canceled.
     """

@@ -21,7 +21,7 @@ from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
 from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
-from ..cluster.lost_database import check_not_lost
+from ..cluster.lost_database import check_database_complete
 from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_subject_limits, find_subject
@@ -53,7 +53,7 @@ def plan_hidden(
     check_name("subject", request.hidden)
     if request.hidden == target:
         raise InvalidRequestError("a hidden subject needs another name than its target")
-    check_not_lost(connection)
+    check_database_complete(connection)
     lock_brokers(connection)
     _check_unpublished(connection, request.hidden, target)
     existing = find_subject(connection, request.hidden)
@@ -154,7 +154,7 @@ def _insert_new(
             partition_name(target, number),
             number,
             bounds,
-            _take_host(hosts),
+            _choose_host(hosts),
         )
 
 
@@ -177,7 +177,7 @@ def _insert_beside(
     )
     parents = open_partitions(connection, target)
     for number, parent in enumerate(parents, target.partitions_named):
-        host = parent.broker_group if parent.broker_group in hosts else _take_host(hosts)
+        host = parent.broker_group if parent.broker_group in hosts else _choose_host(hosts)
         child = _insert_partition(
             connection,
             subject_id,
@@ -193,7 +193,7 @@ def _insert_beside(
     connection.execute(sa.update(subjects).where(this_target).values(partitions_named=named))
 
 
-def _take_host(hosts: Counter[Any]) -> str:
+def _choose_host(hosts: Counter[Any]) -> str:
     """Return the broker group with the fewest partitions, and add one to its count."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1

@@ -36,12 +36,12 @@ from ...protocol.ids import check_name
 from ...protocol.operations import OperationKind, OperationState, PublishSubject, StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
-from ..cluster.lost_database import check_not_lost
+from ..cluster.lost_database import check_database_complete
 from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_open, find_subject
-from ..groups.sessions import sweep_sessions
-from ..groups.views import revision_of
+from ..groups.sessions import end_expired_sessions
+from ..groups.views import build_revision
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -54,7 +54,7 @@ from ..sql.schema import (
     steps,
     subjects,
 )
-from .cuts import check_continues, check_cut, cut_of, outdated_error, parents_of
+from .cuts import check_continues_target, check_cut, find_cut, outdated_error, read_parents
 
 
 def begin_publication(
@@ -77,24 +77,24 @@ def begin_publication(
             its groups has live consumers.
     """
     check_name("subject", request.target)
-    done_id = _published_operation(connection, hidden, request)
+    done_id = _find_publication(connection, hidden, request)
     if done_id is not None:
         return done_id
     rows = {
         name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
     }
     # Check again: another transaction may have held the locks.
-    done_id = _published_operation(connection, hidden, request)
+    done_id = _find_publication(connection, hidden, request)
     if done_id is not None:
         return done_id
     row, target = rows[hidden], rows[request.target]
     row = _check_hidden(connection, hidden, row, request)
-    parents = parents_of(connection, row)
+    parents = read_parents(connection, row)
     if target is None:
         # More names than partitions: the subject was made for a target, whose names it counts.
         if row.partitions_named > len(parents):
             raise outdated_error(row, "its target was deleted")
-        _take_name(connection, row, request.target)
+        _rename_to_target(connection, row, request.target)
         operation_id = 0
     else:
         check_open(connection, request.target, target)
@@ -116,7 +116,7 @@ def begin_publication(
     return operation_id
 
 
-def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
+def _rename_to_target(connection: Connection, row: SubjectRow, target: str) -> None:
     """Give the hidden subject the name of its target, which does not exist."""
     values = {
         "name": target,
@@ -129,9 +129,7 @@ def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
     connection.execute(sa.update(subjects).where(this_subject).values(**values))
 
 
-def _published_operation(
-    connection: Connection, hidden: str, request: PublishSubject
-) -> int | None:
+def _find_publication(connection: Connection, hidden: str, request: PublishSubject) -> int | None:
     """
     Return the operation id of an earlier publication, as `begin_publication` does; None if there is
     none.
@@ -175,7 +173,7 @@ def _check_hidden(
     errors as `begin_publication`.
     """
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
         raise being_deleted_error(connection, row.subject_id, hidden)
@@ -209,7 +207,7 @@ def _plan_steps(
     """Return (partition id, action, done) for each step of a publication. Raises the same errors as
     `begin_publication`.
     """
-    cut = cut_of(connection, list(parents))
+    cut = find_cut(connection, list(parents))
     if cut is not None:
         check_cut(connection, row, target, request, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
@@ -221,7 +219,7 @@ def _plan_steps(
             subject=row.name,
             target=target.name,
         )
-    check_continues(connection, row, target, parents)
+    check_continues_target(connection, row, target, parents)
     hosted = [(child, StepAction.HOST, True) for child in parents]
     to_seal = sorted(set().union(*parents.values()))
     return hosted + [(parent, StepAction.SEAL, False) for parent in to_seal]
@@ -304,9 +302,9 @@ def _move_groups(
             groups=", ".join(missing),
         )
     for group in group_rows:
-        _check_idle(connection, group.group_id, group.name)
+        _check_group_idle(connection, group.group_id, group.name)
         revision = request.revisions.get(group.name)
-        if revision and revision != revision_of(group.group_id, group.version, group.last_token):
+        if revision and revision != build_revision(group.group_id, group.version, group.last_token):
             raise PublishError(
                 Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
@@ -337,12 +335,12 @@ def _move_groups(
         )
 
 
-def _check_idle(connection: Connection, group_id: int, name: str) -> None:
+def _check_group_idle(connection: Connection, group_id: int, name: str) -> None:
     """Check that a group has no live consumer, and that its cursors are not being set. Raises
     BusyError.
     """
     reset_remaining_ms = duty_left_ms(connection, reset_duty(group_id))
-    sweep_sessions(connection, group_id)
+    end_expired_sessions(connection, group_id)
     live = connection.execute(
         sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     ).scalar_one()

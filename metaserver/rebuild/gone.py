@@ -24,7 +24,7 @@ from ...protocol.routing import Partition, PartitionState
 from .rows import GonePartition, RebuildOptions, RebuiltPartition, RebuiltSubject
 
 
-def fill_gone(
+def add_gone_partitions(
     subject: RebuiltSubject,
     statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],

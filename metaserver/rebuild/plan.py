@@ -47,7 +47,7 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ..groups.leases import drained_after_parents
-from .gone import fill_gone
+from .gone import add_gone_partitions
 from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
 from .rows import (
     BrokerSource,
@@ -352,7 +352,7 @@ def _plan_subject(
             subject.partitions.append(rows[status.partition_id])
     subject.canceled = cancel_operation(rows)
     _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
-    problems = list(fill_gone(subject, statuses, rows, options))
+    problems = list(add_gone_partitions(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
     subject.partitions += replaced

@@ -25,10 +25,10 @@ from ...protocol.ids import SessionId, check_name
 from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
-from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import count_removals, end_deletions, plan_removals, was_deleted
+from ..cluster.lost_database import check_database_complete
+from ..cluster.removals import count_removals, finish_deletions, plan_removals, was_deleted
 from ..cluster.subjects import check_open, find_subject
-from ..groups.sessions import end_sessions, sweep_sessions
+from ..groups.sessions import end_expired_sessions, end_sessions
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, operations, partitions, sessions, subjects
 
@@ -62,10 +62,10 @@ def begin_subject_deletion(
     ):
         return BegunDeletion(subject_id=request.subject_id)
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
         raise SubjectUnknownError(subject=name)
     if row.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id)
     # While a target is being cut, brokers are sent the hidden partitions as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
@@ -100,7 +100,7 @@ def begin_subject_deletion(
     expired = {"state": PartitionState.EXPIRED}
     connection.execute(sa.update(partitions).where(its_partitions).values(expired))
     connection.execute(sa.update(groups).where(its_groups).values(deleting=True, told=True))
-    end_deletions(connection)
+    finish_deletions(connection)
     return BegunDeletion(subject_id=row.subject_id, ended=ended)
 
 
@@ -130,7 +130,7 @@ def begin_group_deletion(
     if group_row is None:
         raise GroupUnknownError(subject=subject, group=group)
     if group_row.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id, group_id=group_id)
     ended = _live_sessions(connection, group, group_id, request)
     end_sessions(connection, ended)
@@ -172,7 +172,7 @@ def _live_sessions(
             f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
             left_ms=remaining_ms,
         )
-    sweep_sessions(connection, group_id)
+    end_expired_sessions(connection, group_id)
     query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
     live = [SessionId(session) for session in connection.execute(query).scalars()]
     if live and not request.force:

@@ -32,7 +32,7 @@ from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..cluster.removals import WHOLE, PendingRemoval, Removal, pending_removals, store_removed
+from ..cluster.removals import WHOLE, PendingRemoval, Removal, complete_removals, pending_removals
 from ..groups.service import GroupService
 from ..sql.database import Database
 from .begin import (
@@ -93,9 +93,9 @@ class RemovalService:
         """
         begun = await self._database.write(begin_subject_deletion, name, request)
         self._catalogue.wake([Subject(name)])
-        await self._carry_out(begun, "its subject was deleted")
+        await self._end_sessions_and_ask(begun, "its subject was deleted")
         view = await self._database.read(subject_deletion, name, begun.subject_id)
-        return self._with_problem(view, begun)
+        return self._add_problem(view, begun)
 
     async def delete_group(self, subject: str, group: str, request: DeleteGroup) -> GroupDeletion:
         """
@@ -106,17 +106,17 @@ class RemovalService:
             BusyError: nothing was changed.
         """
         begun = await self._database.write(begin_group_deletion, subject, group, request)
-        await self._carry_out(begun, "its group was deleted")
+        await self._end_sessions_and_ask(begun, "its group was deleted")
         view = await self._database.read(group_deletion, subject, group, begun)
-        return self._with_problem(view, begun)
+        return self._add_problem(view, begun)
 
-    async def _carry_out(self, begun: BegunDeletion, why: str) -> None:
+    async def _end_sessions_and_ask(self, begun: BegunDeletion, why: str) -> None:
         """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
         self._groups.end_sessions(begun.ended, why=why)
         await self._ask_brokers()
 
-    def _with_problem(self, view: D, begun: BegunDeletion) -> D:
+    def _add_problem(self, view: D, begun: BegunDeletion) -> D:
         """Add to the view why a broker has not done its part."""
         key = begun.subject_id, begun.group_id
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
@@ -143,7 +143,7 @@ class RemovalService:
             }
             if done:
                 self._after_step("asked")
-                deleted_names = await self._database.write(store_removed, done)
+                deleted_names = await self._database.write(complete_removals, done)
                 self._after_step("removed")
                 self._catalogue.wake(map(Subject, deleted_names))
             after = pending[-1].key

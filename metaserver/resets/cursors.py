@@ -108,7 +108,7 @@ def check_request(request: ResetGroup, *, static: bool) -> None:
         raise InvalidRequestError("; ".join(problems))
 
 
-def new_cursors(
+def compute_cursors(
     request: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool, begun: bool = False
 ) -> dict[int, int]:
     """
@@ -173,7 +173,7 @@ def _target_offset(
             offset = request.offset
             if is_behind_loss(chain[0].partition):
                 offset = max(offset, segments[0].logic_start)
-            return _stored_in_queue(segments, offset, begun)
+            return _clamp_to_queue(segments, offset, begun)
         case ResetTo.TIME:
             for part in chain:
                 if part.at_time is not None:
@@ -188,7 +188,7 @@ def _target_offset(
             raise AssertionError("cursors name partitions")
 
 
-def _stored_in_queue(segments: Sequence[Segment], offset: int, begun: bool) -> int:
+def _clamp_to_queue(segments: Sequence[Segment], offset: int, begun: bool) -> int:
     """
     Return a logic offset that the queue stores, or that it will assign next.
 
@@ -208,8 +208,8 @@ def _stored_in_queue(segments: Sequence[Segment], offset: int, begun: bool) -> i
     return offset
 
 
-def _stored_in_partition(part: PartitionOffsets, offset: int, begun: bool) -> int:
-    """Do the same as `_stored_in_queue` for an offset of one partition."""
+def _clamp_to_partition(part: PartitionOffsets, offset: int, begun: bool) -> int:
+    """Do the same as `_clamp_to_queue` for an offset of one partition."""
     low, high = part.first_offset, part.next_offset
     if begun:
         return min(max(offset, low), high)
@@ -236,7 +236,7 @@ def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -
             return part.next_offset
         case ResetTo.OFFSET:
             assert request.offset is not None
-            return _stored_in_partition(part, request.offset, begun)
+            return _clamp_to_partition(part, request.offset, begun)
         case ResetTo.TIME:
             return part.next_offset if part.at_time is None else part.at_time
         case ResetTo.SHIFT:
@@ -247,7 +247,7 @@ def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -
         case ResetTo.CURSORS:
             assert request.cursors is not None
             cursor = request.cursors.get(int(part.partition.partition_id), part.present)
-            return _stored_in_partition(part, cursor, begun)
+            return _clamp_to_partition(part, cursor, begun)
 
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:

@@ -139,7 +139,7 @@ _same = (
 )
 
 
-def same_live_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
+def find_same_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
     """Return the id of the pending reset that the same request has begun; 0 if there is none."""
     text = msgspec.json.encode(request).decode()
     parameters = {"of_subject": subject, "of_name": group, "of_ask": text}
@@ -281,12 +281,12 @@ class LiveResets:
             return await self._resets.reset(subject, group, request)
         # A repeat of the request joins the pending reset, even if its plan would fail by now:
         # another metaserver may be setting the cursors, and "nothing was done" would be wrong.
-        reset_id = await self._database.read(same_live_reset, subject, group, request)
+        reset_id = await self._database.read(find_same_reset, subject, group, request)
         if not reset_id:
             try:
                 plan, group_id = await self._resets.plan(subject, group, request)
             except KeylaneError:
-                reset_id = await self._database.read(same_live_reset, subject, group, request)
+                reset_id = await self._database.read(find_same_reset, subject, group, request)
                 if not reset_id:
                     raise
             else:

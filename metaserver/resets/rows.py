@@ -40,10 +40,10 @@ from ..cluster.announcements import mark_unsettled
 from ..cluster.partitions import IS_VISIBLE_PARENT, subject_parents, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_after_parents, raise_token_floor
-from ..groups.parked_ancestors import read_finished_at_end
-from ..groups.sessions import sweep_sessions
+from ..groups.parked_ancestors import read_finished_partitions
+from ..groups.sessions import end_expired_sessions
 from ..sql.dialect import insert_new, insert_or_replace
-from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
+from ..sql.duties import duty_left_ms, rebuilt_duty, release_duty, reset_duty, take_duty
 from ..sql.schema import (
     drained,
     groups,
@@ -113,7 +113,7 @@ class ResetScope:
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
-def reset_scope(
+def read_reset_scope(
     connection: Connection, subject: str, group: str, request: ResetGroup, *, begun: bool = False
 ) -> ResetScope:
     """
@@ -252,8 +252,8 @@ def begin_reset(
     if row is None:
         return None
     stored_token, strategy = row
-    sweep_sessions(connection, group_id)
-    _check_free(connection, group_id, reset_id)
+    end_expired_sessions(connection, group_id)
+    _check_reset_allowed(connection, group_id, reset_id)
     selected, _ = _selected(connection, scope.subject_id, scope.request)
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
@@ -288,7 +288,7 @@ _held = sa.select(sa.func.count()).where(
 )
 
 
-def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
+def _check_reset_allowed(connection: Connection, group_id: int, reset_id: int) -> None:
     """Check that no session or other reset prevents a reset, and that the database was not just
     rebuilt. Raises BusyError.
     """
@@ -345,7 +345,7 @@ def end_reset(
     """
     this_group = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
-    had_duty = leave_duty(connection, reset_duty(group_id), holder=holder)
+    had_duty = release_duty(connection, reset_duty(group_id), holder=holder)
     sealed = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
@@ -363,14 +363,14 @@ def end_reset(
         if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    note_at_end(connection, group_id, at_end, parked)
+    record_drained(connection, group_id, at_end, parked)
     reset_id, answer = answered
     this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
     connection.execute(this_reset.values(answer=answer))
     mark_unsettled(connection, group_id)
 
 
-def note_at_end(
+def record_drained(
     connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
 ) -> None:
     """
@@ -383,10 +383,10 @@ def note_at_end(
         at_end: ids of sealed partitions at whose end the group is.
         parked: ids of those that leave parked messages to their children.
     """
-    candidates = _with_drained_parents(connection, group_id, at_end)
+    candidates = _filter_drained_after_parents(connection, group_id, at_end)
     rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id in read_finished_at_end(connection, group_id, candidates, parked)
+        for partition_id in read_finished_partitions(connection, group_id, candidates, parked)
     ]
     insert_new(connection, drained, rows)
 
@@ -413,7 +413,7 @@ parents block.
 """
 
 
-def _with_drained_parents(
+def _filter_drained_after_parents(
     connection: Connection, group_id: int, at_end: Sequence[int]
 ) -> list[int]:
     """Return those of these partitions whose parents a group has drained too."""

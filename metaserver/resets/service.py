@@ -34,8 +34,8 @@ from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .broker_offsets import broker_at, read_offsets
-from .cursors import PartitionOffsets, generations, new_cursors
-from .rows import ResetScope, begin_reset, end_reset, reset_scope
+from .cursors import PartitionOffsets, compute_cursors, generations
+from .rows import ResetScope, begin_reset, end_reset, read_reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
@@ -147,9 +147,9 @@ class ResetService:
         """Return the cursors that the same call would set now without `dry_run`, and the group
         id.
         """
-        scope = await self._database.read(reset_scope, subject, group, request)
+        scope = await self._database.read(read_reset_scope, subject, group, request)
         parts = await self._read_all(scope, group, request)
-        cursors = new_cursors(request, parts, static=scope.static)
+        cursors = compute_cursors(request, parts, static=scope.static)
         present = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
         plan = _result(subject, group, scope.partitions, cursors, tokens)
@@ -179,9 +179,11 @@ class ResetService:
         `reset` after which nothing was changed.
         """
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(reset_scope, subject, group, request, begun=begun)
+            scope = await self._database.read(
+                read_reset_scope, subject, group, request, begun=begun
+            )
             parts = await self._read_all(scope, group, request)
-            cursors = new_cursors(request, parts, static=scope.static, begun=begun)
+            cursors = compute_cursors(request, parts, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
                 scope,

@@ -39,10 +39,10 @@ from ..cluster.announcements import (
     Announcement,
     begin_announcement,
     mark_announced,
-    note_heard,
+    pending_announcements,
     read_announcements,
+    record_announced,
     unannounced_groups,
-    unheard_partitions,
 )
 from ..settings import MetaserverSettings
 from ..sql.database import Database
@@ -96,8 +96,8 @@ class Announcer:
         Announce a new group to every broker of its partitions.
 
         Args:
-            unheard: the result of `unheard_partitions` in the durable transaction that created the
-                group; None: it was not read.
+            unheard: the result of `pending_announcements` in the durable transaction that created
+                the group; None: it was not read.
             finish: called in the transaction that stores the last replies, to settle the group; its
                 second argument is True if the group may be granted more than before.
 
@@ -112,7 +112,7 @@ class Announcer:
         while len(unheard) >= announcements.PARTITIONS_MAX:
             await self._announce_all(unheard)
             unheard = await self._database.read(
-                unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
+                pending_announcements, after=unheard[-1].partition_id, group_id=group_id
             )
         delivered = await self._send(unheard)
         if not delivered:
@@ -124,7 +124,7 @@ class Announcer:
         brokers have replied. Raises StorageError.
         """
         count = 0
-        for ids in self._catalogue.take_unannounced():
+        for ids in self._catalogue.pop_unannounced():
             count += await self._announce_all(await self._database.read(read_announcements, ids))
         now = asyncio.get_running_loop().time()
         if now < self._next_run_s or not await self._database.read(unannounced_groups):
@@ -135,7 +135,7 @@ class Announcer:
             return count
         self._next_run_s = now + self._pause_s
         after = 0
-        while unheard := await self._database.read(unheard_partitions, after=after):
+        while unheard := await self._database.read(pending_announcements, after=after):
             count += await self._announce_all(unheard)
             after = unheard[-1].partition_id
         await self._database.write(mark_announced)
@@ -147,7 +147,7 @@ class Announcer:
         """
         delivered = await self._send(announcements)
         if delivered:
-            await self._database.write(note_heard, delivered)
+            await self._database.write(record_announced, delivered)
         return len(delivered)
 
     async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
@@ -225,6 +225,6 @@ def _store_and_finish(
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        note_heard(connection, delivered)
+        record_announced(connection, delivered)
         return None
-    return finish(connection, note_heard(connection, delivered, settling=group_id))
+    return finish(connection, record_announced(connection, delivered, settling=group_id))

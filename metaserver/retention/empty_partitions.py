@@ -34,7 +34,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import Catalogue
 from ..cluster.announcements import lock_groups
-from ..cluster.partitions import BY_ID, is_gone, read_partitions
+from ..cluster.partitions import BY_ID, is_expired_by_retention, read_partitions
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.dialect import now_ms
@@ -161,7 +161,11 @@ def _progress_on_removed(table: sa.Table, is_deletable: sa.ColumnElement[bool]) 
         .join(groups, groups.c.group_id == table.c.group_id)
         .join(subjects, subjects.c.subject_id == groups.c.subject_id)
         .join(partitions, partitions.c.partition_id == table.c.partition_id)
-        .where(subjects.c.name.in_(sa.bindparam("names")), is_gone(partitions), is_deletable)
+        .where(
+            subjects.c.name.in_(sa.bindparam("names")),
+            is_expired_by_retention(partitions),
+            is_deletable,
+        )
         .order_by(table.c.group_id, table.c.partition_id)
         .limit(sa.bindparam("most", type_=sa.Integer))
     )
@@ -195,7 +199,7 @@ _subjects_with_removed = (
         subjects.c.name > sa.bindparam("after"),
         subjects.c.subject_id.in_(
             sa.select(partitions.c.subject_id).where(
-                partitions.c.partition_id.in_(_deletable_ids), is_gone(partitions)
+                partitions.c.partition_id.in_(_deletable_ids), is_expired_by_retention(partitions)
             )
         ),
     )
@@ -214,7 +218,7 @@ def subjects_with_removed_progress(
     return [Subject(name) for name in rows.scalars()]
 
 
-def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
+def delete_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
     Delete the progress of these subjects' groups on removed partitions; nothing depends on it any
     more.
@@ -317,7 +321,7 @@ class PartitionExpirer:
             full = len(names) == SUBJECTS_AT_ONCE
             has_more = bool(names)
             while has_more:
-                has_more = await self._database.write(forget_progress, names)
+                has_more = await self._database.write(delete_progress, names)
             after = names[-1] if full else ""
 
     async def _is_empty(

@@ -35,7 +35,7 @@ from ..sql.schema import subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleHidden:
+class IdleHiddenSubject:
     """A hidden subject, with its number of messages at the start of its idle time."""
 
     subject_id: int
@@ -59,15 +59,15 @@ _idle = (
 )
 
 
-def note_hidden(connection: Connection) -> None:
+def start_hidden_idle_times(connection: Connection) -> None:
     """Start the idle time of hidden subjects that have none yet."""
     connection.execute(_start_idle_time)
 
 
-def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]:
+def list_idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHiddenSubject]:
     """Return the hidden subjects that have been idle for at least `at_least_ms` milliseconds."""
     return [
-        IdleHidden(
+        IdleHiddenSubject(
             subject_id=row.subject_id,
             subject=row.name,
             target=row.hidden_for,
@@ -126,16 +126,16 @@ class HiddenExpirer:
         )
         if not has_duty:
             return 0
-        await self._database.write(note_hidden)
+        await self._database.write(start_hidden_idle_times)
         deleted = 0
-        for idle in await self._database.read(idle_hidden, at_least_ms=self._expires_ms):
+        for idle in await self._database.read(list_idle_hidden, at_least_ms=self._expires_ms):
             try:
                 deleted += await self._expire(idle)
             except KeylaneError as error:
                 log.warning("cannot delete hidden subject %s: %s", idle.subject, error.message)
         return deleted
 
-    async def _expire(self, idle: IdleHidden) -> bool:
+    async def _expire(self, idle: IdleHiddenSubject) -> bool:
         messages = await self._count_messages(idle.subject)
         if messages != idle.messages:
             await self._database.write(restart_idle_time, idle.subject_id, messages)

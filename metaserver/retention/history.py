@@ -72,7 +72,7 @@ def count_age(connection: Connection, elapsed_ms: int) -> int:
     return age_ms
 
 
-def note_ended(connection: Connection, age_ms: int) -> bool:
+def start_row_ages(connection: Connection, age_ms: int) -> bool:
     """Start the ages of a batch of finished rows, and return whether more remain."""
     has_more = False
     for table, is_finished in _FINISHED:
@@ -82,7 +82,7 @@ def note_ended(connection: Connection, age_ms: int) -> bool:
     return has_more
 
 
-def remove_ended(connection: Connection, before_ms: int) -> bool:
+def remove_old_rows(connection: Connection, before_ms: int) -> bool:
     """Remove a batch of rows that were found before the age `before_ms`, and return whether more
     remain.
     """
@@ -174,7 +174,7 @@ class HistoryExpirer:
         self._counted_ms = None
         age_ms = await self._database.write(count_age, elapsed_ms)
         self._counted_ms = now_ms
-        while await self._database.write(note_ended, age_ms):
+        while await self._database.write(start_row_ages, age_ms):
             pass
-        while await self._database.write(remove_ended, age_ms - self._retention_ms):
+        while await self._database.write(remove_old_rows, age_ms - self._retention_ms):
             pass

@@ -35,7 +35,7 @@ from .clock_restart import adopt_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
-from .open_files import few_files_left
+from .open_files import lacks_file_descriptors
 from .sqlite_driver import SqliteTransactions
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _embedded_url(folder: Path) -> URL:
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
-        if few_files_left():
+        if lacks_file_descriptors():
             raise open_files_error(
                 f"cannot use the database {folder / FILE}", operation="open", path=str(folder)
             ) from error

@@ -190,7 +190,7 @@ IDS_PER_STATEMENT = 5_000
 """Maximum number of ids in one statement."""
 
 
-def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
+def split_ids(ids: Collection[Id]) -> Iterator[list[Id]]:
     """Yield the distinct ids in chunks of at most `IDS_PER_STATEMENT`, ascending, so that rows are
     always locked in the same order.
     """
@@ -199,7 +199,9 @@ def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
         yield sorted_ids[start : start + IDS_PER_STATEMENT]
 
 
-def rows_of(connection: Connection, query: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
+def read_in_chunks(
+    connection: Connection, query: Executable, ids: Collection[Id]
+) -> Iterator[Row[Any]]:
     """Yield the rows of a query with a parameter `ids`, executed once for each chunk of ids."""
-    for chunk in portions(ids):
+    for chunk in split_ids(ids):
         yield from connection.execute(query, {"ids": chunk})

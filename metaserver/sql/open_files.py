@@ -12,7 +12,7 @@ time.
 """
 
 
-def few_files_left() -> bool:
+def lacks_file_descriptors() -> bool:
     """Return whether a connection may have failed because too few files can be opened."""
     descriptors: list[int] = []
     try:

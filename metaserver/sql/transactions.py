@@ -15,7 +15,7 @@ from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageErro
 from ...protocol.errors.failures import open_files_error
 from ...protocol.text import without_password
 from ...rpc.race import shield
-from .open_files import few_files_left
+from .open_files import lacks_file_descriptors
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -158,7 +158,7 @@ def storage_error(error: Exception, url: URL) -> StorageError:
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )
     location = without_password(url.render_as_string(hide_password=True))
-    if "unable to open" in text and few_files_left():
+    if "unable to open" in text and lacks_file_descriptors():
         return open_files_error(
             f"cannot use the database {location}", operation="open", path=url.database or ""
         )

@@ -9,7 +9,7 @@ from ...protocol.groups import GroupStart, StartAt
 from ...protocol.operations import PartitionHistory
 from ...protocol.progress import ResetGroup, ResetTo
 from ...protocol.reprocess.replaced import behind_rows, replaced_by_rows
-from ..resets.cursors import PartitionOffsets, new_cursors
+from ..resets.cursors import PartitionOffsets, compute_cursors
 
 
 def check_start(start: GroupStart) -> None:
@@ -22,7 +22,7 @@ def check_start(start: GroupStart) -> None:
         raise InvalidRequestError("cursors go with at = cursors, and only with it")
 
 
-def start_cursors(
+def compute_start_cursors(
     start: GroupStart,
     parts: Sequence[PartitionOffsets],
     *,
@@ -51,7 +51,7 @@ def start_cursors(
     if start.at is StartAt.CURSORS:
         return _backfill_cursors(start.cursors or {}, parts, expired or {}, history, static=static)
     request = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
-    return new_cursors(request, parts, static=static)
+    return compute_cursors(request, parts, static=static)
 
 
 def _backfill_cursors(
@@ -62,8 +62,8 @@ def _backfill_cursors(
     *,
     static: bool,
 ) -> dict[int, int]:
-    """Return the same as `start_cursors` for a group that continues where a backfill ended, so that
-    no message in between is missing or repeated.
+    """Return the same as `compute_start_cursors` for a group that continues where a backfill ended,
+    so that no message in between is missing or repeated.
     """
     parents = {int(past.partition.partition_id): past.partition.parents for past in history}
     ends = {int(past.partition.partition_id): past.end_offset for past in history}
@@ -97,4 +97,4 @@ def _backfill_cursors(
     stored = {number: cursor for number, cursor in cursors.items() if number not in expired}
     if not stored:
         return {}
-    return new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=stored), parts, static=static)
+    return compute_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=stored), parts, static=static)

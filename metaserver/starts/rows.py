@@ -29,7 +29,7 @@ from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..groups.group_rows import insert_group, read_stored
 from ..groups.leases import raise_token_floor
-from ..resets.rows import note_at_end, settable_partitions
+from ..resets.rows import record_drained, settable_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, partitions, starts, subjects
 
@@ -74,7 +74,7 @@ _expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
 )
 
 
-def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
+def read_start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
     Return the rows that creating a group needs.
 
@@ -131,7 +131,7 @@ def begin_group(
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
     """
-    current = start_scope(connection, scope.subject.name, group)
+    current = read_start_scope(connection, scope.subject.name, group)
     ids = {partition.partition_id for partition in scope.partitions}
     changed = cursors and {partition.partition_id for partition in current.partitions} != ids
     replaced = current.subject.subject_id != scope.subject.subject_id
@@ -209,7 +209,7 @@ def pending_starts(
     ]
 
 
-def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
+def read_pending_starts(connection: Connection, group_id: int) -> list[PendingStart]:
     """Return the pending starts of one group."""
     count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
     limit = connection.execute(count).scalar_one()
@@ -217,7 +217,7 @@ def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
     return [start for start in pending if start.group_id == group_id]
 
 
-def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
+def complete_starts(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
     """
     Record that brokers have stored a group's starts, so that the group may be granted these
     partitions.
@@ -238,4 +238,4 @@ def note_started(connection: Connection, group_id: int, done: Sequence[PendingSt
         for row in connection.execute(sealed)
         if cursors[row.partition_id] == row.end_offset
     ]
-    note_at_end(connection, group_id, at_end)
+    record_drained(connection, group_id, at_end)

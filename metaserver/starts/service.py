@@ -39,15 +39,15 @@ from ..operations.views import subject_history
 from ..resets.broker_offsets import broker_at, read_offsets
 from ..resets.cursors import PartitionOffsets
 from ..sql.database import Database
-from .plan import check_start, start_cursors
+from .plan import check_start, compute_start_cursors
 from .rows import (
     PendingStart,
     StartScope,
     begin_group,
-    note_started,
-    pending_of,
+    complete_starts,
     pending_starts,
-    start_scope,
+    read_pending_starts,
+    read_start_scope,
 )
 
 log = logging.getLogger("keylane.metaserver")
@@ -132,16 +132,18 @@ class StartService:
         """
         check_start(request.start)
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(start_scope, subject, group)
+            scope = await self._database.read(read_start_scope, subject, group)
             if scope.group_id is not None:
                 if scope.stored is not None and scope.stored.unstarted:
-                    await self._store(await self._database.read(pending_of, scope.group_id))
+                    await self._store(
+                        await self._database.read(read_pending_starts, scope.group_id)
+                    )
                 return
             parts = await self._read_offsets(scope, group, request)
             history: Sequence[PartitionHistory] = ()
             if request.start.at is StartAt.CURSORS:
                 history = (await self._database.read(subject_history, subject)).partitions
-            cursors = start_cursors(
+            cursors = compute_start_cursors(
                 request.start,
                 parts,
                 static=scope.subject.static,
@@ -170,10 +172,10 @@ class StartService:
         )
 
     async def _store_new(self, subject: str, group: str) -> None:
-        scope = await self._database.read(start_scope, subject, group)
+        scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
-            await self._store(await self._database.read(pending_of, scope.group_id))
+            await self._store(await self._database.read(read_pending_starts, scope.group_id))
 
     async def resume(self) -> None:
         """Ask brokers to store the pending starts of all groups. Raises StorageError."""
@@ -183,7 +185,7 @@ class StartService:
             after = pending[-1].group_id, pending[-1].partition_id
 
     async def _read_settings(self, subject: str, group: str) -> GroupSettings:
-        scope = await self._database.read(start_scope, subject, group)
+        scope = await self._database.read(read_start_scope, subject, group)
         if scope.stored is None:
             raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
         return scope.stored
@@ -205,15 +207,15 @@ class StartService:
 
     async def _store(self, pending: Sequence[PendingStart]) -> None:
         """Ask brokers to store cursors, and record those that are stored."""
-        results = await asyncio.gather(*map(self._store_one, pending))
+        results = await asyncio.gather(*map(self._store_start, pending))
         done: dict[int, list[PendingStart]] = {}
         for start, is_stored in zip(pending, results, strict=True):
             if is_stored:
                 done.setdefault(start.group_id, []).append(start)
         for group_id, starts in done.items():
-            await self._database.write(note_started, group_id, starts)
+            await self._database.write(complete_starts, group_id, starts)
 
-    async def _store_one(self, start: PendingStart) -> bool:
+    async def _store_start(self, start: PendingStart) -> bool:
         """Ask a broker to store a cursor; returns whether that is done or not needed."""
         if start.expired:
             return True

@@ -21,7 +21,7 @@ from ...protocol.errors import KeylaneError
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
-from ..cluster.lost_database import behind_error, read_behind, store_behind
+from ..cluster.lost_database import database_behind_error, read_missing_data, store_missing_data
 from ..sql.database import Database
 from .checks import BrokerAnswer, BrokerRow, Index, Missing, Views, missing
 from .service import read_sql_view
@@ -61,7 +61,7 @@ class AgreementWatch:
         self._logged_behind = False
         """True if the log last reported that the database lacks something."""
 
-    def doubt(self, broker_group: str | None = None) -> None:
+    def request_comparison(self, broker_group: str | None = None) -> None:
         """Request a comparison with a broker group. None requests one with all groups, for which
         calls that create something wait.
         """
@@ -72,7 +72,7 @@ class AgreementWatch:
             self._pending_groups.add(broker_group)
         self._requested.set()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the comparison for which creations wait is done, at most
         `SETTLE_TIMEOUT_S`.
         """
@@ -105,7 +105,7 @@ class AgreementWatch:
         """Read the fact, ask the brokers if the fact is stored or a comparison is requested, and
         store or delete the fact. Raises StorageError.
         """
-        behind = await self._database.read(read_behind)
+        behind = await self._database.read(read_missing_data)
         if not behind and not self._requested.is_set():
             self._log_change(behind)
             return
@@ -124,10 +124,10 @@ class AgreementWatch:
             raise
         if found and not behind:
             behind = _describe(found)
-            await self._database.write(store_behind, behind)
+            await self._database.write(store_missing_data, behind)
         elif behind and not found and not self._ahead_groups:
             behind = ""
-            await self._database.write(store_behind, behind)
+            await self._database.write(store_missing_data, behind)
         self._log_change(behind)
         if not self._requested.is_set() or self._pending_groups is not None:
             self._settled.set()
@@ -172,7 +172,7 @@ class AgreementWatch:
             return
         self._logged_behind = bool(behind)
         if behind:
-            error = behind_error(behind)
+            error = database_behind_error(behind)
             log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
         else:
             log.warning("the database again has everything that brokers have")

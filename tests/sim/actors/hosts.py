@@ -180,7 +180,7 @@ class MetaHost(Host):
             database, self._settings, announce=announcer.announce, begin=starts.begin
         )
         if self.tenant:
-            groups._limited_principal = lambda: self.tenant  # type: ignore[method-assign]
+            groups._quota_principal = lambda: self.tenant  # type: ignore[method-assign]
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:

@@ -104,14 +104,16 @@ def sessions_expire_early(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(early).values(expires_at=now_ms()))
         return real(connection, group_id)
 
-    real = patches.set(lease_rows, "sweep_members", sweep)
+    real = patches.set(lease_rows, "end_expired_members", sweep)
 
 
 def unheard_grants_stay(patches: Patches) -> None:
     """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never
     granted again.
     """
-    patches.set(groups_service, "release_unheld", lambda connection, asks: lease_rows.NO_CHANGES)
+    patches.set(
+        groups_service, "release_unreported", lambda connection, asks: lease_rows.NO_CHANGES
+    )
 
 
 def releases_ignored(patches: Patches) -> None:
@@ -121,7 +123,7 @@ def releases_ignored(patches: Patches) -> None:
 
 
 def moved_broker_is_not_told(patches: Patches) -> None:
-    patches.set(cluster_brokers, "_renew_routes", lambda connection, broker_group: [])
+    patches.set(cluster_brokers, "_raise_route_versions", lambda connection, broker_group: [])
 
 
 def changed_grants_are_not_told(patches: Patches) -> None:
@@ -206,7 +208,7 @@ def creations_wait_for_their_brokers(patches: Patches) -> None:
 
 def children_begin_by_their_calendar(patches: Patches) -> None:
     """No broker is told when the parents of a child ended on another one."""
-    patches.set(operations_driver, "start_times", lambda children, parents, ended_ms: [])
+    patches.set(operations_driver, "find_start_times", lambda children, parents, ended_ms: [])
 
 
 BREAKS: tuple[Breaks, ...] = (

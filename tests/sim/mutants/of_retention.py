@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from keylane.broker import control
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.metaserver.cluster.announcements import store_heard
+from keylane.metaserver.cluster.announcements import store_announced
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
@@ -92,7 +92,9 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 
     real_host = patches.set(operations_driver, "HostPartition", told_nothing)
     real_note = patches.set(operations_driver, "finish_round", note)
-    patches.set(operations_journal, "unheard_children", lambda connection, subject_id, children: [])
+    patches.set(
+        operations_journal, "unannounced_children", lambda connection, subject_id, children: []
+    )
     patches.set(
         lease_rows,
         "readable_partitions",
@@ -111,7 +113,7 @@ def heard_before_it_is_told(patches: Patches) -> None:
                 announcement.partition_id: [group_id for group_id, _ in announcement.groups]
                 for announcement in announcements
             }
-            await self._database.write(store_heard, pairs)
+            await self._database.write(store_announced, pairs)
         return await real(self, announcements)
 
     real = patches.set(Announcer, "_send", send)

@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import subjects
@@ -44,7 +44,7 @@ def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path)
         network = HttpNetwork()
         catalogue = Catalogue(database, network, MetaserverSettings(data=tmp_path))
         report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
-        database.transact(report_broker, report, ttl_ms=60_000)
+        database.transact(store_report, report, ttl_ms=60_000)
         database.transact(plan_subject, CreateSubject(subject="s", partitions=1), subjects_max=9)
         database.transact(open_subject, "s")
         for version in (3, 1, 2):

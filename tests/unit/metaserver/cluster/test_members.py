@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.members import (
     ClusterState,
     leave,
@@ -33,7 +33,7 @@ def broker(rows: Rows, group: str, version: str, *, hosted: int = 0) -> None:
     report = BrokerHeartbeat(
         broker_group=group, broker_id=group, address=f"{group}:1", version=version, hosted=hosted
     )
-    rows.run(report_broker, report, ttl_ms=TTL_MS)
+    rows.run(store_report, report, ttl_ms=TTL_MS)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, compute_cursors
 from keylane.metaserver.sql.schema import subjects
 from keylane.metaserver.verify.checks import Views, verify
 from keylane.metaserver.verify.service import read_sql_view
@@ -237,7 +237,7 @@ def segment(number: int, start: int, messages: int, *, first: int = 0) -> Partit
 
 def reset(offset: int, *offsets: PartitionOffsets) -> dict[int, int]:
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
-    return new_cursors(ask, offsets, static=True)
+    return compute_cursors(ask, offsets, static=True)
 
 
 def test_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:

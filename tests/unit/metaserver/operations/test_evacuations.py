@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
@@ -219,7 +219,7 @@ def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: 
     """
     rows.create("s", 2)
     heartbeat = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
-    rows.run(report_broker, heartbeat, ttl_ms=10_000)
+    rows.run(store_report, heartbeat, ttl_ms=10_000)
     rows.clock.advance(2_500)
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", **{flag: True})
     with pytest.raises(InvalidRequestError) as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, report_broker
+from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, store_report
 from keylane.metaserver.cluster.subjects import planned_subjects, read_route
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.operations.journal import read_operation
@@ -301,7 +301,7 @@ def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) 
     """
     report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
     with engine.begin() as connection:
-        report_broker(connection, report, ttl_ms=1_000)
+        store_report(connection, report, ttl_ms=1_000)
         cordon_broker(connection, "g1", True)
         sources = [source(*HALVES), source(group="g2")]
         store_rebuilt(connection, plan_rebuild(sources), route_version=VERSION)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
+from keylane.metaserver.sql.duties import rebuilt_duty, release_duty
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
 from support.sql.kept_by_brokers import heard, rebuilt, source, status
 from support.sql.told_groups import settle_group
@@ -43,12 +43,12 @@ def test_empty_partition_still_blocks_its_children_until_its_parent_is_drained(
         cluster = plan_rebuild([source(*chain(5, heard(EMPTY)))])
         store_rebuilt(connection, cluster, route_version=1_000_000)
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
-        report_broker(connection, report, ttl_ms=60_000)
+        store_report(connection, report, ttl_ms=60_000)
         ask = Join(subject="s", group="g", session=SESSION)
         group_id = join_group(connection, ask, sessions_max=10).group_id
         settle_group(connection, group_id)
         assert read_grants(connection, SESSION).grants == ()
-        assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
+        assert release_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
         for _ in range(3):
             settle_group(connection, group_id)
             grants = read_grants(connection, SESSION).grants

@@ -14,9 +14,9 @@ from keylane.metaserver.cluster.announcements import read_announcements
 from keylane.metaserver.cluster.removals import (
     GROUPS_PER_DELETE,
     PendingRemoval,
-    give_up_removals,
+    cancel_removals,
+    complete_removals,
     pending_removals,
-    store_removed,
 )
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
@@ -67,7 +67,7 @@ class DeletionRows(Rows):
 
     def remove(self, removals: list[PendingRemoval], *, token: int = 0) -> list[str]:
         done = {removal.key: token or removal.token for removal in removals}
-        return list(self.run(store_removed, done))
+        return list(self.run(complete_removals, done))
 
     def counts(self) -> dict[str, int]:
         """Table → number of rows, without those that deletions leave for ever."""
@@ -246,7 +246,7 @@ def test_loss_of_a_broker_group_ends_the_waiting_for_it(rows: DeletionRows):
     rows.remove([removal for removal in rows.pending() if removal.broker_group == "g1"])
     rows.silence("g2")
     assert [removal.address for removal in rows.pending()] == [None]
-    rows.run(give_up_removals, "g2")
+    rows.run(cancel_removals, "g2")
     with pytest.raises(SubjectUnknownError):
         rows.run(read_route, "s")
     folders = rows.run(
@@ -286,7 +286,7 @@ def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
 
     def noted(connection: sa.Connection) -> list[str]:
         sa.event.listen(connection, "before_cursor_execute", note)
-        return store_removed(connection, {each.key: each.token for each in pending})
+        return complete_removals(connection, {each.key: each.token for each in pending})
 
     pending = rows.pending()
     assert rows.run(noted) == ["s"]

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.removals import (
+    complete_removals,
     extend_deletion_record,
     pending_removals,
-    store_removed,
 )
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
@@ -26,7 +26,7 @@ from keylane.metaserver.cluster.subjects import (
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import cancel_operation
 from keylane.metaserver.operations.views import subject_history, subject_operations
-from keylane.metaserver.publications.cuts import begin_cut, cut_of
+from keylane.metaserver.publications.cuts import begin_cut, find_cut
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
@@ -86,7 +86,7 @@ class PastRows(Rows):
 
     def brokers_answer(self) -> None:
         left = self.run(pending_removals, limit=100)
-        self.run(store_removed, {each.key: each.token for each in left})
+        self.run(complete_removals, {each.key: each.token for each in left})
 
 
 def _count(connection: sa.Connection, table: sa.Table, *here: sa.ColumnElement[bool]) -> int:
@@ -216,7 +216,7 @@ async def test_cut_stays_while_its_hidden_subject_is_not_published(rows: PastRow
     rows.drive(cut)
     ids = rows.run(_ids_of, hidden)
     await rows.pass_days(2.2)
-    assert rows.run(cut_of, ids).operation_id == cut
+    assert rows.run(find_cut, ids).operation_id == cut
     rows.delete_subject("h")
     rows.brokers_answer()
     await rows.pass_days(2.2)
@@ -256,7 +256,7 @@ async def test_many_rows_go_in_portions(rows: PastRows, monkeypatch: pytest.Monk
         rows.create(f"t{number}", 1)
         rows.delete_subject(f"t{number}")
     rows.brokers_answer()
-    assert rows.run(past_rows.note_ended, 5) is True
+    assert rows.run(past_rows.start_row_ages, 5) is True
     await rows.pass_days(2.1)
     assert rows.count(deletions) == 0
 
@@ -286,7 +286,7 @@ def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
     """PostgreSQL lets another transaction change the row between its choice and its removal."""
     rows.delete_subject()
     rows.brokers_answer()
-    rows.run(past_rows.note_ended, 5)
+    rows.run(past_rows.start_row_ages, 5)
 
     def remove(connection: sa.Connection) -> None:
         @sa.event.listens_for(connection, "before_cursor_execute")
@@ -294,7 +294,7 @@ def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
             if statement.startswith("DELETE FROM deletions"):
                 extend_deletion_record(connection, "s")
 
-        past_rows.remove_ended(connection, 6)
+        past_rows.remove_old_rows(connection, 6)
 
     rows.run(remove)
     assert rows.count(deletions) == 1

@@ -269,7 +269,7 @@ def planned_without_operation(world: HealthyCluster) -> None:
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
-def unknown_group(world: HealthyCluster) -> None:
+def unknown_broker_group_error(world: HealthyCluster) -> None:
     (group,) = world.hosted["g1"][1].groups
     world.status(3, groups=(group, msgspec.structs.replace(group, group="stranger")))
 
@@ -299,7 +299,7 @@ SPOILT = [
     ("one-broker-a-group", exchanged_folder),
     ("one-broker-a-group", one_folder_twice),
     ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
-    ("tokens-above-fences", unknown_group),
+    ("tokens-above-fences", unknown_broker_group_error),
     (
         "tokens-above-fences",
         lambda world: setattr(world, "group", replace(world.group, last_token=6)),
