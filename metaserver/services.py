@@ -26,7 +26,7 @@ from .retention.announcer import Announcer
 from .retention.empty_partitions import PartitionExpirer
 from .retention.hidden_subjects import HiddenExpirer
 from .retention.history import HistoryExpirer
-from .retention.list_idle_groups import GroupExpirer
+from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch

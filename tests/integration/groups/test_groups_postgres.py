@@ -18,7 +18,7 @@ from keylane.metaserver.resets.live import (
     read_live_reset,
 )
 from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
-from keylane.metaserver.retention.list_idle_groups import list_idle_groups, start_idle_times
+from keylane.metaserver.retention.idle_groups import list_idle_groups, start_idle_times
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, ReleaseGrant

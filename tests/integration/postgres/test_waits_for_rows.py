@@ -27,7 +27,7 @@ from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
 from keylane.metaserver.resets.live import plan_live_reset
 from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
-from keylane.metaserver.retention.list_idle_groups import start_idle_times
+from keylane.metaserver.retention.idle_groups import start_idle_times
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import brokers, groups, name_limits, removals, subjects
 from keylane.protocol.clock import SystemClock

@@ -13,7 +13,7 @@ import pytest
 
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.removals.begin import begin_group_deletion
-from keylane.metaserver.retention.list_idle_groups import GroupExpirer, list_idle_groups
+from keylane.metaserver.retention.idle_groups import GroupExpirer, list_idle_groups
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.control import DeleteGroup, Join

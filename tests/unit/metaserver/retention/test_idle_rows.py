@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.metaserver.retention.list_idle_groups import start_idle_times
+from keylane.metaserver.retention.idle_groups import start_idle_times
 from keylane.metaserver.sql.schema import groups
 from support.sql.rows import Rows
 
