@@ -946,8 +946,12 @@ class Admin(LoopBoundClient):
         route = (
             await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
         ).route
-        sealed = [each for each in route.partitions if each.state is PartitionState.SEALED]
-        return undrained_partitions(sealed, await self._fetch_statuses(sealed))
+        sealed_partitions = [
+            each for each in route.partitions if each.state is PartitionState.SEALED
+        ]
+        return undrained_partitions(
+            sealed_partitions, await self._fetch_statuses(sealed_partitions)
+        )
 
     async def hold(
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
@@ -980,10 +984,10 @@ class Admin(LoopBoundClient):
         }
         route = await self._meta.route(check_name("subject", subject))
         partitions = {int(partition.partition_id): partition for partition in route.partitions}
-        unknown = sorted(bodies.keys() - partitions.keys())
-        if unknown:
+        unknown_ids = sorted(bodies.keys() - partitions.keys())
+        if unknown_ids:
             raise PartitionUnknownError(
-                f"subject {subject} has no partition {unknown[0]}", partition_id=unknown[0]
+                f"subject {subject} has no partition {unknown_ids[0]}", partition_id=unknown_ids[0]
             )
         holds = await in_turns(
             lambda partition_id: self._set_hold(partitions[partition_id], bodies[partition_id]),
@@ -1068,12 +1072,12 @@ class Admin(LoopBoundClient):
         of each key come oldest first.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: see `parked`.
+            key, dead, partition_id, older_than_ms, error: see `parked_message`.
             first: maximum number of messages of each key on a partition, oldest first; None: all.
 
         Raises:
             NotFoundError: no messages of this key are parked.
-            The errors of `parked`.
+            The errors of `parked_message`.
         """
         limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1081,11 +1085,11 @@ class Admin(LoopBoundClient):
             remaining = limit
             # A key that is no longer parked when it is read is skipped.
             with contextlib.suppress(NotFoundError):
-                async for parked in self._read_messages(subject, group, view, key_filter):
+                async for parked_message in self._read_messages(subject, group, view, key_filter):
                     if not remaining:
                         break
                     remaining -= 1
-                    yield parked
+                    yield parked_message
 
     async def redrive(
         self,
@@ -1104,7 +1108,7 @@ class Admin(LoopBoundClient):
         harmless.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: see `parked`.
+            key, dead, partition_id, older_than_ms, error: see `views`.
             all: select every parked key; required if no other argument selects keys.
 
         Returns:
@@ -1114,7 +1118,7 @@ class Admin(LoopBoundClient):
             NotFoundError: no messages of `key` are parked.
             StaleRouteError: a partition was sealed, and its children now have these messages: call
                 again.
-            The errors of `parked`.
+            The errors of `views`.
         """
         refuse_call(flag_problems(all=all))
         if not (all or _is_selective(key, dead, partition_id, older_than_ms, error)):
@@ -1122,7 +1126,7 @@ class Admin(LoopBoundClient):
         if key is not ...:
             await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
-        selected = self.parked(
+        selected_views = self.parked(
             subject,
             group,
             key=key,
@@ -1131,18 +1135,18 @@ class Admin(LoopBoundClient):
             older_than_ms=older_than_ms,
             error=error,
         )
-        parked = [view async for view in selected if view.state is not ParkState.REDRIVING]
+        views = [view async for view in selected_views if view.state is not ParkState.REDRIVING]
         partitions = await self._fetch_partitions_by_id(subject, group)
 
-        async def redrive(view: ParkedKeyView) -> ParkedKeyView | None:
+        async def redrive_view(view: ParkedKeyView) -> ParkedKeyView | None:
             broker = self._broker(partitions[view.partition_id])
             return await self._redrive(broker, subject, group, view, key_filter)
 
-        redriven: list[ParkedKeyView] = []
-        for start in range(0, len(parked), REDRIVE_CONCURRENCY):
-            batch = islice(parked, start, start + REDRIVE_CONCURRENCY)
-            redriven += filter(None, await asyncio.gather(*map(redrive, batch)))
-        return redriven
+        redriven_views: list[ParkedKeyView] = []
+        for start in range(0, len(views), REDRIVE_CONCURRENCY):
+            batch = islice(views, start, start + REDRIVE_CONCURRENCY)
+            redriven_views += filter(None, await asyncio.gather(*map(redrive_view, batch)))
+        return redriven_views
 
     async def skip(
         self,
@@ -1176,7 +1180,7 @@ class Admin(LoopBoundClient):
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("select the keys to skip")
-        limit, skipped = _convert_limit(first), 0
+        limit, skipped_count = _convert_limit(first), 0
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
             (partition,) = await self._partitions(subject, group, view.partition_id)
@@ -1189,8 +1193,8 @@ class Admin(LoopBoundClient):
             for chunk in split_rows(rows):
                 body = ChangeParkedKey(group=group, key_hex=_key_hex(view.key), skip=chunk)
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
-            skipped += limit - remaining
-        return skipped
+            skipped_count += limit - remaining
+        return skipped_count
 
     async def parked_message(
         self,
@@ -1241,7 +1245,7 @@ class Admin(LoopBoundClient):
                 the one that fails. If both a partition and its child have parked the key, the
                 parent has the oldest. With `partition_id`: the oldest that this partition has
                 parked.
-            dead: with a key: see `parked`.
+            dead: with a key: see `parked_message`.
             value: the new value; None keeps the old one.
             properties: the new properties, which replace all old ones; None keeps those.
 
@@ -1258,7 +1262,7 @@ class Admin(LoopBoundClient):
             OverloadedError: the group has too many edited messages.
             StaleRouteError: the partition was sealed, and its children now have the message: call
                 again.
-            The errors of `parked`.
+            The errors of `parked_message`.
         """
         if value is None and properties is None:
             raise InvalidRequestError("pass the new value, the new properties, or both")
@@ -1266,25 +1270,27 @@ class Admin(LoopBoundClient):
             raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
         if properties is not None:  # invalid ones are refused before any request
             pack_properties(properties, kept=properties)
-        source, offset = await self._locate_message(
+        source_id, offset = await self._locate_message(
             subject, group, partition_id, offset, key=key, dead=dead
         )
-        parked, view = await self._find_parked_message(subject, group, source, offset)
-        message = parked.message
+        parked_message, view = await self._find_parked_message(subject, group, source_id, offset)
+        message = parked_message.message
         assert message is not None
         value = message.value if value is None else value
-        packed = message.packed_properties
+        packed_properties = message.packed_properties
         if properties is not None:
-            packed = pack_properties(
+            packed_properties = pack_properties(
                 properties, kept=find_unchanged_properties(properties, message)
             )
         limit = (await self._meta.call(endpoints.SUBJECT, subject=subject)).message_bytes_max
-        check_message_size(len(message.key), len(value), len(packed), limit)
-        (holder,) = await self._partitions(subject, group, view.partition_id)
-        request = EditParked(view.partition_id, group, view.key, source, offset, packed)
-        response, _ = await self._broker(holder).call(request, value)
+        check_message_size(len(message.key), len(value), len(packed_properties), limit)
+        (holding_partition,) = await self._partitions(subject, group, view.partition_id)
+        request = EditParked(
+            view.partition_id, group, view.key, source_id, offset, packed_properties
+        )
+        response, _ = await self._broker(holding_partition).call(request, value)
         assert isinstance(response, ParkedEdited)
-        return replace_content(parked, value, response.properties or b"")
+        return replace_content(parked_message, value, response.properties or b"")
 
     # ── scheduled messages ────────────────────────────────────────────────────────────────────────
     async def list_scheduled(
@@ -1710,12 +1716,12 @@ class Admin(LoopBoundClient):
         if broker is not None:
             return [self._parse_broker_address(broker)], {}
         brokers = (await self._meta.health()).details.get("brokers", [])
-        silent = {
+        problems = {
             each["broker_group"]: "the broker is silent"
             for each in brokers
             if not each["available"]
         }
-        return [each["address"] for each in brokers if each["available"]], silent
+        return [each["address"] for each in brokers if each["available"]], problems
 
     # ── internal: parked messages ─────────────────────────────────────────────────────────────────
     async def _iter_parked_keys(
@@ -1802,8 +1808,8 @@ class Admin(LoopBoundClient):
         views = await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
         partitions = await self._partitions(subject, group, None)
         parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
-        first = find_oldest_view(views, parents)
-        return first.first_source, first.first_offset
+        oldest_view = find_oldest_view(views, parents)
+        return oldest_view.first_source, oldest_view.first_offset
 
     async def _partitions(
         self, subject: str, group: str, partition_id: int | None
@@ -1817,12 +1823,12 @@ class Admin(LoopBoundClient):
             return partitions
         if not is_within(partition_id, 1, MAX_I64):
             raise InvalidRequestError(f"not a partition id: {partition_id!r:.40}")
-        only = [each for each in partitions if each.partition_id == partition_id]
-        if not only:
+        matching = [each for each in partitions if each.partition_id == partition_id]
+        if not matching:
             raise PartitionUnknownError(
                 f"subject {subject!r} has no partition {partition_id}", partition_id=partition_id
             )
-        return only
+        return matching
 
     async def _fetch_partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
         return {each.partition_id: each for each in await self._partitions(subject, group, None)}
@@ -1849,14 +1855,18 @@ class Admin(LoopBoundClient):
         adopted, or are adopting, them.
         """
         broker, partition_id = self._broker(partition), partition.partition_id
-        filters = {"group": group, "count": PARKED_PAGE_KEYS, "retrying": 1 if retrying else None}
+        query_filters = {
+            "group": group,
+            "count": PARKED_PAGE_KEYS,
+            "retrying": 1 if retrying else None,
+        }
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
         for _ in range(LISTING_PASSES_MAX):
             known_keys, pages, has_more = len(views_by_key), 0, True
-            first = 0
+            first_index = 0
             while has_more:
                 try:
-                    query = {**filters, "first": first}
+                    query = {**query_filters, "first": first_index}
                     page = await broker.control(endpoints.PARKED, query=query, id=partition_id)
                 except GroupUnknownError:  # the group has not read this partition yet
                     return []
@@ -1864,7 +1874,7 @@ class Admin(LoopBoundClient):
                     return None
                 views = [to_parked_view(partition_id, view) for view in page.keys]
                 views_by_key.update(((view.key, view.tries), view) for view in views)
-                first += len(views)
+                first_index += len(views)
                 pages, has_more = pages + 1, page.more
             if pages == 1 or len(views_by_key) == known_keys:
                 break  # otherwise a key freed between two pages may have hidden another
@@ -1880,23 +1890,24 @@ class Admin(LoopBoundClient):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
         await self._partitions(subject, group, partition_id)
         partitions_by_id = await self._fetch_partitions_by_id(subject, group)
-        parked = await ParkedReader(subject, partitions_by_id, self._broker).read(
+        parked_message = await ParkedReader(subject, partitions_by_id, self._broker).read(
             partition_id, offset
         )
-        not_found = NotFoundError(
+        not_found_error = NotFoundError(
             Reason.PARKED_MESSAGE_UNKNOWN,
-            f"offset {offset} of partition {partition_id}: {parked.problem or 'it is not parked'}",
+            f"offset {offset} of partition {partition_id}: "
+            f"{parked_message.problem or 'it is not parked'}",
             partition_id=partition_id,
             offset=offset,
         )
-        if parked.message is None:
-            raise not_found
-        for key in dict.fromkeys((parked.message.key, None)):
+        if parked_message.message is None:
+            raise not_found_error
+        for key in dict.fromkeys((parked_message.message.key, None)):
             async for view in self.parked(subject, group, key=key):
                 broker = await self._broker_of(subject, group, view, partitions_by_id)
                 with contextlib.suppress(NotFoundError):
-                    return await apply_edit(broker, group, view, parked), view
-        raise not_found
+                    return await apply_edit(broker, group, view, parked_message), view
+        raise not_found_error
 
     async def _find_views(
         self, subject: str, group: str, key_filter: ParkedFilter, partition_id: int | None
@@ -1908,9 +1919,9 @@ class Admin(LoopBoundClient):
             views = self._iter_parked_keys(
                 subject, group, key_filter, partition_id, adopted_ids=adopted_ids
             )
-            parked = [view async for view in views]
-            if parked:
-                return parked
+            matching_views = [view async for view in views]
+            if matching_views:
+                return matching_views
             if not adopted_ids or asyncio.get_running_loop().time() >= deadline_s:
                 break
             await asyncio.sleep(ADOPTION_PAUSE_S)
@@ -1930,14 +1941,14 @@ class Admin(LoopBoundClient):
         broker, reader = await self._open_reader(subject, group, view)
         async for row in select_rows(broker, reader, group, view, key_filter):
             for offset in range(row.start, row.end):
-                parked = await reader.read(row.source, offset)
+                parked_message = await reader.read(row.source, offset)
                 if (row.source, offset) in row.edited:
                     try:
-                        parked = await apply_edit(broker, group, view, parked)
+                        parked_message = await apply_edit(broker, group, view, parked_message)
                     except NotFoundError:
                         continue  # no longer parked
                 yield replace(
-                    parked, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms
+                    parked_message, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms
                 )
 
     async def _select_rows(

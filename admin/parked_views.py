@@ -194,29 +194,29 @@ def find_oldest_view(
         ConflictError: the key is parked on partitions that do not descend from one another, which
             is possible in a best_tried subject.
     """
-    nonempty = [view for view in views if view.first_offset >= 0]
-    if not nonempty:
+    nonempty_views = [view for view in views if view.first_offset >= 0]
+    if not nonempty_views:
         raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
-    partition_ids = sorted({view.partition_id for view in nonempty})
-    for earlier, later in pairwise(partition_ids):
-        if earlier not in _ancestors(later, parents):
-            ids = ", ".join(map(str, partition_ids))
+    partition_ids = sorted({view.partition_id for view in nonempty_views})
+    for earlier_id, later_id in pairwise(partition_ids):
+        if earlier_id not in _ancestors(later_id, parents):
+            ids_text = ", ".join(map(str, partition_ids))
             raise ConflictError(
                 Reason.PARKED_KEY_AMBIGUOUS,
-                f"the key is parked on partitions {ids}, and none of them comes first",
-                partition_ids=ids,
+                f"the key is parked on partitions {ids_text}, and none of them comes first",
+                partition_ids=ids_text,
             )
-    return min(nonempty, key=lambda view: (view.first_source, view.first_offset))
+    return min(nonempty_views, key=lambda view: (view.first_source, view.first_offset))
 
 
 def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
     ancestors: set[int] = set()
-    stack = list(parents.get(partition_id, ()))
-    while stack:
-        ancestor = stack.pop()
+    pending_ids = list(parents.get(partition_id, ()))
+    while pending_ids:
+        ancestor = pending_ids.pop()
         if ancestor not in ancestors:
             ancestors.add(ancestor)
-            stack += parents.get(ancestor, ())
+            pending_ids += parents.get(ancestor, ())
     return ancestors
 
 

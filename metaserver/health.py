@@ -55,14 +55,14 @@ class MetaserverHealth:
         """Return the current health, or the cached one if the database does not respond in time;
         `details.age_ms` is its age.
         """
-        cached = await self._cache.get()
-        health = cached.value or Health(
+        result = await self._cache.get()
+        health = result.value or Health(
             program="metaserver", ready=False, reason="the database has not answered yet"
         )
-        reason = cached.error.message if cached.error is not None else self._silence()
+        reason = result.error.message if result.error is not None else self._silence()
         if reason:
             health = replace(health, ready=False, reason=reason)
-        details = health.details | {"age_ms": round(cached.age_s * 1000)}
+        details = health.details | {"age_ms": round(result.age_s * 1000)}
         return replace(health, details=details)
 
     async def close(self) -> None:
@@ -78,12 +78,12 @@ class MetaserverHealth:
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.read_state()
         brokers = await self._catalogue.brokers()
-        refused = await self._catalogue.refused()
+        refused_brokers = await self._catalogue.refused()
         loss_error = await self._catalogue.lost()
         details = {
             "database": self._database.name,
             "brokers": to_builtins(brokers),
-            "refused": to_builtins(refused),
+            "refused": to_builtins(refused_brokers),
         }
         if cluster is not None:
             details["cluster"] = to_builtins(cluster_view(cluster))

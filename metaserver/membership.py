@@ -115,11 +115,11 @@ class ClusterMember:
             try:
                 await self.send_heartbeat(address)
             except KeylaneError as error:
-                if line := failures.met(error.message, round(loop.time() * 1000)):
-                    log.warning("cannot register this metaserver in the database: %s", line)
+                if failure_text := failures.met(error.message, round(loop.time() * 1000)):
+                    log.warning("cannot register this metaserver in the database: %s", failure_text)
             else:
-                if summary := failures.over(round(loop.time() * 1000)):
-                    log.warning("this metaserver is registered again, after %s", summary)
+                if failures_text := failures.over(round(loop.time() * 1000)):
+                    log.warning("this metaserver is registered again, after %s", failures_text)
 
     async def _leave(self) -> None:
         try:

@@ -67,15 +67,15 @@ class MetaserverMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         """Return all metrics, read now or, if the database does not respond, from the cache."""
-        cached = await self._cache.get()
+        result = await self._cache.get()
         families = [self._database_reads()]
-        if cached.value is not None:
+        if result.value is not None:
             age = gauge(
                 "keylane_metaserver_figures_age_seconds",
                 "Age of the figures of the cluster; 0: they were just read.",
-                cached.age_s,
+                result.age_s,
             )
-            families += [*_families(cached.value), age]
+            families += [*_families(result.value), age]
         return families
 
     async def close(self) -> None:
@@ -141,14 +141,14 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
 
 def _read(connection: Connection) -> _Cluster:
     views = broker_views(connection)
-    live = sessions.c.expires_at > now_ms()
+    is_live = sessions.c.expires_at > now_ms()
     live_by_group = (
         sa.select(subjects.c.name.label("subject"), groups.c.name, sa.func.count().label("live"))
         .select_from(sessions.join(groups).join(subjects))
-        .where(live)
+        .where(is_live)
         .group_by(subjects.c.name, groups.c.name)
     )
-    lost = connection.execute(
+    loss_rows = connection.execute(
         sa.select(
             subjects.c.name.label("subject"),
             groups.c.name,
@@ -158,8 +158,8 @@ def _read(connection: Connection) -> _Cluster:
         .select_from(given_up.join(groups).join(subjects))
         .group_by(subjects.c.name, groups.c.name)
     ).all()
-    unfinished = operations.c.state.not_in(_ENDED)
-    held_by_live_session = sa.and_(leases.c.session == sessions.c.session, live)
+    is_unfinished = operations.c.state.not_in(_ENDED)
+    is_held = sa.and_(leases.c.session == sessions.c.session, is_live)
     return _Cluster(
         brokers={(("broker_group", view.broker_group),): int(view.available) for view in views},
         cordoned=_count(connection, brokers, brokers.c.cordoned),
@@ -170,15 +170,15 @@ def _read(connection: Connection) -> _Cluster:
             for row in connection.execute(live_by_group)
         },
         given_up={
-            (("subject", row.subject), ("group", row.name)): int(row.messages) for row in lost
+            (("subject", row.subject), ("group", row.name)): int(row.messages) for row in loss_rows
         },
         given_up_partitions={
-            (("subject", row.subject), ("group", row.name)): row.partitions for row in lost
+            (("subject", row.subject), ("group", row.name)): row.partitions for row in loss_rows
         },
-        leases=_count(connection, leases.join(sessions, held_by_live_session)),
-        operations=_count(connection, operations, unfinished),
+        leases=_count(connection, leases.join(sessions, is_held)),
+        operations=_count(connection, operations, is_unfinished),
         behind=database_lost_error(connection) is not None,
-        waiting=_count(connection, operations, sa.and_(unfinished, operations.c.problem != "")),
+        waiting=_count(connection, operations, sa.and_(is_unfinished, operations.c.problem != "")),
     )
 
 

@@ -101,36 +101,36 @@ class PeriodicTasks:
     async def poll(self) -> int:
         """Run one round, and return the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
-        succeeded = True
+        is_success = True
         try:
-            due = await self._database.read(read_due_work)
-            self._has_creations = due.creations
-            if due.quick or self._catalogue.has_unannounced_groups:
-                for requested in self._quick_requested:
-                    requested.set()
+            work = await self._database.read(read_due_work)
+            self._has_creations = work.creations
+            if work.quick or self._catalogue.has_unannounced_groups:
+                for event in self._quick_requested:
+                    event.set()
             self._unsettled_since_s = {
                 group_id: since_s
                 for group_id, since_s in self._unsettled_since_s.items()
-                if group_id in due.groups
+                if group_id in work.groups
             }
-            for group_id in due.groups:
+            for group_id in work.groups:
                 if self._groups.is_gathering_joins(group_id):
                     continue
-                succeeded &= await self._settle(group_id)
-            await self._groups.check_for_changes(due.versions)
+                is_success &= await self._settle(group_id)
+            await self._groups.check_for_changes(work.versions)
             await self._catalogue.check_for_changes()
-            if due.removals:
+            if work.removals:
                 self._removals_requested.set()
-            if due.operations:
+            if work.operations:
                 await self._operations.resume()
         except KeylaneError as error:
             self._log_failed_round(error.message)
             return poll_ms
-        if succeeded and self._failing:
+        if is_success and self._failing:
             self._failing = False
             if failures := self._failures.over(_now_ms()):
                 log.warning("the periodic work succeeds again, after %s", failures)
-        next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
+        next_ms = poll_ms if work.next_expiry_ms is None else work.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
     async def _settle(self, group_id: int) -> bool:

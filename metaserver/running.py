@@ -97,7 +97,7 @@ async def running_metaserver(
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        opened = open_database(
+        database_context = open_database(
             folder=folder,
             url=settings.database_url,
             clock=clock,
@@ -105,7 +105,7 @@ async def running_metaserver(
             broker_ttl_ms=settings.broker_ttl_ms,
             cluster=settings.cluster,
         )
-        database = WatchedDatabase(await stack.enter_async_context(opened), clock)
+        database = WatchedDatabase(await stack.enter_async_context(database_context), clock)
         stack.push_async_callback(database.close)
         access = await _start_access(database, settings, clock)
         network = network or _open_network(stack, served, access)

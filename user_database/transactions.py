@@ -96,17 +96,17 @@ class UserDatabase:
             self._engine.dispose()
 
 
-async def create_missing_tables(make: Callable[[], Awaitable[None]]) -> None:
+async def create_missing_tables(create: Callable[[], Awaitable[None]]) -> None:
     """
-    Call `make`, which creates missing tables, and retry if another process creates them at the same
-    time.
+    Call `create`, which creates missing tables, and retry if another process creates them at the
+    same time.
 
     Raises:
-        StorageError: `make` failed for another reason, or on every attempt.
+        StorageError: `create` failed for another reason, or on every attempt.
     """
     for pause_s in (*RETRY_PAUSES_S, None):
         try:
-            await make()
+            await create()
             break
         except StorageError as error:
             if pause_s is None or _CREATED_BY_OTHER.search(error.message) is None:

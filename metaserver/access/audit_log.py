@@ -121,9 +121,9 @@ class AuditLog:
                 await asyncio.sleep(STORE_S)
                 await self.store()
                 if self._clock.boot_ms() - last_removal_ms >= REMOVE_S * 1000:
-                    started_ms = self._clock.boot_ms()
+                    removal_started_ms = self._clock.boot_ms()
                     if not await self._remove_old():
-                        last_removal_ms = started_ms
+                        last_removal_ms = removal_started_ms
         finally:
             await self.store()
 

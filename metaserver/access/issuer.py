@@ -63,20 +63,24 @@ class Issuer:
             UnavailableError: the issuer's keys cannot be read.
         """
         digest = hashlib.sha256(text.encode()).digest()
-        cached = self._cache.get(digest)
-        kid = cached[0] if cached is not None else _header(text, self._settings.algorithms)[0]
-        key = await self._keys.find(kid)
+        cached_entry = self._cache.get(digest)
+        key_id = (
+            cached_entry[0]
+            if cached_entry is not None
+            else _header(text, self._settings.algorithms)[0]
+        )
+        key = await self._keys.find(key_id)
         if self._cached_version != self._keys.version:
             self._cache.clear()
             self._cached_version = self._keys.version
-        cached = self._cache.get(digest)
-        if cached is not None and self._clock.wall_ms() < cached[1].ends_at_ms:
-            return cached[1]
-        _kid, algorithm = _header(text, self._settings.algorithms)
+        cached_entry = self._cache.get(digest)
+        if cached_entry is not None and self._clock.wall_ms() < cached_entry[1].ends_at_ms:
+            return cached_entry[1]
+        _key_id, algorithm = _header(text, self._settings.algorithms)
         if key is None:
             raise _token_error("its key is not one of the issuer's", "unknown key")
         identity = self._decode(text, _key_for(key, algorithm), algorithm)
-        self._cache[digest] = kid, identity
+        self._cache[digest] = key_id, identity
         if len(self._cache) > CACHE_MAX:
             self._cache.popitem(last=False)
         return identity
@@ -115,20 +119,22 @@ class Issuer:
         return tuple(dict.fromkeys(group for group in groups if is_outside(group)))
 
 
-def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
+def _header(text: str, allowed_algorithms: tuple[str, ...]) -> tuple[str, str]:
     """Return the key id and the algorithm of a token. Raises UnauthenticatedError."""
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
         raise _token_error("it is not a JWT", "no token") from None
-    algorithm, kid = header.get("alg"), header.get("kid")
-    if algorithm not in allowed:
-        raise _token_error(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
+    algorithm, key_id = header.get("alg"), header.get("kid")
+    if algorithm not in allowed_algorithms:
+        raise _token_error(
+            f"its algorithm is not one of {', '.join(allowed_algorithms)}", "algorithm"
+        )
     if "crit" in header:
         raise _token_error("it has critical headers", "critical headers")
-    if not isinstance(kid, str) or not 0 < len(kid) <= 200:
+    if not isinstance(key_id, str) or not 0 < len(key_id) <= 200:
         raise _token_error("it names no key", "unknown key")
-    return kid, str(algorithm)
+    return key_id, str(algorithm)
 
 
 def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:

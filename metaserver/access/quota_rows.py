@@ -93,12 +93,12 @@ def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> 
 
 def read_quotas(connection: Connection) -> list[QuotaRow]:
     """Return all quotas, sorted by kind and name."""
-    quotas = connection.execute(sa.select(access_quotas))
-    rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
-    for limits in connection.execute(sa.select(name_limits)).mappings():
-        key = SUBJECT, limits["name"]
+    quota_rows = connection.execute(sa.select(access_quotas))
+    rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quota_rows}
+    for limits_row in connection.execute(sa.select(name_limits)).mappings():
+        key = SUBJECT, limits_row["name"]
         row = rows.get(key) or QuotaRow(*key, 0, 0, 0)  # type: ignore[arg-type]
-        rows[key] = replace(row, **limits)
+        rows[key] = replace(row, **limits_row)
     return sorted(rows.values())
 
 

@@ -64,7 +64,7 @@ def store_key(
 
 
 def create_token(
-    connection: Connection, request: CreateToken, hashed: str, *, now_ms: int
+    connection: Connection, request: CreateToken, token_hash: str, *, now_ms: int
 ) -> TokenView:
     """
     Store a new token.
@@ -81,7 +81,7 @@ def create_token(
     record_principal_change(connection, request.principal, now_ms)
     row = {
         "principal": request.principal,
-        "hash": hashed,
+        "hash": token_hash,
         "label": request.label,
         "made_at": now_ms,
         "begins_at": request.begins_at_ms,
@@ -108,13 +108,13 @@ def _evict_token(connection: Connection, now_ms: int) -> None:
     count = sa.select(sa.func.count()).select_from(access_tokens)
     if connection.execute(count).scalar_one() < TOKENS_MAX:
         return
-    first_unusable = (
+    unusable_query = (
         sa.select(tokens.token_id)
         .where(_is_unusable(now_ms))
         .order_by(sa.case((tokens.revoked_at > 0, 0), else_=1), tokens.revoked_at, tokens.ends_at)
         .limit(1)
     )
-    token_id = connection.execute(first_unusable).scalar()
+    token_id = connection.execute(unusable_query).scalar()
     if token_id is None:
         raise OverloadedError(
             f"there are {TOKENS_MAX:,} tokens, and none was revoked or has expired: revoke "
@@ -160,8 +160,8 @@ def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
     if request.grant in grants:
         return
     grants.append(request.grant)
-    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in grants)
-    if len(grants) > GRANTS_MAX or size > GRANT_BYTES_MAX:
+    text_bytes = sum(len(each.right) + len(each.subject) + len(each.group) for each in grants)
+    if len(grants) > GRANTS_MAX or text_bytes > GRANT_BYTES_MAX:
         raise OverloadedError(
             f"{request.principal!r} has too many rights: at most {GRANTS_MAX}, of "
             f"{GRANT_BYTES_MAX} characters together; a pattern such as orders.* stands for many "
@@ -240,13 +240,13 @@ def _evict_principal(connection: Connection, now_ms: int) -> None:
         access_tokens.c.principal == principals.principal, sa.not_(_is_unusable(now_ms))
     )
     # A change is sent to brokers until the capabilities signed before it have expired.
-    idle = (
+    idle_query = (
         sa.select(principals.principal)
         .where(sa.not_(has_right), sa.not_(has_token), principals.changed_at < now_ms - CHANGED_MS)
         .order_by(principals.changed_at, principals.principal)
         .limit(1)
     )
-    principal = connection.execute(idle).scalar()
+    principal = connection.execute(idle_query).scalar()
     if principal is None:
         raise OverloadedError(
             f"there are {PRINCIPALS_MAX:,} principals, each with a right or a valid token: "

@@ -153,12 +153,14 @@ class AccessService:
     async def _poll(self) -> None:
         """Read changes, and store a new key if the key is due or the database lacks it."""
         now_ms = self._clock.boot_ms()
-        stored = await self._database.read(read_version)
-        current = (self.state.cluster, self.state.version)
-        if stored is not None and (stored != current or now_ms - self._read_ms > REREAD_MS):
+        stored_version = await self._database.read(read_version)
+        known_version = (self.state.cluster, self.state.version)
+        if stored_version is not None and (
+            stored_version != known_version or now_ms - self._read_ms > REREAD_MS
+        ):
             await self.refresh()
         # A database that lacks the row or the key was replaced, for example by a restore.
-        is_stored = stored is not None and self._signing_key.key_id in self.state.keys
+        is_stored = stored_version is not None and self._signing_key.key_id in self.state.keys
         if not is_stored or now_ms - self._key_created_ms > KEY_MS:
             await self._rotate_key()
 

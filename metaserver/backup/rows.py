@@ -125,14 +125,14 @@ def store_rows(
 
 def skip_ids(connection: Connection, table: sa.Table) -> None:
     """Skip IDS_AHEAD ids of a table, which rows inserted after the backup may have."""
-    (column, *more) = table.primary_key.columns
-    if more or column.autoincrement is not True:
+    (column, *other_columns) = table.primary_key.columns
+    if other_columns or column.autoincrement is not True:
         return
-    highest = connection.execute(sa.select(sa.func.max(column))).scalar_one() or 0
+    highest_id = connection.execute(sa.select(sa.func.max(column))).scalar_one() or 0
     if connection.dialect.name == "postgresql":
         sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
-        connection.execute(sa.select(sa.func.setval(sequence, highest + IDS_AHEAD)))
+        connection.execute(sa.select(sa.func.setval(sequence, highest_id + IDS_AHEAD)))
         return
     sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
     connection.execute(sa.delete(sequences).where(sequences.c.name == table.name))
-    connection.execute(sa.insert(sequences).values(name=table.name, seq=highest + IDS_AHEAD))
+    connection.execute(sa.insert(sequences).values(name=table.name, seq=highest_id + IDS_AHEAD))

@@ -117,7 +117,7 @@ async def restore_database(
     head, rows = read_backup(settings, content, path)
     check_member(VERSION, parse_version(head.cluster_version), "this program")
     clock = SystemClock()
-    opened = open_database(
+    database_context = open_database(
         folder=prepare_folder(settings.data),
         url=settings.database_url,
         clock=clock,
@@ -125,7 +125,7 @@ async def restore_database(
         broker_ttl_ms=settings.broker_ttl_ms,
         before=partial(_check_target, head),
     )
-    async with opened as database:
+    async with database_context as database:
         await database.write(
             store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms
         )

@@ -199,24 +199,24 @@ class Catalogue:
         if not renewed:
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write_urgent(store_report, report, ttl_ms=ttl_ms)
+                changed_ids = await self._database.write_urgent(store_report, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
                 if not await self._is_outdated(report):
                     await self._database.write(store_refusal, report, error.message, ttl_ms=ttl_ms)
                 raise
-            self._wakeups.wake(await self._database.read(subject_names, changed))
+            self._wakeups.wake(await self._database.read(subject_names, changed_ids))
         if has_new_ids or (report.hosted and not renewed):
             self._request_comparison(report.broker_group)
         if report.untold:
             self._unannounced[report.broker_group] = report.untold
-        missed, fence = False, 0
+        is_group_missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may not have received a reply yet
-            missed = await self._database.read(groups_missed, report.broker_group)
+            is_group_missed = await self._database.read(groups_missed, report.broker_group)
             fence = await self._database.read(read_accepted_fence, report.broker_group)
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms,
             ttl_ms=settings.broker_ttl_ms,
-            groups_missed=missed,
+            groups_missed=is_group_missed,
             fence=fence,
             access=None if self._news is None else self._news(),
             cluster_version="" if self._member is None else self._member.version,
@@ -242,29 +242,29 @@ class Catalogue:
         Raises:
             FolderRefusedError: another opening of the data folder responds at the old address.
         """
-        registered = await self._database.read(find_broker, report.broker_group)
+        known_broker = await self._database.read(find_broker, report.broker_group)
         if (
-            registered is None
-            or registered.broker_id != report.broker_id
-            or registered.address == report.address
+            known_broker is None
+            or known_broker.broker_id != report.broker_id
+            or known_broker.address == report.address
         ):
             return
         try:
-            broker_id, opening = await self._probe(registered.address)
+            broker_id, opening = await self._probe(known_broker.address)
         except KeylaneError:
             return  # no reply: the broker has moved
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if broker_id == report.broker_id:
-            copy = FolderRefusedError(
+            copy_error = FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
-                f"{registered.address} too: the one at {report.address} is a copy",
+                f"{known_broker.address} too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=registered.address,
+                address=known_broker.address,
             )
-            copy.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
-            raise copy
+            copy_error.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
+            raise copy_error
 
     async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
@@ -275,10 +275,10 @@ class Catalogue:
         respond at the reported address: nothing listens there, or another program, a broker of
         another data folder, or another opening of the same folder.
         """
-        registered = await self._database.read(find_broker, report.broker_group)
-        if registered is None or registered.broker_id != report.broker_id:
+        known_broker = await self._database.read(find_broker, report.broker_group)
+        if known_broker is None or known_broker.broker_id != report.broker_id:
             return False
-        if registered.alive and registered.address == report.address:
+        if known_broker.alive and known_broker.address == report.address:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
             broker_id, opening = await self._probe(report.address)
@@ -453,15 +453,15 @@ class Catalogue:
         if done:
             creation.task.result()
             return
-        planned = len(await self._database.read(planned_partitions, row.subject_id))
-        hosted = len(creation.hosted)
+        planned_count = len(await self._database.read(planned_partitions, row.subject_id))
+        hosted_count = len(creation.hosted)
         raise UnfinishedError(
             Reason.CREATION_UNFINISHED,
-            f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have "
-            f"their broker",
+            f"{row.name!r} is being created: {hosted_count} of "
+            f"{counted(planned_count, 'partition')} have their broker",
             subject=row.name,
-            partitions=planned,
-            partitions_hosted=hosted,
+            partitions=planned_count,
+            partitions_hosted=hosted_count,
         )
 
     def _finish_creation(self, subject_id: int, task: asyncio.Task[None]) -> None:
@@ -480,8 +480,8 @@ class Catalogue:
                 return  # another metaserver has opened it
             problem = await self._host_all(row, planned, hosted_ids)
             if not problem:
-                hosted = [partition.partition_id for partition in planned]
-                if await self._database.write(open_subject, row.name, hosted):
+                planned_ids = [partition.partition_id for partition in planned]
+                if await self._database.write(open_subject, row.name, planned_ids):
                     self._wakeups.wake([row.name])
                     return
             elif not await self._database.write(replan_creation, row.subject_id):
@@ -502,20 +502,20 @@ class Catalogue:
         Raises:
             ConflictError: a broker refused its partitions permanently.
         """
-        in_use: dict[int, str] = {}
+        errors_of_used_ids: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._host(row, part, slots, in_use, hosted_ids))
-                for part in planned
+                group.create_task(self._host(row, partition, slots, errors_of_used_ids, hosted_ids))
+                for partition in planned
             ]
-        if in_use:
-            await self._fail(row, in_use)
+        if errors_of_used_ids:
+            await self._fail(row, errors_of_used_ids)
         problems = [task.result() for task in tasks if task.result()]
         if not problems:
             return ""
-        count = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
-        return f"{count} have no broker yet: {problems[0]}"
+        count_text = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
+        return f"{count_text} have no broker yet: {problems[0]}"
 
     async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
         """Mark a creation as failed because partition ids are in use, unless the subject is already

@@ -114,23 +114,23 @@ def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
     parameters = {"of_group": report.broker_group, "for_ms": ttl_ms}
     identity = {"broker_id": report.broker_id, "address": report.address}
     wait_for_broker_locks(connection, alone=True)
-    row = connection.execute(lock_broker_query, parameters).one_or_none()
-    if row is None:
-        defaults = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
+    stored = connection.execute(lock_broker_query, parameters).one_or_none()
+    if stored is None:
+        default_values = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(
-            connection, brokers, {"broker_group": report.broker_group, **identity, **defaults}
+            connection, brokers, {"broker_group": report.broker_group, **identity, **default_values}
         )
-        row = connection.execute(lock_broker_query, parameters).one()
+        stored = connection.execute(lock_broker_query, parameters).one()
     _check_not_given_up(
         connection, report
     )  # under the lock, because its loss may be accepted concurrently
-    if row.broker_id != report.broker_id:
-        hosted = _count_hosted(connection, report.broker_group)
-        if row.alive or hosted:
+    if stored.broker_id != report.broker_id:
+        hosted_count = _count_hosted(connection, report.broker_group)
+        if stored.alive or hosted_count:
             state = (
-                f"reported itself from {row.address} within its ttl"
-                if row.alive
-                else f"is silent and has {counted(hosted, 'partition')}"
+                f"reported itself from {stored.address} within its ttl"
+                if stored.alive
+                else f"is silent and has {counted(hosted_count, 'partition')}"
             )
             raise FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
@@ -138,18 +138,18 @@ def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
                 f"folder, which {state}",
                 broker_group=report.broker_group,
             )
-        opening = {"opening": report.opening}
+        opening_values = {"opening": report.opening}
     else:
-        _check_not_behind(report, row)
-        opening = {"opening": report.opening or row.opening}
-    values = _report_parameters(report, ttl_ms) | identity | opening
+        _check_not_behind(report, stored)
+        opening_values = {"opening": report.opening or stored.opening}
+    values = _report_parameters(report, ttl_ms) | identity | opening_values
     if not report.opening:
-        values["at_end"] = row.log_end
+        values["at_end"] = stored.log_end
     connection.execute(_update_report, values)
     connection.execute(
         _delete_refusal, {"of_group": report.broker_group, "at_address": report.address}
     )
-    if row.in_time and row.address == report.address:
+    if stored.in_time and stored.address == report.address:
         return []
     return _raise_route_versions(connection, report.broker_group)
 
@@ -390,12 +390,14 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
         NotFoundError: it has never reported itself.
     """
     check_name("broker group", broker_group)
-    condition = brokers.c.broker_group == broker_group
+    is_this_group = brokers.c.broker_group == broker_group
     wait_for_broker_locks(connection, alone=True)
     # FOR UPDATE waits for concurrent plans, see `lock_brokers`; the UPDATE alone would not.
-    connection.execute(sa.select(brokers.c.broker_group).where(condition).with_for_update()).all()
+    connection.execute(
+        sa.select(brokers.c.broker_group).where(is_this_group).with_for_update()
+    ).all()
     if not connection.execute(
-        sa.update(brokers).where(condition).values(cordoned=cordoned)
+        sa.update(brokers).where(is_this_group).values(cordoned=cordoned)
     ).rowcount:
         raise unknown_broker_group_error(connection, broker_group)
 
@@ -499,18 +501,18 @@ def no_host_error(connection: Connection, *, excluded: str = "") -> UnavailableE
     each group except `excluded`.
     """
     views = [view for view in broker_views(connection) if view.broker_group != excluded]
-    states = [
+    state_texts = [
         f"{view.broker_group} is cordoned"
         if view.available and view.writable
         else f"{view.broker_group} {'' if view.available else 'is '}{view.state}"
         for view in views
     ]
     qualifier = "other " if excluded else ""
-    if not states:
+    if not state_texts:
         return UnavailableError(
             Reason.NOT_ENOUGH_BROKERS, f"no {qualifier}broker has reported itself yet"
         )
     return UnavailableError(
         Reason.NOT_ENOUGH_BROKERS,
-        f"no {qualifier}broker group can take new partitions: {listed(states)}",
+        f"no {qualifier}broker group can take new partitions: {listed(state_texts)}",
     )

@@ -42,15 +42,15 @@ def mark_lost(connection: Connection, ids: Collection[int]) -> None:
     """Mark partitions as lost, and refuse the data folders that contained them."""
     if not ids:
         return
-    condition = partitions.c.partition_id.in_(ids)
+    is_lost = partitions.c.partition_id.in_(ids)
     lost_state = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
-    connection.execute(sa.update(partitions).where(condition).values(lost_state))
+    connection.execute(sa.update(partitions).where(is_lost).values(lost_state))
     refuse_folders(connection, ids)
-    rows = [
+    unread_rows = [
         {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.unread}
         for row in connection.execute(_unread_query(ids))
     ]
-    insert_new(connection, given_up, rows)
+    insert_new(connection, given_up, unread_rows)
     seal_steps = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
     connection.execute(sa.update(steps).where(seal_steps).values(done=True))
 
@@ -67,8 +67,8 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
         rows = [dict(row) for row in connection.execute(folders).mappings()]
         if rows:
             insert_new(connection, lost_folders, rows)
-            condition = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
-            connection.execute(sa.update(brokers).where(condition).values(expires_at=0))
+            is_refused = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
+            connection.execute(sa.update(brokers).where(is_refused).values(expires_at=0))
 
 
 def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
@@ -122,17 +122,19 @@ def read_losses(
     query = _unread_query(ids)
     if done:
         query = _given_up_query.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
-    unread: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
+    losses_by_partition: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
     for row in connection.execute(query):
-        unread[row.partition_id] += (GroupLoss(group=row.name, messages_max=row.unread),)
-    condition = partitions.c.partition_id.in_(ids)
-    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(condition)
+        losses_by_partition[row.partition_id] += (
+            GroupLoss(group=row.name, messages_max=row.unread),
+        )
+    is_selected = partitions.c.partition_id.in_(ids)
+    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(is_selected)
     return tuple(
         LossView(
             partition_id=row.partition_id,
             end_offset=row.end_offset,
-            unread_by=tuple(loss.group for loss in unread[row.partition_id]),
-            losses=unread[row.partition_id],
+            unread_by=tuple(loss.group for loss in losses_by_partition[row.partition_id]),
+            losses=losses_by_partition[row.partition_id],
         )
         for row in connection.execute(rows.order_by(partitions.c.partition_id))
     )

@@ -67,11 +67,11 @@ HOSTED_BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")
 
 
 def read_partitions(
-    connection: Connection, selected: PartitionFilter, **values: Any
+    connection: Connection, partition_filter: PartitionFilter, **values: Any
 ) -> tuple[Partition, ...]:
     """Return the partitions that a filter selects, by id; `values` are its bind parameters."""
-    rows = connection.execute(selected.partitions, values).all()
-    return _build_partitions(rows, _read_parents(connection, selected.parents, values))
+    rows = connection.execute(partition_filter.partitions, values).all()
+    return _build_partitions(rows, _read_parents(connection, partition_filter.parents, values))
 
 
 _of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
@@ -156,8 +156,10 @@ def granted_partitions(
     rows = connection.execute(query, values).all()
     ids = [row.partition_id for row in rows if row.has_parents]
     parents = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
-    built = _build_partitions(rows, parents)
-    return [(partition, row.token, row.session) for partition, row in zip(built, rows, strict=True)]
+    granted = _build_partitions(rows, parents)
+    return [
+        (partition, row.token, row.session) for partition, row in zip(granted, rows, strict=True)
+    ]
 
 
 def _read_parents(

@@ -163,31 +163,33 @@ def pending_removals(
     ]
 
 
-def complete_removals(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
+def complete_removals(connection: Connection, tokens: Mapping[Removal, int]) -> list[str]:
     """
     Store which removals brokers have done, and finish the deletions that are complete.
 
     Args:
-        done: (partition id, group id) → highest token of the group that the broker now refuses.
+        tokens: (partition id, group id) → highest token of the group that the broker now refuses.
 
     Returns:
         The names of the subjects whose deletion is finished.
     """
-    _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in done}))
-    for (partition_id, group_id), token in sorted(done.items()):
-        condition = sa.and_(
+    _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in tokens}))
+    for (partition_id, group_id), token in sorted(tokens.items()):
+        is_removal = sa.and_(
             removals.c.partition_id == partition_id, removals.c.group_id == group_id
         )
-        deleted = connection.execute(sa.delete(removals).where(condition)).rowcount
+        deleted = connection.execute(sa.delete(removals).where(is_removal)).rowcount
         if deleted and token:
             subject_id = sa.select(partitions.c.subject_id).where(
                 partitions.c.partition_id == partition_id
             )
-            has_lower = sa.and_(
+            has_lower_token = sa.and_(
                 subjects.c.subject_id == subject_id.scalar_subquery(),
                 subjects.c.tokens_above < token,
             )
-            connection.execute(sa.update(subjects).where(has_lower).values(tokens_above=token))
+            connection.execute(
+                sa.update(subjects).where(has_lower_token).values(tokens_above=token)
+            )
     return finish_deletions(connection)
 
 
@@ -198,11 +200,13 @@ def cancel_removals(connection: Connection, broker_group: str) -> None:
         partitions.c.broker_group == broker_group,
         partitions.c.partition_id.in_(sa.select(removals.c.partition_id)),
     )
-    on_group = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
-    condition = removals.c.partition_id.in_(on_group)
-    ids = connection.execute(sa.select(removals.c.partition_id).where(condition)).scalars().all()
+    hosted_query = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == broker_group
+    )
+    is_hosted = removals.c.partition_id.in_(hosted_query)
+    ids = connection.execute(sa.select(removals.c.partition_id).where(is_hosted)).scalars().all()
     refuse_folders(connection, ids)
-    connection.execute(sa.delete(removals).where(condition))
+    connection.execute(sa.delete(removals).where(is_hosted))
     finish_deletions(connection)
 
 
@@ -244,14 +248,17 @@ def finish_deletions(connection: Connection) -> list[str]:
         _delete_group_rows(connection, [row.group_id])
         tombstone = {"subject_id": row.subject_id, "group_id": row.group_id, "subject": row.name}
         insert_new(connection, deletions, tombstone)
-    finished = connection.execute(_finished_subjects_query).all()
-    for subject in finished:
+    finished_subjects = connection.execute(_finished_subjects_query).all()
+    for subject in finished_subjects:
         _delete_subject_rows(connection, subject.subject_id, subject.name)
-    if finished and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one():
+    if (
+        finished_subjects
+        and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one()
+    ):
         # The last reports of the brokers still count the dropped partitions, so the empty database
         # would seem to be lost.
         connection.execute(sa.update(brokers).values(hosted=0))
-    return [subject.name for subject in finished]
+    return [subject.name for subject in finished_subjects]
 
 
 def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
@@ -308,10 +315,10 @@ def was_deleted(
     """Return whether the subject with this name and id was deleted, or its group if `group_id` is
     given.
     """
-    condition = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
+    is_deletion = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     if group_id == WHOLE:
-        condition = sa.and_(condition, deletions.c.subject_id == subject_id)
-    return connection.execute(sa.select(sa.exists().where(condition))).scalar_one()
+        is_deletion = sa.and_(is_deletion, deletions.c.subject_id == subject_id)
+    return connection.execute(sa.select(sa.exists().where(is_deletion))).scalar_one()
 
 
 def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:

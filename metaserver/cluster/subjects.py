@@ -67,8 +67,8 @@ def check_subject_limits(
     Raises:
         OverloadedError: there are `subjects_max` other subjects, or a prefix has reached its limit.
     """
-    others = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
-    count = connection.execute(others).scalar_one()
+    count_query = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
+    count = connection.execute(count_query).scalar_one()
     if count >= subjects_max:
         raise _limit_error("too many subjects", CLUSTER_HINT, count, subjects_max)
     if not limited:
@@ -82,7 +82,7 @@ def check_subject_limits(
         prefix = pattern.removesuffix("*")
         # LIKE would ignore case on SQLite.
         has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
-        count = connection.execute(others.where(has_prefix)).scalar_one()
+        count = connection.execute(count_query.where(has_prefix)).scalar_one()
         if count >= limit:
             message = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
             raise _limit_error(message, NAMES_HINT.format(pattern), count, limit)
@@ -236,12 +236,12 @@ def plan_subject(
             "static": request.static,
             "message_bytes_max": request.message_bytes_max,
         }
-        initial = {
+        initial_columns = {
             "name": request.subject,
             "partitions_named": request.partitions,
             "route_version": 0,
         }
-        insert_new(connection, subjects, initial | settings)
+        insert_new(connection, subjects, initial_columns | settings)
         row = find_subject(connection, request.subject, lock=True)
         assert row is not None
         names_used = _reuse_failed_creation(connection, row, settings) if row.problem else 0
@@ -257,7 +257,7 @@ def plan_subject(
 
 def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
     """Check that the subject was created with these settings. Raises ConflictError."""
-    pairs = {
+    settings = {
         "order_strategy": (row.order_strategy, request.order_strategy),
         "partitions": (row.partitions_wanted, request.partitions),
         "retention": (row.retention, request.retention),
@@ -266,7 +266,7 @@ def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
     }
     differences = [
         f"{name} {stored}, not {requested}".lower()
-        for name, (stored, requested) in pairs.items()
+        for name, (stored, requested) in settings.items()
         if stored != requested
     ]
     if differences:
@@ -274,7 +274,7 @@ def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
             Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
-            **{name: stored for name, (stored, _requested) in pairs.items()},
+            **{name: stored for name, (stored, _requested) in settings.items()},
         )
 
 
@@ -302,12 +302,14 @@ def _reuse_failed_creation(
     connection: Connection, row: SubjectRow, settings: Mapping[str, Any]
 ) -> int:
     """Reuse the row of a failed creation, and return the number of partition names already used."""
-    condition = subjects.c.subject_id == row.subject_id
+    is_this_subject = subjects.c.subject_id == row.subject_id
     names_used: int = connection.execute(
-        sa.select(subjects.c.partitions_named).where(condition)
+        sa.select(subjects.c.partitions_named).where(is_this_subject)
     ).scalar_one()
     reset_columns = {"partitions_named": names_used + settings["partitions_wanted"], "problem": ""}
-    connection.execute(sa.update(subjects).where(condition).values(**settings, **reset_columns))
+    connection.execute(
+        sa.update(subjects).where(is_this_subject).values(**settings, **reset_columns)
+    )
     return names_used
 
 
@@ -348,13 +350,13 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
     }
     if hosted is not None and not planned_ids <= set(hosted):
         return False
-    condition = subjects.c.subject_id == row.subject_id
+    is_this_subject = subjects.c.subject_id == row.subject_id
     is_planned = sa.and_(
         partitions.c.subject_id == row.subject_id,
         partitions.c.state == PartitionState.PLANNED,
     )
     connection.execute(sa.update(partitions).where(is_planned).values(state=PartitionState.OPEN))
-    connection.execute(sa.update(subjects).where(condition).values(route_version=1))
+    connection.execute(sa.update(subjects).where(is_this_subject).values(route_version=1))
     route_table(read_route(connection, name))
     return True
 

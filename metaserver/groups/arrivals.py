@@ -56,10 +56,10 @@ class JoinWindow:
         remaining_ms = self._deadline_ms - now_ms
         if not self._unsettled or remaining_ms <= 0:
             return 0
-        quiet_left_ms = min(QUIET_MS * (self._unsettled - 1), QUIET_MS_MAX) - (
+        quiet_remaining_ms = min(QUIET_MS * (self._unsettled - 1), QUIET_MS_MAX) - (
             now_ms - self._last_join_ms
         )
-        return min(remaining_ms, max(quiet_left_ms, CHECK_MS if self._in_flight else 0, 0))
+        return min(remaining_ms, max(quiet_remaining_ms, CHECK_MS if self._in_flight else 0, 0))
 
     def begin_settling(self) -> None:
         """Record that all stored sessions are about to be settled."""

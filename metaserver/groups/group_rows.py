@@ -141,11 +141,11 @@ def policy_values(policy: GroupPolicy) -> dict[str, object]:
     """Return the column values of a policy; `on_full` is a suffix of `on_failure`, as in
     "park+d".
     """
-    values = asdict(policy)
-    on_full = values.pop("on_full")
+    columns = asdict(policy)
+    on_full = columns.pop("on_full")
     if on_full is not None:
-        values["on_failure"] = f"{policy.on_failure or ''}{_ON_FULL_SEPARATOR}{on_full[0]}"
-    return values
+        columns["on_failure"] = f"{policy.on_failure or ''}{_ON_FULL_SEPARATOR}{on_full[0]}"
+    return columns
 
 
 EARLIEST = GroupStart()
@@ -185,14 +185,14 @@ def insert_group(
     """
     check_not_hidden(subject)
     check_database_complete(connection)
-    limits = connection.execute(_limits_query, {"of_subject": subject.subject_id}).one()
-    if limits.group_count >= GROUPS_PER_SUBJECT_MAX:
+    limits_row = connection.execute(_limits_query, {"of_subject": subject.subject_id}).one()
+    if limits_row.group_count >= GROUPS_PER_SUBJECT_MAX:
         raise too_many_groups("the subject", GROUPS_PER_SUBJECT_MAX)
     row = {
         "subject_id": subject.subject_id,
         "name": name,
         "strategy": strategy,
-        "last_token": max(limits.fence, subject.tokens_above),
+        "last_token": max(limits_row.fence, subject.tokens_above),
         "version": version,
         "settled": False,
         "route_version": 0,

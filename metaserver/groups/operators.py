@@ -62,12 +62,14 @@ def set_policy(
             other, or the group cannot use the failure policy RETRY. Nothing was changed.
     """
     group_id = _lock_group_by_name(connection, subject, group)
-    condition = groups.c.group_id == group_id
-    current = build_policy(connection.execute(sa.select(*POLICY_COLUMNS).where(condition)).one())
-    policy = change_policy(current, request)
+    is_this_group = groups.c.group_id == group_id
+    current_policy = build_policy(
+        connection.execute(sa.select(*POLICY_COLUMNS).where(is_this_group)).one()
+    )
+    policy = change_policy(current_policy, request)
     if request.on_failure is FailurePolicy.RETRY:
         _check_retry_allowed(connection, subject, group, group_id)
-    connection.execute(sa.update(groups).where(condition).values(policy_values(policy)))
+    connection.execute(sa.update(groups).where(is_this_group).values(policy_values(policy)))
     return group_id, _raise_member_versions(connection, group_id)
 
 
@@ -89,10 +91,10 @@ def change_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
     Raises:
         InvalidRequestError: the resulting fields contradict each other.
     """
-    base = {} if request.forget else asdict(current)
+    current_values = {} if request.forget else asdict(current)
     changes = {name: value for name, value in asdict(request).items() if name in asdict(current)}
     policy = GroupPolicy(
-        **base | {name: value for name, value in changes.items() if value is not None}
+        **current_values | {name: value for name, value in changes.items() if value is not None}
     )
     first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
     if (first_ms is None) != (max_ms is None):
@@ -124,8 +126,10 @@ def suspend_members(
     """
     group_id = _lock_group_by_name(connection, subject, group)
     if request.client is None:
-        condition = groups.c.group_id == group_id
-        connection.execute(sa.update(groups).where(condition).values(suspended=request.suspended))
+        is_this_group = groups.c.group_id == group_id
+        connection.execute(
+            sa.update(groups).where(is_this_group).values(suspended=request.suspended)
+        )
     else:
         _suspend_client(connection, group_id, request.client, suspended=request.suspended)
     return group_id, _raise_member_versions(connection, group_id)
@@ -135,13 +139,13 @@ def _suspend_client(connection: Connection, group_id: int, client: str, *, suspe
     """Suspend or resume a client of a group."""
     if "\0" in client:
         raise InvalidRequestError("the client's name contains a NUL")
-    of_group = suspended_clients.c.group_id == group_id
+    is_in_group = suspended_clients.c.group_id == group_id
     if not suspended:
-        condition = sa.and_(of_group, suspended_clients.c.client == client)
-        connection.execute(sa.delete(suspended_clients).where(condition))
+        is_client = sa.and_(is_in_group, suspended_clients.c.client == client)
+        connection.execute(sa.delete(suspended_clients).where(is_client))
         return
     insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
-    count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
+    count = sa.select(sa.func.count()).select_from(suspended_clients).where(is_in_group)
     if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
         raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)
 
@@ -171,17 +175,17 @@ def switch_group(
     """
     row = open_subject_row(connection, subject)
     group_id, _ = find_group(connection, row.subject_id, subject, group)
-    condition = groups.c.group_id == group_id
-    locked = connection.execute(
-        sa.select(groups.c.strategy).where(condition).with_for_update()
+    is_this_group = groups.c.group_id == group_id
+    locked_row = connection.execute(
+        sa.select(groups.c.strategy).where(is_this_group).with_for_update()
     ).one()
-    if locked.strategy == strategy:
+    if locked_row.strategy == strategy:
         return NO_CHANGES
     query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    ended = [SessionId(session) for session in connection.execute(query).scalars()]
-    end_sessions(connection, ended)
+    session_ids = [SessionId(session) for session in connection.execute(query).scalars()]
+    end_sessions(connection, session_ids)
     free_leases = sa.update(leases).where(leases.c.group_id == group_id)
     connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
-    connection.execute(sa.update(groups).where(condition).values(strategy=strategy))
+    connection.execute(sa.update(groups).where(is_this_group).values(strategy=strategy))
     mark_unsettled(connection, group_id)
-    return Changes(versions={}, ended=ended)
+    return Changes(versions={}, ended=session_ids)

@@ -40,15 +40,15 @@ class SessionRenewer:
         return renewed.rows.get(session)
 
     async def _renew(
-        self, locked_group: int | None, requested: Sequence[SessionId]
+        self, locked_group: int | None, requested_sessions: Sequence[SessionId]
     ) -> RenewalResult:
-        sessions = sorted(set(requested))
+        sessions = sorted(set(requested_sessions))
         if locked_group is not None:
             rows = await self._database.write_urgent(renew_sessions, sessions)
             return RenewalResult(rows, {})
-        renewed = RenewalResult({}, {})
+        total = RenewalResult({}, {})
         for start in range(0, len(sessions), BATCH_MAX):
             chunk = sessions[start : start + BATCH_MAX]
             result = await self._database.renew(renew_unlocked, chunk)
-            renewed = RenewalResult(renewed.rows | result.rows, renewed.locked | result.locked)
-        return renewed
+            total = RenewalResult(total.rows | result.rows, total.locked | result.locked)
+        return total

@@ -275,11 +275,11 @@ class GroupService:
     async def _join_in_chunks(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
-        joined: dict[str, SessionRow | KeylaneError] = {}
+        results: dict[str, SessionRow | KeylaneError] = {}
         for start in range(0, len(joins), JOIN_CHUNK_MAX):
             chunk = joins[start : start + JOIN_CHUNK_MAX]
-            joined |= await self._join_chunk(name, chunk)
-        return joined
+            results |= await self._join_chunk(name, chunk)
+        return results
 
     async def _join_chunk(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
@@ -292,10 +292,10 @@ class GroupService:
         except StorageError as error:
             if len(joins) == 1 or _now_ms() - start_ms >= JOIN_RETRY_MS_MAX:
                 return {join.join.session: error.copy(error.fate) for join in joins}
-        joined: dict[str, SessionRow | KeylaneError] = {}
+        results: dict[str, SessionRow | KeylaneError] = {}
         for join in joins:  # the database may refuse only one of them
-            joined |= await self._join_chunk(name, [join])
-        return joined
+            results |= await self._join_chunk(name, [join])
+        return results
 
     async def _read_first_grants(self, row: SessionRow) -> Grants | None:
         """
@@ -397,15 +397,15 @@ class GroupService:
             await self.leave(Leave(session=session))  # frees its partitions immediately
             raise SessionUnknownError(session=session)
         if _suspend_reply_was_lost(request, row):
-            repeated = Suspend(session=session, suspended=bool(request.suspended))
-            await self._suspend(repeated, row.group_id, self._priority_settle_flight)
+            suspend_request = Suspend(session=session, suspended=bool(request.suspended))
+            await self._suspend(suspend_request, row.group_id, self._priority_settle_flight)
         if _unreached_changed(request, row):
             group_id = await self._writes.write_urgent(
                 row.group_id, store_unreached, session, request.unreached or ()
             )
             await self._priority_settle_flight.run(group_id, None)
         if request.drained:
-            drained_by = await self._writes.write_urgent(
+            drained_group_id = await self._writes.write_urgent(
                 row.group_id,
                 store_drained,
                 session,
@@ -413,8 +413,8 @@ class GroupService:
                 request.parked,
                 request.holding,
             )
-            if drained_by is not None:
-                await self._priority_settle_flight.run(drained_by, None)
+            if drained_group_id is not None:
+                await self._priority_settle_flight.run(drained_group_id, None)
         if row.handing_over and request.holding is not None:
             await self._unheld_release_flight.run(row.group_id, request)
 
@@ -428,9 +428,9 @@ class GroupService:
         """
         check_session(request.session)
         group = await self._writes.find_group_id(request.session)
-        refused = (await self._release_flight.run(group, request)).get(request)
-        if refused is not None:
-            raise refused
+        error = (await self._release_flight.run(group, request)).get(request)
+        if error is not None:
+            raise error
         return Done()
 
     async def suspend(self, request: Suspend) -> Done:
@@ -528,24 +528,27 @@ class GroupService:
         """
         if fingerprint and fingerprint == self._last_fingerprint and self._all_compared:
             return
-        waiting = dict(self._waiting)
-        ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
+        waiting_heartbeats = dict(self._waiting)
+        ids = {heartbeat.row.group_id for heartbeat in waiting_heartbeats.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
-        changed = {
+        changed_groups = {
             heartbeat.row.group_id
-            for heartbeat in waiting.values()
+            for heartbeat in waiting_heartbeats.values()
             if heartbeat.may_have_changed(versions)
         }
-        if changed:
-            grants = await self._database.read(grants_versions, changed)
-            for waiter, heartbeat in waiting.items():
+        if changed_groups:
+            grants_versions_by_session = await self._database.read(grants_versions, changed_groups)
+            for waiter, heartbeat in waiting_heartbeats.items():
                 row = heartbeat.row
-                if row.group_id in changed and grants.get(row.session) != row.grants_version:
+                if (
+                    row.group_id in changed_groups
+                    and grants_versions_by_session.get(row.session) != row.grants_version
+                ):
                     waiter.wake()
-        for heartbeat in waiting.values():
+        for heartbeat in waiting_heartbeats.values():
             heartbeat.versions = versions
         self._group_versions = versions
-        self._all_compared = waiting.keys() >= self._waiting.keys()
+        self._all_compared = waiting_heartbeats.keys() >= self._waiting.keys()
         self._last_fingerprint = fingerprint
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:

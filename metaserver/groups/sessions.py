@@ -208,20 +208,22 @@ def join_group(
     subject = open_subject_row(connection, request.subject)
     new_group, group = _lock_or_create_group(connection, subject, request)
     group_id, start = group.group_id, build_start(group)
-    existing = connection.execute(
+    existing_row = connection.execute(
         _existing_session_query, {"of_session": request.session}
     ).one_or_none()
-    if existing is not None and existing.group_id != group_id:
+    if existing_row is not None and existing_row.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=request.session)
-    if existing is not None and existing.alive:
-        return replace(_session_row(existing), start=start, order_strategy=subject.order_strategy)
-    replaced: tuple[SessionId, ...] = ()
+    if existing_row is not None and existing_row.alive:
+        return replace(
+            _session_row(existing_row), start=start, order_strategy=subject.order_strategy
+        )
+    replaced_sessions: tuple[SessionId, ...] = ()
     predecessors = ""
     if not new_group:  # a new group has neither sessions nor a reset
         _check_not_reset(connection, group_id)
-        if existing is not None:  # it has expired, but its leases may not be free yet
+        if existing_row is not None:  # it has expired, but its leases may not be free yet
             end_sessions(connection, [SessionId(request.session)])
-        replaced, predecessors = _replace_instance(connection, group_id, request)
+        replaced_sessions, predecessors = _replace_instance(connection, group_id, request)
         _check_capacity(connection, group_id, request, sessions_max)
     check_session_quota(connection, principal)
     version = group.version if new_group else group.version + 1
@@ -245,7 +247,7 @@ def join_group(
         new_group=new_group,
         unheard=_read_unheard(connection, group_id) if new_group else (),
         start=start,
-        replaced=replaced,
+        replaced=replaced_sessions,
         order_strategy=subject.order_strategy,
     )
 
@@ -287,8 +289,8 @@ def join_batch(
     for session, join in by_session.items():
         kind = (*join.kind, session) if session in existing_ids else join.kind
         by_kind.setdefault(kind, []).append(join)
-    for identical in by_kind.values():
-        for index, join in enumerate(identical):
+    for identical_joins in by_kind.values():
+        for index, join in enumerate(identical_joins):
             row: SessionRow | KeylaneError
             try:
                 with connection.begin_nested():
@@ -298,7 +300,7 @@ def join_batch(
             except KeylaneError as error:
                 row = error
             results[join.join.session] = row
-            remaining = identical[index + 1 :]
+            remaining = identical_joins[index + 1 :]
             if isinstance(row, KeylaneError) or not remaining:
                 continue
             if _has_capacity(connection, row.group_id, remaining, sessions_max):
@@ -331,14 +333,14 @@ def _insert_identical(
     begun.
     """
     version = template.grants_version
-    common_columns = {
+    shared_columns = {
         "group_id": template.group_id,
         "joined": version,
         "grants_version": version,
         "predecessors": "",
     }
     rows = [
-        {**_join_columns(join.join), **common_columns, "principal": join.principal}
+        {**_join_columns(join.join), **shared_columns, "principal": join.principal}
         for join in joins
     ]
     connection.execute(_insert_session, rows)
@@ -429,18 +431,18 @@ def _replace_instance(
         return (), ""
     parameters = {"of_group": group_id, "of_instance": request.instance}
     predecessor_rows = connection.execute(_instance_sessions_query, parameters).all()
-    live = [session for session in predecessor_rows if session.alive]
+    live_rows = [session for session in predecessor_rows if session.alive]
     was_replaced = any(
         request.session in session.predecessors.split() for session in predecessor_rows
     )
-    if was_replaced or (request.again and any(session.heard for session in live)):
+    if was_replaced or (request.again and any(session.heard for session in live_rows)):
         raise FencedError(
             Reason.INSTANCE_TAKEN,
             instance=request.instance,
             subject=request.subject,
             group=request.group,
         )
-    if request.again and live:
+    if request.again and live_rows:
         error = BusyError(
             Reason.GROUP_BUSY,
             f"a session with the instance name {request.instance!r} has joined, but has not "
@@ -456,10 +458,10 @@ def _replace_instance(
         transfer = {"of_group": group_id, "ids": ids, "heir": request.session}
         connection.execute(_transfer_leases, transfer)
         end_sessions(connection, ids)
-    remembered = [
+    earlier_predecessors = [
         predecessor for session in predecessor_rows for predecessor in session.predecessors.split()
     ]
-    return tuple(ids), " ".join((remembered + ids)[-PREDECESSORS_MAX:])
+    return tuple(ids), " ".join((earlier_predecessors + ids)[-PREDECESSORS_MAX:])
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
@@ -619,14 +621,18 @@ class RenewalResult(NamedTuple):
 
 def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
     """Renew sessions without waiting for locks; on PostgreSQL, those whose rows are locked are
-    listed in `locked` instead.
+    listed in `locked_rows` instead.
     """
     if connection.dialect.name != "postgresql":
         return RenewalResult(renew_sessions(connection, ids), {})
     rows = _renewed_rows(connection.execute(_renew_skipping_locked, {"ids": ids}))
-    missing = [session for session in ids if session not in rows]
-    locked = connection.execute(_live_groups_query, {"ids": missing}).all() if missing else []
-    return RenewalResult(rows, {row.session: row.group_id for row in locked})
+    missing_sessions = [session for session in ids if session not in rows]
+    locked_rows = (
+        connection.execute(_live_groups_query, {"ids": missing_sessions}).all()
+        if missing_sessions
+        else []
+    )
+    return RenewalResult(rows, {row.session: row.group_id for row in locked_rows})
 
 
 def _renewed_rows(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:

@@ -105,17 +105,21 @@ def read_due_work(connection: Connection) -> DueWork:
     written, because until then only the expiry of a session can cause new work.
     """
     db_version = read_sqlite_version(connection)
-    cached: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
-    if db_version is not None and cached is not None and db_version.commits == cached[0].commits:
-        cached_work = _advance_cached(cached[1], db_version.now_ms - cached[0].now_ms)
+    cached_entry: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
+    if (
+        db_version is not None
+        and cached_entry is not None
+        and db_version.commits == cached_entry[0].commits
+    ):
+        cached_work = _advance_cached(cached_entry[1], db_version.now_ms - cached_entry[0].now_ms)
         if cached_work is not None:
             return cached_work
-    due, cacheable = _read_due(connection)
+    work, cacheable = _read_due(connection)
     if db_version is not None and cacheable:
-        connection.info[_CACHED_WORK] = db_version, due
+        connection.info[_CACHED_WORK] = db_version, work
     else:
         connection.info.pop(_CACHED_WORK, None)
-    return due
+    return work
 
 
 def _advance_cached(cached: DueWork, elapsed_ms: int) -> DueWork | None:
@@ -139,7 +143,7 @@ def _read_due(connection: Connection) -> tuple[DueWork, bool]:
     row = connection.execute(_other_work_query).one()
     groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
     has_work = row.due or row.removals or row.operations_unfinished or row.quick or row.creations
-    due = DueWork(
+    work = DueWork(
         groups=tuple(groups_due),
         next_expiry_ms=row.next_ms,
         removals=bool(row.removals),
@@ -148,7 +152,7 @@ def _read_due(connection: Connection) -> tuple[DueWork, bool]:
         creations=bool(row.creations),
         versions=(row.group_count, row.newest_group, int(row.versions)),
     )
-    return due, not has_work
+    return work, not has_work
 
 
 OWNERS = (
@@ -185,14 +189,14 @@ def grants_versions(connection: Connection, ids: Collection[int]) -> dict[Sessio
 def list_groups(connection: Connection, subject: str) -> GroupList:
     """Return the consumer groups of a subject, ordered by name. Raises SubjectUnknownError."""
     row = open_subject_row(connection, subject)
-    alive = (
+    session_count = (
         sa.select(sa.func.count())
         .where(sessions.c.group_id == groups.c.group_id, sessions.c.expires_at > now_ms())
         .scalar_subquery()
         .label("sessions")
     )
     rows = connection.execute(
-        sa.select(groups.c.name, groups.c.strategy, alive)
+        sa.select(groups.c.name, groups.c.strategy, session_count)
         .where(groups.c.subject_id == row.subject_id, sa.not_(groups.c.deleting))
         .order_by(groups.c.name)
     )
@@ -213,20 +217,20 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    remaining = (sessions.c.expires_at - now_ms()).label("left_ms")
-    alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
-    live = {
+    remaining_ms = (sessions.c.expires_at - now_ms()).label("left_ms")
+    is_alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
+    live_sessions = {
         session.session: session
         for session in connection.execute(
-            sa.select(sessions.c.session, sessions.c.client, remaining).where(alive)
+            sa.select(sessions.c.session, sessions.c.client, remaining_ms).where(is_alive)
         )
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
-    lease_of = {lease.partition_id: lease for lease in rows}
+    leases_by_id = {lease.partition_id: lease for lease in rows}
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
-        lease = lease_of.get(partition.partition_id)
-        session = None if lease is None else live.get(lease.session)
+        lease = leases_by_id.get(partition.partition_id)
+        session = None if lease is None else live_sessions.get(lease.session)
         owners.append(
             OwnerView(
                 partition=partition,
@@ -239,13 +243,13 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     return GroupView(
         subject=subject,
         group=group,
-        sessions=len(live),
+        sessions=len(live_sessions),
         owners=tuple(owners),
         strategy=strategy,
         settings=read_stored(connection, group_id, subject=subject, group=group),
         reset=_read_pending_reset(connection, group_id),
-        silent_ms=None if live else _read_silent_ms(connection, group_id),
-        revision=_read_revision(connection, group_id, busy=bool(live)),
+        silent_ms=None if live_sessions else _read_silent_ms(connection, group_id),
+        revision=_read_revision(connection, group_id, busy=bool(live_sessions)),
         given_up=read_given_up(connection, group_id),
     )
 
@@ -305,10 +309,10 @@ def find_group(
         InvalidRequestError, GroupUnknownError
     """
     check_name("consumer group", group)
-    condition = sa.and_(
+    is_this_group = sa.and_(
         groups.c.subject_id == subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
     )
-    query = sa.select(groups.c.group_id, groups.c.strategy).where(condition)
+    query = sa.select(groups.c.group_id, groups.c.strategy).where(is_this_group)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise GroupUnknownError(subject=subject, group=group)

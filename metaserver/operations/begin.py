@@ -198,9 +198,9 @@ def _find_subject_name(connection: Connection, ids: tuple[int, ...]) -> str:
         problem = f"there is no partition {ids[0]}" if ids else "no partition is given"
         open_ids = connection.execute(_open_ids_query).scalars()
         open_partitions_text = listed(open_ids, connection.execute(_open_count_query).scalar_one())
-        details = {"partition_id": ids[0]} if ids else {}
+        error_details = {"partition_id": ids[0]} if ids else {}
         raise PartitionUnknownError(
-            f"{problem}; open partitions: {open_partitions_text}", **details
+            f"{problem}; open partitions: {open_partitions_text}", **error_details
         )
     return str(subject)
 

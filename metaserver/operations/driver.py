@@ -100,7 +100,7 @@ Send = Callable[[Partition, int], Awaitable[object]]
 
 
 def find_start_times(
-    children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
+    children: Sequence[Partition], parents: Collection[Partition], end_times_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
     Return the children whose brokers need a start time, each with the latest end of a parent on
@@ -111,15 +111,15 @@ def find_start_times(
     Args:
         children: the children to be opened.
         parents: the parents sealed in this round.
-        ended_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its broker
-            has reported it.
+        end_times_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its
+            broker has reported it.
     """
     group_of_parent = {int(parent.partition_id): parent.broker_group for parent in parents}
     result = []
     for child in children:
         from_ms = max(
             (
-                ended_ms.get(parent, 0)
+                end_times_ms.get(parent, 0)
                 for parent in map(int, child.parents)
                 if group_of_parent.get(parent, child.broker_group) != child.broker_group
             ),
@@ -288,13 +288,13 @@ class OperationDriver:
         for operation_id in ids[:CONCURRENT_OPERATIONS_MAX]:
             self._start_driving(operation_id)
         # Operations beyond the limit are resumed by any metaserver once their lease has expired.
-        without_change = [
+        unchanged_operations = [
             planned.view(request)
             for operation_id, planned in journaled
             if not (operation_id or planned.busy)
         ]
         return OperationList(
-            operations=[*await self._database.read(operation_views, ids), *without_change],
+            operations=[*await self._database.read(operation_views, ids), *unchanged_operations],
             busy=[planned.busy for _, planned in journaled if planned.busy],
             cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
@@ -309,7 +309,7 @@ class OperationDriver:
         """Return the plans of a dry run in the form in which `begin` returns operations."""
         plans = await self._database.read(plan_operations, request)
         losses = {planned.continued: planned.losses for planned in plans}
-        continued = await self._database.read(
+        continued_operations = await self._database.read(
             operation_views, [planned.continued for planned in plans]
         )
         new_plans = [
@@ -321,7 +321,7 @@ class OperationDriver:
             operations=[
                 *(
                     replace(view, without_source=True, losses=losses[view.operation_id])
-                    for view in continued
+                    for view in continued_operations
                 ),
                 *(planned.view(request) for planned in new_plans),
             ],
@@ -440,16 +440,16 @@ class OperationDriver:
         )
         if operation is None:
             return _RoundResult.STOP
-        done, problem = await self._request_steps(operation)
-        sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
-        heard = [group_id for group_id, _ in operation.groups]
+        end_offsets, problem = await self._request_steps(operation)
+        sealable_ids = () if problem else tuple(parent.partition_id for parent in operation.sources)
+        group_ids = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
             finish_round,
             operation_id,
-            done,
+            end_offsets,
             problem,
-            heard=heard,
-            sealable=sealable,
+            group_ids=group_ids,
+            sealable_ids=sealable_ids,
             openings=operation.openings,
         )
         if state is not operation.state:
@@ -482,15 +482,15 @@ class OperationDriver:
             *(self._request_step(operation, partition) for partition in operation.targets)
         )
         replies = [reply for reply in results if not isinstance(reply, str)]
-        ended_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
-        times = find_start_times(operation.children_to_open, operation.targets, ended_ms)
+        end_times_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
+        start_times = find_start_times(operation.children_to_open, operation.targets, end_times_ms)
         send = partial(self._send_start_time, operation)
-        if not await send_start_times(times, send, lambda: BACKOFF.pauses(self._rng)):
+        if not await send_start_times(start_times, send, lambda: BACKOFF.pauses(self._rng)):
             self._after_step("untold")
-        done = {reply.partition_id: reply.end_offset for reply in replies}
+        end_offsets = {reply.partition_id: reply.end_offset for reply in replies}
         problems = [reply for reply in results if isinstance(reply, str)]
         action = RULES[operation.state].action
-        if done and action in _STEP_OF_ACTION:
+        if end_offsets and action in _STEP_OF_ACTION:
             self._after_step(_STEP_OF_ACTION[action])
         if not problems:
             problems = [describe_silent_parents(operation.state, operation.pending)]
@@ -498,7 +498,7 @@ class OperationDriver:
             problems = await asyncio.gather(
                 *(self._read_seal_refusal(parent) for parent in operation.sources)
             )
-        return done, next(filter(None, problems), "")
+        return end_offsets, next(filter(None, problems), "")
 
     async def _request_step(self, operation: Operation, partition: Partition) -> _StepReply | str:
         """Send a broker the request to host or seal a partition; return its reply, or the
@@ -507,14 +507,14 @@ class OperationDriver:
         if partition.address is None:
             return describe_silent_broker(operation.state, partition.broker_group)
         rule = RULES[operation.state]
-        canceled = rule.children is PartitionState.EXPIRED
+        is_canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
                 if rule.action is BrokerAction.SEAL:
                     status = await broker.control(
                         endpoints.SEAL,
-                        query={"empty": 1 if canceled else None},
+                        query={"empty": 1 if is_canceled else None},
                         id=partition.partition_id,
                     )
                     return _StepReply(
@@ -537,12 +537,12 @@ class OperationDriver:
                 )
                 await broker.control(endpoints.HOST_PARTITION, request)
             except KeylaneError as error:
-                unknown = isinstance(error, PartitionUnknownError)
-                if canceled and (unknown or error.reason is Reason.PARTITION_IN_USE):
+                is_unknown = isinstance(error, PartitionUnknownError)
+                if is_canceled and (is_unknown or error.reason is Reason.PARTITION_IN_USE):
                     # Never hosted: if the broker has such a partition, it belongs to another
                     # operation.
                     return _StepReply(partition.partition_id, 0)
-                if unknown:
+                if is_unknown:
                     return (
                         f"partition {partition.partition_id} is not known to "
                         f"{partition.broker_group!r}"

@@ -52,8 +52,8 @@ def read_parents(connection: Connection, row: SubjectRow) -> dict[int, set[int]]
     """Return partition id → parent ids, for the open partitions of a hidden subject."""
     ids = [partition.partition_id for partition in open_partitions(connection, row)]
     parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
-    links = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
-    for link in connection.execute(links):
+    links_query = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
+    for link in connection.execute(links_query):
         parents[link.partition_id].add(link.parent_id)
     return parents
 
@@ -69,9 +69,9 @@ def check_continues_target(
         PublishError: the target's partitions have changed.
     """
     check_not_hidden(target)
-    running = running_operation(connection, target.subject_id)
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
+    running_id = running_operation(connection, target.subject_id)
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running_id)
     open_ids = {partition.partition_id for partition in open_partitions(connection, target)}
     if open_ids != set().union(*parents.values()):
         raise outdated_error(
@@ -82,13 +82,13 @@ def check_continues_target(
         )
 
 
-def outdated_error(row: SubjectRow, what: str) -> PublishError:
+def outdated_error(row: SubjectRow, cause: str) -> PublishError:
     """Return the error for a hidden subject whose parents are no longer the open partitions of its
-    target; `what` has happened since it was made.
+    target; `cause` has happened since it was made.
     """
     return PublishError(
         Reason.PUBLISH_OUTDATED,
-        f"{row.name!r} cannot be published in {row.hidden_for!r}: {what} since it was made",
+        f"{row.name!r} cannot be published in {row.hidden_for!r}: {cause} since it was made",
         subject=row.name,
         target=row.hidden_for,
     )
@@ -128,11 +128,11 @@ def begin_cut(
     if target_row is None and not any(parents.values()):
         return 0
     target_row = check_open(connection, target, target_row)
-    existing = find_cut(connection, list(parents))
-    if existing is not None:
-        return existing.operation_id
+    existing_cut = find_cut(connection, list(parents))
+    if existing_cut is not None:
+        return existing_cut.operation_id
     check_continues_target(connection, row, target_row, parents)
-    hidden_child = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
+    child_of_parent = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
     hosts = writable_groups(connection)
     if not hosts:
         raise no_host_error(connection)
@@ -142,7 +142,7 @@ def begin_cut(
             child,
             parents=(
                 *child.parents,
-                *(PartitionId(hidden_child[parent]) for parent in child.parents),
+                *(PartitionId(child_of_parent[parent]) for parent in child.parents),
             ),
         )
         for child in plan.children
@@ -219,21 +219,21 @@ def check_cut(
             target=target.name,
         )
     check_not_hidden(target)
-    running = running_operation(connection, target.subject_id)
-    if running is None and cut.state not in ROUTE_FINAL:
-        running = cut.operation_id
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
+    running_id = running_operation(connection, target.subject_id)
+    if running_id is None and cut.state not in ROUTE_FINAL:
+        running_id = cut.operation_id
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running_id)
     if _is_replaced(connection, cut):
         raise outdated_error(
             row, "another publication replaced the messages from which its rows were made"
         )
-    older = sa.select(partitions).where(
+    older_query = sa.select(partitions).where(
         partitions.c.subject_id == target.subject_id,
         partitions.c.partition_id < min(parents),
         partitions.c.state != PartitionState.EXPIRED,
     )
-    for partition in connection.execute(older.order_by(partitions.c.partition_id)):
+    for partition in connection.execute(older_query.order_by(partitions.c.partition_id)):
         expected = None if request.ends is None else request.ends.get(partition.partition_id, 0)
         if partition.end_offset is None:
             raise PublishError(

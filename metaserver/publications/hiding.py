@@ -82,14 +82,14 @@ def plan_hidden(
 def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
     """Check that no hidden subject of this name was published. Raises PublishError."""
     query = sa.select(publications.c.target, publications.c.subject_id)
-    published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
-    if published is not None:
+    is_published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
+    if is_published is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {published.target!r} before; choose another name",
+            f"{hidden!r} was published in {is_published.target!r} before; choose another name",
             subject=hidden,
             target=target,
-            published_id=published.subject_id,
+            published_id=is_published.subject_id,
         )
 
 
@@ -106,10 +106,10 @@ def _renew_existing(
     if existing.deleting:
         raise being_deleted_error(connection, existing.subject_id, existing.name)
     if existing.hidden_for != target:
-        what = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
+        state_text = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {existing.name!r} exists and is {what}",
+            f"subject {existing.name!r} exists and is {state_text}",
             subject=existing.name,
             target=target,
         )
@@ -121,9 +121,9 @@ def _renew_existing(
             filled_by=existing.filled_by,
         )
     this_subject = subjects.c.subject_id == existing.subject_id
-    filler = existing.filled_by or request.filled_by
+    filled_by = existing.filled_by or request.filled_by
     connection.execute(
-        sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filler)
+        sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filled_by)
     )
     return existing
 
@@ -178,7 +178,7 @@ def _insert_beside(
     parents = open_partitions(connection, target)
     for number, parent in enumerate(parents, target.partitions_named):
         host = parent.broker_group if parent.broker_group in hosts else _choose_host(hosts)
-        child = _insert_partition(
+        child_id = _insert_partition(
             connection,
             subject_id,
             partition_name(target.name, number),
@@ -186,11 +186,13 @@ def _insert_beside(
             (parent.range_start, parent.range_end),
             host,
         )
-        link = {"partition_id": child, "parent_id": parent.partition_id}
-        connection.execute(sa.insert(partition_parents), link)
-    named = target.partitions_named + len(parents)
+        lineage_row = {"partition_id": child_id, "parent_id": parent.partition_id}
+        connection.execute(sa.insert(partition_parents), lineage_row)
+    partitions_named = target.partitions_named + len(parents)
     this_target = subjects.c.subject_id == target.subject_id
-    connection.execute(sa.update(subjects).where(this_target).values(partitions_named=named))
+    connection.execute(
+        sa.update(subjects).where(this_target).values(partitions_named=partitions_named)
+    )
 
 
 def _choose_host(hosts: Counter[Any]) -> str:

@@ -77,16 +77,16 @@ def begin_publication(
             its groups has live consumers.
     """
     check_name("subject", request.target)
-    done_id = _find_publication(connection, hidden, request)
-    if done_id is not None:
-        return done_id
+    published_id = _find_publication(connection, hidden, request)
+    if published_id is not None:
+        return published_id
     rows = {
         name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
     }
     # Check again: another transaction may have held the locks.
-    done_id = _find_publication(connection, hidden, request)
-    if done_id is not None:
-        return done_id
+    published_id = _find_publication(connection, hidden, request)
+    if published_id is not None:
+        return published_id
     row, target = rows[hidden], rows[request.target]
     row = _check_hidden(connection, hidden, row, request)
     parents = read_parents(connection, row)
@@ -98,9 +98,9 @@ def begin_publication(
         operation_id = 0
     else:
         check_open(connection, request.target, target)
-        planned = _plan_steps(connection, row, target, request, parents)
+        planned_steps = _plan_steps(connection, row, target, request, parents)
         operation_id = _journal(
-            connection, row, target, request, planned, driver=driver, lease_ms=lease_ms
+            connection, row, target, request, planned_steps, driver=driver, lease_ms=lease_ms
         )
         if request.replace:
             _move_groups(connection, target, request, list(parents))
@@ -143,10 +143,10 @@ def _find_publication(connection: Connection, hidden: str, request: PublishSubje
     if publication is None:
         return None
     if (publication.target, publication.replaces) != (request.target, request.replace):
-        how = ", replacing it" if publication.replaces else ""
+        replacement_text = ", replacing it" if publication.replaces else ""
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {publication.target!r}{how}",
+            f"{hidden!r} was published in {publication.target!r}{replacement_text}",
             subject=hidden,
             target=request.target,
         )
@@ -220,9 +220,9 @@ def _plan_steps(
             target=target.name,
         )
     check_continues_target(connection, row, target, parents)
-    hosted = [(child, StepAction.HOST, True) for child in parents]
-    to_seal = sorted(set().union(*parents.values()))
-    return hosted + [(parent, StepAction.SEAL, False) for parent in to_seal]
+    host_steps = [(child, StepAction.HOST, True) for child in parents]
+    parent_ids = sorted(set().union(*parents.values()))
+    return host_steps + [(parent, StepAction.SEAL, False) for parent in parent_ids]
 
 
 def _journal(
@@ -230,7 +230,7 @@ def _journal(
     row: SubjectRow,
     target: SubjectRow,
     request: PublishSubject,
-    planned: Sequence[tuple[int, StepAction, bool]],
+    planned_steps: Sequence[tuple[int, StepAction, bool]],
     *,
     driver: str,
     lease_ms: int,
@@ -263,7 +263,7 @@ def _journal(
                 "done": done,
                 "given_up": False,
             }
-            for partition_id, action, done in planned
+            for partition_id, action, done in planned_steps
         ],
     )
     connection.execute(
@@ -288,18 +288,18 @@ def _move_groups(
         PublishError: a group has no position, or has changed since its cursors were read.
         BusyError: a group has live consumers, or its cursors are being set.
     """
-    its_groups = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
+    is_in_target = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
     group_rows = connection.execute(
-        sa.select(groups).where(its_groups).order_by(groups.c.group_id).with_for_update()
+        sa.select(groups).where(is_in_target).order_by(groups.c.group_id).with_for_update()
     ).all()
-    missing = sorted({group.name for group in group_rows} - set(request.starts))
-    if missing:
+    missing_groups = sorted({group.name for group in group_rows} - set(request.starts))
+    if missing_groups:
         raise PublishError(
             Reason.PUBLISH_GROUPS,
-            f"{counted(len(missing), 'consumer group')} of {target.name!r} would have no position: "
-            f"{', '.join(missing[:10])}",
+            f"{counted(len(missing_groups), 'consumer group')} of {target.name!r} would have no "
+            f"position: {', '.join(missing_groups[:10])}",
             subject=target.name,
-            groups=", ".join(missing),
+            groups=", ".join(missing_groups),
         )
     for group in group_rows:
         _check_group_idle(connection, group.group_id, group.name)
@@ -341,18 +341,18 @@ def _check_group_idle(connection: Connection, group_id: int, name: str) -> None:
     """
     reset_remaining_ms = duty_left_ms(connection, reset_duty(group_id))
     end_expired_sessions(connection, group_id)
-    live = connection.execute(
+    live_count = connection.execute(
         sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     ).scalar_one()
-    if live or reset_remaining_ms:
-        what = (
+    if live_count or reset_remaining_ms:
+        problem = (
             "its progress is being set"
             if reset_remaining_ms
-            else f"it has {counted(live, 'live consumer')}"
+            else f"it has {counted(live_count, 'live consumer')}"
         )
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"consumer group {name!r} must not be running when it is carried over, and {what}: "
+            f"consumer group {name!r} must not be running when it is carried over, and {problem}: "
             "stop it, publish, and start it again",
-            sessions=live,
+            sessions=live_count,
         )

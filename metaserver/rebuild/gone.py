@@ -44,26 +44,34 @@ def add_gone_partitions(
     for _, row in sorted(rows.items()):
         for parent in row.partition.parents:
             children.setdefault(parent, []).append(row.partition)
-    missing = sorted(set(children) - set(rows))
-    if not missing:
+    missing_ids = sorted(set(children) - set(rows))
+    if not missing_ids:
         return
     if not subject.static:
         yield from _unread_ancestors(statuses, rows, children)
-    read = _read_ancestors(statuses, rows)
-    for partition_id in missing:
+    read_ids = _read_ancestors(statuses, rows)
+    for partition_id in missing_ids:
         unread_by = tuple(
-            group.name for group in subject.groups if partition_id not in read.get(group.name, ())
+            group.name
+            for group in subject.groups
+            if partition_id not in read_ids.get(group.name, ())
         )
         if unread_by and not options.lose_unread:
             yield (
                 f"partition {partition_id} is gone, and {', '.join(unread_by)} may have unread "
                 "messages there: name its broker, or give up the messages with --lose-unread"
             )
-        gone = _infer_gone(partition_id, children[partition_id], options.gone[0], subject.name)
+        gone_partition = _infer_gone(
+            partition_id, children[partition_id], options.gone[0], subject.name
+        )
         if subject.static:
-            gone = msgspec.structs.replace(gone, parents=_infer_parents(gone, subject))
-        subject.gone.append(GonePartition(partition=gone, unread_by=unread_by))
-        subject.partitions.append(RebuiltPartition(partition=gone, abandoned=True, lost=True))
+            gone_partition = msgspec.structs.replace(
+                gone_partition, parents=_infer_parents(gone_partition, subject)
+            )
+        subject.gone.append(GonePartition(partition=gone_partition, unread_by=unread_by))
+        subject.partitions.append(
+            RebuiltPartition(partition=gone_partition, abandoned=True, lost=True)
+        )
     subject.partitions_named = max(subject.partitions_named, len(subject.partitions))
 
 
@@ -111,27 +119,27 @@ def _unread_ancestors(
     An ancestor that shares no key with the gone partition is not a problem, because its messages
     are read before all others of its keys.
     """
-    with_messages = {
+    ids_with_messages = {
         status.partition_id for status in statuses if status.first_offset < status.next_offset
     }
-    reported: set[int] = set()
+    reported_ids: set[int] = set()
     for partition_id, row in sorted(rows.items()):
         partition = row.partition
         gone_ranges = _uncontinued_ranges(partition, children.get(partition_id, ()))
         if partition.state is not PartitionState.SEALED or not gone_ranges:
             continue
-        unread = {
+        unread_ids = {
             each
-            for each in ({partition_id} | _ancestors(partition_id, rows)) & with_messages
+            for each in ({partition_id} | _ancestors(partition_id, rows)) & ids_with_messages
             if any(_overlaps(rows[each].partition, start, end) for start, end in gone_ranges)
         }
-        for ancestor in sorted(unread - reported):
+        for ancestor in sorted(unread_ids - reported_ids):
             yield (
                 f"partition {ancestor} has messages left, and a partition that continued it is "
                 "gone: name the broker of the gone one, or wait until retention has removed "
                 "the messages"
             )
-        reported |= unread
+        reported_ids |= unread_ids
 
 
 def _uncontinued_ranges(
@@ -139,8 +147,8 @@ def _uncontinued_ranges(
 ) -> list[tuple[int, int]]:
     """Return the parts of a partition's range that none of these children continues."""
     ranges, start = [], partition.range_start
-    alive = [child for child in children if child.state is not PartitionState.EXPIRED]
-    for child in sorted(alive, key=lambda each: each.range_start):
+    live_children = [child for child in children if child.state is not PartitionState.EXPIRED]
+    for child in sorted(live_children, key=lambda each: each.range_start):
         if child.range_start > start:
             ranges.append((start, min(child.range_start, partition.range_end)))
         start = max(start, child.range_end)
@@ -164,8 +172,8 @@ def _read_ancestors(
     for status in statuses:
         for at_broker in status.groups:
             if at_broker.token and not at_broker.by_operator:
-                above = _ancestors(status.partition_id, rows)
-                ancestors.setdefault(at_broker.group, set()).update(above)
+                ancestor_ids = _ancestors(status.partition_id, rows)
+                ancestors.setdefault(at_broker.group, set()).update(ancestor_ids)
     return ancestors
 
 

@@ -111,30 +111,30 @@ def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, Partiti
     """
     if status.facts is None:
         return False
-    covered = 0
+    covered_count = 0
     for each in _parents(status):
         facts = by_id[each].facts if each in by_id and each != parent else None
         if facts is not None and not facts.hidden:
             start = max(facts.partition.range_start, status.facts.partition.range_start)
             end = min(facts.partition.range_end, status.facts.partition.range_end)
-            covered += max(0, end - start)
+            covered_count += max(0, end - start)
     child = status.facts.partition
-    return covered >= child.range_end - child.range_start
+    return covered_count >= child.range_end - child.range_start
 
 
 def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
     """Return the ids of unpublished hidden partitions: other partitions continue them, and their
     own parents still exist.
     """
-    existing = {status.partition_id for status in statuses}
-    continued = {parent for status in statuses for parent in _parents(status)}
+    existing_ids = {status.partition_id for status in statuses}
+    continued_ids = {parent for status in statuses for parent in _parents(status)}
     return {
         status.partition_id
         for status in statuses
         if status.facts is not None
         and status.facts.hidden
-        and status.partition_id in continued
-        and existing.intersection(_parents(status))
+        and status.partition_id in continued_ids
+        and existing_ids.intersection(_parents(status))
     }
 
 
@@ -190,12 +190,12 @@ def plan_rebuild(
     statuses: dict[int, PartitionStatus] = {
         status.partition_id: status for source in sources for status in source.hosted.partitions
     }
-    dropped = _dropped_subjects(sources)
+    dropped_ids = _dropped_subjects(sources)
     by_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
     for _, status in sorted(statuses.items()):
         by_subject[status.subject].append(status)
         if not options.gone:
-            last_id = dropped.get(status.subject, 0)
+            last_id = dropped_ids.get(status.subject, 0)
             problems += [
                 _missing_parent(status, parent)
                 for parent in _parents(status)
@@ -207,7 +207,7 @@ def plan_rebuild(
     if not problems:
         for name, hosted in sorted(by_subject.items()):
             try:
-                last_id = dropped.get(name, 0)
+                last_id = dropped_ids.get(name, 0)
                 if hosted[0].partition_id <= last_id and not was_replaced(hosted, last_id):
                     subjects.append(_plan_deleted_subject(name, hosted, last_id))
                 else:
@@ -215,9 +215,9 @@ def plan_rebuild(
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
-        listed = "; ".join(problems[:PROBLEMS_LISTED_MAX])
+        problems_text = "; ".join(problems[:PROBLEMS_LISTED_MAX])
         raise InvalidRequestError(
-            f"the database cannot be rebuilt: {listed}", problems=len(problems)
+            f"the database cannot be rebuilt: {problems_text}", problems=len(problems)
         )
     dropped_id = max((source.hosted.dropped_id for source in sources), default=0)
     return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
@@ -227,11 +227,11 @@ def _dropped_subjects(sources: Sequence[BrokerSource]) -> dict[str, int]:
     """Return subject → the highest partition id up to which brokers have dropped partitions of
     it.
     """
-    dropped: dict[str, int] = {}
+    dropped_ids: dict[str, int] = {}
     for source in sources:
         for name, last_id in source.hosted.dropped.items():
-            dropped[name] = max(last_id, dropped.get(name, 0))
-    return dropped
+            dropped_ids[name] = max(last_id, dropped_ids.get(name, 0))
+    return dropped_ids
 
 
 def _plan_deleted_subject(
@@ -240,30 +240,30 @@ def _plan_deleted_subject(
     """Plan the rest of a deleted subject, which its brokers must still drop. Raises
     InvalidRequestError.
     """
-    later = [status.partition_id for status in statuses if status.partition_id > last_id]
-    if later:
+    later_ids = [status.partition_id for status in statuses if status.partition_id > last_id]
+    if later_ids:
         raise InvalidRequestError(
             f"it was deleted, and some of its partitions up to {last_id} still exist, but "
-            f"partition {later[0]} belongs to a later subject of this name: leave out the broker "
-            "that has the old ones"
+            f"partition {later_ids[0]} belongs to a later subject of this name: leave out the "
+            "broker that has the old ones"
         )
-    facts = [_facts(status) for status in statuses]
+    facts_list = [_facts(status) for status in statuses]
     rows = [
         RebuiltPartition(
             partition=msgspec.structs.replace(
                 each.partition, state=PartitionState.EXPIRED, parents=()
             )
         )
-        for each in facts
+        for each in facts_list
     ]
     return RebuiltSubject(
         name=name,
-        order_strategy=facts[0].order_strategy or OrderStrategy.STRICT,
-        partitions_wanted=max(len(rows), facts[0].partitions_wanted),
+        order_strategy=facts_list[0].order_strategy or OrderStrategy.STRICT,
+        partitions_wanted=max(len(rows), facts_list[0].partitions_wanted),
         partitions_named=len(rows),
         partitions=rows,
         groups=[],
-        static=facts[0].static,
+        static=facts_list[0].static,
         deleting=True,
     )
 
@@ -312,19 +312,19 @@ def _plan_subject(
     """Plan a live subject; a publication has replaced its partitions up to `last_id`. Raises
     InvalidRequestError.
     """
-    replaced = replaced_rows(hosted, last_id)
+    replaced_partitions = replaced_rows(hosted, last_id)
     lineage = remaining_lineage(hosted, last_id)
-    unpublished = unpublished_partitions(lineage)
-    statuses = without(lineage, unpublished)
+    unpublished_ids = unpublished_partitions(lineage)
+    statuses = without(lineage, unpublished_ids)
     facts = {status.partition_id: _facts(status) for status in statuses}
     if len({each.static for each in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
-    counts = {each.partitions_wanted for each in facts.values()} - {0}
+    wanted_counts = {each.partitions_wanted for each in facts.values()} - {0}
     numbers = [number for status in hosted if (number := partition_number(status.name)) is not None]
     subject = RebuiltSubject(
         name=name,
         order_strategy=OrderStrategy.STRICT,
-        partitions_wanted=min(counts, default=len(statuses)),
+        partitions_wanted=min(wanted_counts, default=len(statuses)),
         partitions_named=max([number + 1 for number in numbers] + [len(hosted)]),
         partitions=[],
         groups=_groups(statuses),
@@ -344,24 +344,24 @@ def _plan_subject(
     expire_canceled(statuses, rows)
     subject.fences, subject.operation = unfinished_operations(statuses, rows)
     for status in lineage:
-        if status.partition_id in unpublished:
-            expired = msgspec.structs.replace(
+        if status.partition_id in unpublished_ids:
+            expired_partition = msgspec.structs.replace(
                 _facts(status).partition, state=PartitionState.EXPIRED, parents=()
             )
-            rows[status.partition_id] = RebuiltPartition(partition=expired)
+            rows[status.partition_id] = RebuiltPartition(partition=expired_partition)
             subject.partitions.append(rows[status.partition_id])
     subject.canceled = cancel_operation(rows)
     _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
     problems = list(add_gone_partitions(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
-    subject.partitions += replaced
+    subject.partitions += replaced_partitions
     parents = _blocking_parents(subject)
     for group in subject.groups:
         # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
         # longer take over anything there.
-        blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
-        group.drained = set(drained_after_parents(group.drained, blocking))
+        blocking_parents = parents | dict.fromkeys(group.frozen, frozenset[int]())
+        group.drained = set(drained_after_parents(group.drained, blocking_parents))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
     if not _has_full_route(subject) and not (
@@ -387,31 +387,35 @@ def _set_settings(
     """
 
     def differs_from_parents(partition: Partition) -> bool:
-        own = facts[partition.partition_id]
+        own_facts = facts[partition.partition_id]
         parents = [facts[parent] for parent in partition.parents if parent in facts]
         return any(
-            (own.order_strategy, own.retention, own.message_bytes_max)
+            (own_facts.order_strategy, own_facts.retention, own_facts.message_bytes_max)
             != (parent.order_strategy, parent.retention, parent.message_bytes_max)
             for parent in parents
         )
 
-    existing = [
+    existing_partitions = [
         row.partition for row in rows.values() if row.partition.state != PartitionState.EXPIRED
     ]
-    continued = {parent for partition in existing for parent in partition.parents}
-    leaves = [partition for partition in existing if partition.partition_id not in continued]
-    unchanged = [partition for partition in leaves if not differs_from_parents(partition)]
-    newest = [facts[partition.partition_id] for partition in unchanged or leaves]
-    newest = newest or list(facts.values())
-    strategies = {each.order_strategy for each in newest} - {None}
+    continued_ids = {parent for partition in existing_partitions for parent in partition.parents}
+    leaves = [
+        partition
+        for partition in existing_partitions
+        if partition.partition_id not in continued_ids
+    ]
+    unchanged_leaves = [partition for partition in leaves if not differs_from_parents(partition)]
+    newest_facts = [facts[partition.partition_id] for partition in unchanged_leaves or leaves]
+    newest_facts = newest_facts or list(facts.values())
+    strategies = {each.order_strategy for each in newest_facts} - {None}
     if len(strategies) != 1:
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
-    retentions = {each.retention for each in newest} - {None}
+    retentions = {each.retention for each in newest_facts} - {None}
     if len(retentions) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    limits = {each.message_bytes_max or MESSAGE_BYTES_MAX for each in newest}
+    limits = {each.message_bytes_max or MESSAGE_BYTES_MAX for each in newest_facts}
     if len(limits) > 1:
         raise InvalidRequestError("its partitions do not agree on a message size limit")
     subject.message_bytes_max = limits.pop()
@@ -440,8 +444,8 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             group.tokens[status.partition_id] = at_broker.token
             group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
-            sealed = status.state is PartitionState.SEALED
-            if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
+            is_sealed = status.state is PartitionState.SEALED
+            if at_broker.token and is_sealed and at_broker.cursor >= status.next_offset:
                 group.drained.add(status.partition_id)
                 if at_broker.parked or at_broker.left_to_children:
                     group.parked.add(status.partition_id)
@@ -458,12 +462,14 @@ def _blocking_parents(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
     """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
-    lost = {number for number, row in rows.items() if row.lost}
+    lost_ids = {number for number, row in rows.items() if row.lost}
     all_ids = parents.keys() | set().union(*parents.values())
-    return nearest_ancestors(parents, all_ids - lost)
+    return nearest_ancestors(parents, all_ids - lost_ids)
 
 
-def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:
+def _set_logic_starts(
+    rows: dict[int, RebuiltPartition], all_rows: Sequence[RebuiltPartition]
+) -> None:
     """
     Set the logic starts of a static subject's partitions: the parent's end, or an offset above the
     parent's loss.
@@ -473,24 +479,24 @@ def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[Rebuilt
 
     Args:
         rows: partition id → row, for the partitions that brokers have.
-        every: these rows and those of gone partitions.
+        all_rows: these rows and those of gone partitions.
 
     Raises:
         InvalidRequestError: there are no logic offsets above a loss.
     """
-    rows_by_id = {row.partition.partition_id: row for row in every}
+    rows_by_id = {row.partition.partition_id: row for row in all_rows}
     for _, row in sorted(rows.items()):
         for parent_id in row.partition.parents:
             parent = rows_by_id[parent_id]
             if parent.partition.queue != row.partition.queue:
                 continue
             if parent.abandoned:
-                start = start_behind_loss(row.partition.name)
+                logic_start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
-                start = parent.partition.logic_start + parent.end_offset
+                logic_start = parent.partition.logic_start + parent.end_offset
             else:
                 continue
-            row.partition = msgspec.structs.replace(row.partition, logic_start=start)
+            row.partition = msgspec.structs.replace(row.partition, logic_start=logic_start)
 
 
 def _has_full_route(subject: RebuiltSubject) -> bool:
@@ -517,9 +523,11 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         missing.
     """
     ranges = split_ranges(subject.partitions_wanted)
-    hosted = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
+    hosted_ranges = {
+        (row.partition.range_start, row.partition.range_end) for row in subject.partitions
+    }
     was_used = any(is_used(status) for status in statuses)
-    if was_used or len(hosted) != len(statuses) or not hosted < set(ranges):
+    if was_used or len(hosted_ranges) != len(statuses) or not hosted_ranges < set(ranges):
         return False
     subject.opened = False
     subject.partitions_named = subject.partitions_wanted
@@ -527,8 +535,8 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         row.partition = msgspec.structs.replace(row.partition, state=PartitionState.PLANNED)
     template = subject.partitions[0].partition
     for queue, (start, end) in enumerate(ranges):
-        if (start, end) not in hosted:
-            missing = msgspec.structs.replace(
+        if (start, end) not in hosted_ranges:
+            missing_partition = msgspec.structs.replace(
                 template,
                 partition_id=0,
                 name=partition_name(subject.name, queue),
@@ -536,5 +544,5 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
                 range_start=start,
                 range_end=end,
             )
-            subject.partitions.append(RebuiltPartition(partition=missing))
+            subject.partitions.append(RebuiltPartition(partition=missing_partition))
     return True

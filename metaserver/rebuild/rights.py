@@ -66,7 +66,7 @@ def check_no_rights(connection: Connection) -> None:
             )
 
 
-def store_rights(connection: Connection, kept: ImportedRights, *, now_ms: int) -> None:
+def store_rights(connection: Connection, rights: ImportedRights, *, now_ms: int) -> None:
     """
     Store tokens, grants and quotas.
 
@@ -78,11 +78,11 @@ def store_rights(connection: Connection, kept: ImportedRights, *, now_ms: int) -
     """
     check_no_rights(connection)
     create_access_state(connection, secrets.token_hex(16))
-    changed = {"version": raise_version(connection), "changed_at": now_ms}
+    version_columns = {"version": raise_version(connection), "changed_at": now_ms}
     for table in RIGHTS:
-        rows = kept.of(table)
+        rows = rights.of(table)
         if table is access_principals:
-            rows = [row | changed for row in rows]
+            rows = [row | version_columns for row in rows]
         if rows:
             connection.execute(sa.insert(table), rows)
     skip_ids(connection, access_tokens)

@@ -91,11 +91,11 @@ class RemovalService:
         Raises:
             InvalidRequestError, SubjectUnknownError, BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_subject_deletion, name, request)
+        deletion = await self._database.write(begin_subject_deletion, name, request)
         self._catalogue.wake([Subject(name)])
-        await self._end_sessions_and_ask(begun, "its subject was deleted")
-        view = await self._database.read(subject_deletion, name, begun.subject_id)
-        return self._add_problem(view, begun)
+        await self._end_sessions_and_ask(deletion, "its subject was deleted")
+        view = await self._database.read(subject_deletion, name, deletion.subject_id)
+        return self._add_problem(view, deletion)
 
     async def delete_group(self, subject: str, group: str, request: DeleteGroup) -> GroupDeletion:
         """
@@ -105,20 +105,20 @@ class RemovalService:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
             BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_group_deletion, subject, group, request)
-        await self._end_sessions_and_ask(begun, "its group was deleted")
-        view = await self._database.read(group_deletion, subject, group, begun)
-        return self._add_problem(view, begun)
+        deletion = await self._database.write(begin_group_deletion, subject, group, request)
+        await self._end_sessions_and_ask(deletion, "its group was deleted")
+        view = await self._database.read(group_deletion, subject, group, deletion)
+        return self._add_problem(view, deletion)
 
-    async def _end_sessions_and_ask(self, begun: BegunDeletion, why: str) -> None:
+    async def _end_sessions_and_ask(self, deletion: BegunDeletion, why: str) -> None:
         """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
-        self._groups.end_sessions(begun.ended, why=why)
+        self._groups.end_sessions(deletion.ended, why=why)
         await self._ask_brokers()
 
-    def _add_problem(self, view: D, begun: BegunDeletion) -> D:
+    def _add_problem(self, view: D, deletion: BegunDeletion) -> D:
         """Add to the view why a broker has not done its part."""
-        key = begun.subject_id, begun.group_id
+        key = deletion.subject_id, deletion.group_id
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
@@ -136,14 +136,14 @@ class RemovalService:
             pending_removals, limit=REMOVALS_MAX, after=after
         ):
             tokens = await asyncio.gather(*(self._send_removal(removal) for removal in pending))
-            done = {
+            tokens_by_key = {
                 removal.key: token
                 for removal, token in zip(pending, tokens, strict=True)
                 if token is not None
             }
-            if done:
+            if tokens_by_key:
                 self._after_step("asked")
-                deleted_names = await self._database.write(complete_removals, done)
+                deleted_names = await self._database.write(complete_removals, tokens_by_key)
                 self._after_step("removed")
                 self._catalogue.wake(map(Subject, deleted_names))
             after = pending[-1].key
@@ -165,12 +165,16 @@ class RemovalService:
         async with self._slots:
             try:
                 if removal.group_id == WHOLE:
-                    drop = DropPartition(subject=removal.subject, last_id=removal.last_id)
-                    await broker.control(endpoints.DROP_PARTITION, drop, id=removal.partition_id)
+                    drop_request = DropPartition(subject=removal.subject, last_id=removal.last_id)
+                    await broker.control(
+                        endpoints.DROP_PARTITION, drop_request, id=removal.partition_id
+                    )
                     return 0
-                forget = ForgetGroup(group=removal.group, token=removal.token)
+                forget_request = ForgetGroup(group=removal.group, token=removal.token)
                 return (
-                    await broker.control(endpoints.FORGET_GROUP, forget, id=removal.partition_id)
+                    await broker.control(
+                        endpoints.FORGET_GROUP, forget_request, id=removal.partition_id
+                    )
                 ).token
             except KeylaneError as error:
                 is_absent = isinstance(error, PartitionUnknownError)

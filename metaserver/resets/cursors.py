@@ -122,26 +122,26 @@ def compute_cursors(
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
         PartitionUnknownError: the request names a partition that is not among `parts`.
     """
-    unknown = set(request.cursors or ()) - {int(part.partition.partition_id) for part in parts}
-    if unknown and not begun:
+    unknown_ids = set(request.cursors or ()) - {int(part.partition.partition_id) for part in parts}
+    if unknown_ids and not begun:
         raise PartitionUnknownError(
-            f"partition {min(unknown)} is not among those to set", partition_id=min(unknown)
+            f"partition {min(unknown_ids)} is not among those to set", partition_id=min(unknown_ids)
         )
     by_queue = static and request.to is not ResetTo.CURSORS
-    by_id = {int(part.partition.partition_id): part for part in parts}
+    parts_by_id = {int(part.partition.partition_id): part for part in parts}
     if by_queue:
-        targets = _queue_cursors(request, parts, begun)
+        target_cursors = _queue_cursors(request, parts, begun)
     else:
-        targets = {
+        target_cursors = {
             partition_id: _physical_cursor(request, part, begun)
-            for partition_id, part in by_id.items()
+            for partition_id, part in parts_by_id.items()
         }
-    places = {
-        partition_id: LocalPoint(part.first_offset, part.next_offset, targets[partition_id])
-        for partition_id, part in by_id.items()
+    points = {
+        partition_id: LocalPoint(part.first_offset, part.next_offset, target_cursors[partition_id])
+        for partition_id, part in parts_by_id.items()
     }
-    parents = {partition_id: part.partition.parents for partition_id, part in by_id.items()}
-    return order_points(places, parents)
+    parents = {partition_id: part.partition.parents for partition_id, part in parts_by_id.items()}
+    return order_points(points, parents)
 
 
 def _queue_cursors(
@@ -181,8 +181,8 @@ def _target_offset(
             return queue_max(segments)
         case ResetTo.SHIFT:
             assert request.shift is not None
-            present = {int(part.partition.partition_id): part.present for part in chain}
-            offset = logic_cursor(segments, present) + request.shift
+            current_offsets = {int(part.partition.partition_id): part.present for part in chain}
+            offset = logic_cursor(segments, current_offsets) + request.shift
             return min(max(offset, queue_min(segments)), queue_max(segments))
         case ResetTo.CURSORS:
             raise AssertionError("cursors name partitions")
@@ -252,13 +252,13 @@ def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -
 
 def generations(partitions: Sequence[Partition]) -> list[list[int]]:
     """Return the partition ids in groups, in the order of setting: children before parents."""
-    depth: dict[int, int] = {}
+    depths: dict[int, int] = {}
     for partition in sorted(partitions, key=lambda partition: partition.partition_id):
-        depth[partition.partition_id] = 1 + max(
-            (depth.get(parent, -1) for parent in partition.parents), default=-1
+        depths[partition.partition_id] = 1 + max(
+            (depths.get(parent, -1) for parent in partition.parents), default=-1
         )
-    order: Mapping[int, list[int]] = {
-        level: [partition_id for partition_id, its_depth in depth.items() if its_depth == level]
-        for level in set(depth.values())
+    ids_by_level: Mapping[int, list[int]] = {
+        level: [partition_id for partition_id, depth in depths.items() if depth == level]
+        for level in set(depths.values())
     }
-    return [order[level] for level in sorted(order, reverse=True)]
+    return [ids_by_level[level] for level in sorted(ids_by_level, reverse=True)]

@@ -111,17 +111,17 @@ def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) 
     if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
     text = msgspec.json.encode(request).decode()
-    existing = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
-    if existing is not None and existing.answer is None:
-        if existing.ask != text:
+    pending_row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    if pending_row is not None and pending_row.answer is None:
+        if pending_row.ask != text:
             raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
-        return int(existing.reset_id)
+        return int(pending_row.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
-    inserted = connection.execute(
+    inserted_row = connection.execute(
         sa.insert(live_resets).values(row).returning(live_resets.c.reset_id)
     )
-    reset_id: int = inserted.scalar_one()
+    reset_id: int = inserted_row.scalar_one()
     mark_unsettled(connection, group_id)
     return reset_id
 
@@ -177,14 +177,14 @@ def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> 
     it has begun or has an answer.
     """
     connection.execute(_lock, {"of_group": group_id})
-    not_begun = sa.and_(
+    is_not_begun = sa.and_(
         live_resets.c.reset_id == reset_id,
         sa.not_(live_resets.c.begun),
         live_resets.c.answer.is_(None),
     )
-    abandoned = connection.execute(sa.delete(live_resets).where(not_begun)).rowcount == 1
+    is_abandoned = connection.execute(sa.delete(live_resets).where(is_not_begun)).rowcount == 1
     mark_unsettled(connection, group_id)
-    return abandoned
+    return is_abandoned
 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
@@ -305,10 +305,10 @@ class LiveResets:
         """
         deadline_ms = self._boot_ms() + CALL_TIMEOUT_MS
         while True:
-            live = await self._read(reset_id)
-            if live.answer is not None:
-                return live.answer
-            problem = await self._step(live)
+            reset = await self._read(reset_id)
+            if reset.answer is not None:
+                return reset.answer
+            problem = await self._step(reset)
             if problem is None:
                 continue
             if self._boot_ms() >= deadline_ms:
@@ -318,16 +318,16 @@ class LiveResets:
             await asyncio.sleep(POLL_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
-        live = await self._database.read(read_live_reset, reset_id)
-        if live is None:
+        reset = await self._database.read(read_live_reset, reset_id)
+        if reset is None:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
                 "another metaserver abandoned the reset, or it was canceled, or the group was "
                 "deleted",
             )
-        if live.canceled:
-            raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)
-        return live
+        if reset.canceled:
+            raise ConflictError(Reason.RESET_CANCELED, subject=reset.subject, group=reset.group)
+        return reset
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
@@ -342,47 +342,51 @@ class LiveResets:
         log.info("reset of group %s of %s is canceled", group, subject)
         return CanceledReset(subject=subject, group=group, asked=request)
 
-    async def _step(self, live: LiveReset) -> str | None:
+    async def _step(self, reset: LiveReset) -> str | None:
         """
         Advance a reset as far as possible now; returns why it waits, or None if it may be done.
 
         Raises:
             KeylaneError: the reset was abandoned, and nothing was changed.
         """
-        await self._settle(live.group_id)
-        if live.owners:
-            return f"the reset waits until these consumers hand over: {listed(live.owners)}"
+        await self._settle(reset.group_id)
+        if reset.owners:
+            return f"the reset waits until these consumers hand over: {listed(reset.owners)}"
         try:
             await self._resets.run(
-                live.subject, live.group, live.request, reset_id=live.reset_id, begun=live.begun
+                reset.subject,
+                reset.group,
+                reset.request,
+                reset_id=reset.reset_id,
+                begun=reset.begun,
             )
         except KeylaneError as error:
             if isinstance(error, StorageError) or error.reason in _RETRIED:
                 return error.message
-            if await self._database.write(abandon_live_reset, live.reset_id, live.group_id):
-                await self._settle(live.group_id)
+            if await self._database.write(abandon_live_reset, reset.reset_id, reset.group_id):
+                await self._settle(reset.group_id)
                 log.warning(
                     "the reset of group %s of %s was abandoned, and changed nothing: %s",
-                    live.group,
-                    live.subject,
+                    reset.group,
+                    reset.subject,
                     error.message,
                 )
                 raise
             return error.message
-        await self._settle(live.group_id)
+        await self._settle(reset.group_id)
         return None
 
     async def resume(self) -> None:
         """Continue resets whose metaserver has ended, or whose caller no longer waits."""
         for reset_id in await self._database.read(pending_live_resets):
-            live = await self._database.read(read_live_reset, reset_id)
-            is_done = live is None or live.canceled or live.answer is not None
-            if live is None or is_done or reset_id in self._driven:
+            reset = await self._database.read(read_live_reset, reset_id)
+            is_done = reset is None or reset.canceled or reset.answer is not None
+            if reset is None or is_done or reset_id in self._driven:
                 continue
             try:
-                problem = await self._step(live)
+                problem = await self._step(reset)
             except KeylaneError:
                 continue  # logged and abandoned by `_step`
             if problem is not None and self._logged.get(reset_id) != problem:
                 self._logged = {reset_id: problem}
-                log.info("reset of group %s of %s: %s", live.group, live.subject, problem)
+                log.info("reset of group %s of %s: %s", reset.group, reset.subject, problem)

@@ -83,29 +83,31 @@ class ResetScope:
         They may have adopted its parked messages through partitions that are reset too, or whose
         data is gone.
         """
-        others = {each.partition_id: each for each in self.others}
+        other_partitions = {each.partition_id: each for each in self.others}
         ranges: list[tuple[int, int]] = []
-        passed = {partition.partition_id}
+        passed_ids = {partition.partition_id}
         for child, parents in sorted(self.lineage.items()):
-            if passed.isdisjoint(parents):
+            if passed_ids.isdisjoint(parents):
                 continue
-            if child in others:
-                ranges.append((others[child].range_start, others[child].range_end))
+            if child in other_partitions:
+                ranges.append(
+                    (other_partitions[child].range_start, other_partitions[child].range_end)
+                )
             else:
-                passed.add(child)
+                passed_ids.add(child)
         return tuple(ranges)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
         """Return the ids of a partition's ancestors that the reset does not change."""
-        others = {each.partition_id for each in self.others}
+        other_ids = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
-        pending = [partition.partition_id]
-        while pending:
-            parents = set(self.lineage.get(pending.pop(), ())) - ancestors
+        pending_ids = [partition.partition_id]
+        while pending_ids:
+            parents = set(self.lineage.get(pending_ids.pop(), ())) - ancestors
             ancestors |= parents
-            pending += parents
-        direct = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
-        return tuple(sorted(int(each) for each in ancestors & others | direct))
+            pending_ids += parents
+        direct_parents = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
+        return tuple(sorted(int(each) for each in ancestors & other_ids | direct_parents))
 
     @property
     def ids(self) -> list[int]:
@@ -131,10 +133,10 @@ def read_reset_scope(
     if request.queue is not None and not row.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_request(request, static=row.static)
-    named = sa.and_(
+    is_this_group = sa.and_(
         groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
     )
-    query = sa.select(groups.c.group_id, groups.c.strategy).where(named)
+    query = sa.select(groups.c.group_id, groups.c.strategy).where(is_this_group)
     group_row = connection.execute(query).one_or_none()
     if group_row is None:
         raise GroupUnknownError(subject=subject, group=group)
@@ -194,7 +196,7 @@ def settable_partitions(
 
     Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
     """
-    abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
+    abandoned_ids = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
     served = subject_partitions(connection, subject_id, SERVED)
@@ -202,7 +204,7 @@ def settable_partitions(
         this_id = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, this_id}:
             continue
-        is_silent = this_id in abandoned and partition.address is None
+        is_silent = this_id in abandoned_ids and partition.address is None
         (left_out if is_silent and partition_id is None else selected).append(partition)
     return tuple(selected), tuple(left_out)
 
@@ -261,9 +263,9 @@ def begin_reset(
         raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
     last_token = raise_token_floor(FencingToken(stored_token), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
-    unleased = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
+    lease_columns = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
     rows = [
-        {"partition_id": partition_id, "token": token, **unleased}
+        {"partition_id": partition_id, "token": token, **lease_columns}
         for partition_id, token in tokens.items()
     ]
     insert_or_replace(connection, leases, rows)
@@ -300,26 +302,27 @@ def _check_reset_allowed(connection: Connection, group_id: int, reset_id: int) -
             left_ms=remaining_ms,
         )
     parameters = {"of_group": group_id}
-    pending = connection.execute(_pending, parameters).scalar_one_or_none() or 0
-    if pending != reset_id:
+    pending_id = connection.execute(_pending, parameters).scalar_one_or_none() or 0
+    if pending_id != reset_id:
         raise BusyError(
             Reason.GROUP_BUSY,
             "another reset of this consumer group is pending, or this one is done",
         )
     if reset_id:
-        held = connection.execute(_held, parameters).scalar_one()
-        if held:
+        held_count = connection.execute(_held, parameters).scalar_one()
+        if held_count:
             raise BusyError(
-                Reason.GROUP_BUSY, f"{counted(held, 'partition')} of the group are not handed over"
+                Reason.GROUP_BUSY,
+                f"{counted(held_count, 'partition')} of the group are not handed over",
             )
         return
-    live = connection.execute(_live, parameters).scalar_one()
-    if live:
+    live_count = connection.execute(_live, parameters).scalar_one()
+    if live_count:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset the "
-            "group anyway with live=True (--live), while no other reset runs",
-            sessions=live,
+            f"the consumer group has {counted(live_count, 'live consumer')}: stop them, or "
+            "reset the group anyway with live=True (--live), while no other reset runs",
+            sessions=live_count,
         )
 
 
@@ -330,7 +333,7 @@ def end_reset(
     cursors: Mapping[int, int],
     *,
     holder: str,
-    answered: tuple[int, str] = (0, ""),
+    recorded_answer: tuple[int, str] = (0, ""),
     parked: Collection[int] = (),
 ) -> None:
     """
@@ -339,14 +342,14 @@ def end_reset(
     Args:
         tokens: the result of `begin_reset`.
         cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
-        answered: id of the finished live reset, or 0, and its answer as JSON.
+        recorded_answer: id of the finished live reset, or 0, and its answer as JSON.
         parked: ids of partitions that leave parked messages to their children, according to their
             brokers.
     """
     this_group = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
     had_duty = release_duty(connection, reset_duty(group_id), holder=holder)
-    sealed = connection.execute(
+    sealed_rows = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(
@@ -357,14 +360,14 @@ def end_reset(
     )
     at_end = [
         row.partition_id
-        for row in sealed
+        for row in sealed_rows
         # With a newer token, a session was granted the partition since: it reads the same cursor
         # from the broker, and reports the partition as drained.
         if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
     record_drained(connection, group_id, at_end, parked)
-    reset_id, answer = answered
+    reset_id, answer = recorded_answer
     this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
     connection.execute(this_reset.values(answer=answer))
     mark_unsettled(connection, group_id)
@@ -384,11 +387,11 @@ def record_drained(
         parked: ids of those that leave parked messages to their children.
     """
     candidates = _filter_drained_after_parents(connection, group_id, at_end)
-    rows = [
+    drained_rows = [
         {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
         for partition_id in read_finished_partitions(connection, group_id, candidates, parked)
     ]
-    insert_new(connection, drained, rows)
+    insert_new(connection, drained, drained_rows)
 
 
 _not_drained_before = (
@@ -417,15 +420,15 @@ def _filter_drained_after_parents(
     connection: Connection, group_id: int, at_end: Sequence[int]
 ) -> list[int]:
     """Return those of these partitions whose parents a group has drained too."""
-    blocked_by: dict[int, set[int]] = {}
-    lost: set[int] = set()
-    pending = set(at_end)
-    while pending:
-        parameters = {"of_group": group_id, "ids": sorted(pending)}
+    undrained_parents: dict[int, set[int]] = {}
+    lost_ids: set[int] = set()
+    pending_ids = set(at_end)
+    while pending_ids:
+        parameters = {"of_group": group_id, "ids": sorted(pending_ids)}
         rows = connection.execute(_not_drained_before, parameters).all()
         for row in rows:
-            blocked_by.setdefault(row.partition_id, set()).add(row.parent_id)
-        pending = {row.parent_id for row in rows if row.lost} - lost
-        lost |= pending
-    drained_ids = drained_after_parents({*at_end, *lost}, blocked_by)
-    return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost]
+            undrained_parents.setdefault(row.partition_id, set()).add(row.parent_id)
+        pending_ids = {row.parent_id for row in rows if row.lost} - lost_ids
+        lost_ids |= pending_ids
+    drained_ids = drained_after_parents({*at_end, *lost_ids}, undrained_parents)
+    return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost_ids]

@@ -110,21 +110,21 @@ class ResetService:
         holder = f"{self._holder}.{self._resets}"
         scope, cursors, tokens = await self._begin(subject, group, request, holder, reset_id, begun)
         self._after_step("reset-begun")
-        done: dict[int, GroupStatus] = {}
+        statuses: dict[int, GroupStatus] = {}
         try:
             for ids in generations(scope.partitions):
-                await self._set_cursors(group, scope, ids, tokens, cursors, done)
+                await self._set_cursors(group, scope, ids, tokens, cursors, statuses)
                 self._after_step("reset-generation")
         except UnfinishedError:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
-        reached = {partition_id: status.cursor for partition_id, status in done.items()}
-        result = _result(subject, group, scope.partitions, reached, tokens)
+        cursors_set = {partition_id: status.cursor for partition_id, status in statuses.items()}
+        result = _result(subject, group, scope.partitions, cursors_set, tokens)
         result = replace(
             result,
             cursors=[
-                replace(view, parked=done[view.partition_id].parked) for view in result.cursors
+                replace(view, parked=statuses[view.partition_id].parked) for view in result.cursors
             ],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
@@ -133,11 +133,11 @@ class ResetService:
             end_reset,
             scope.group_id,
             tokens,
-            reached,
+            cursors_set,
             holder=holder,
-            answered=(reset_id, msgspec.json.encode(result).decode()),
+            recorded_answer=(reset_id, msgspec.json.encode(result).decode()),
             parked=[
-                partition_id for partition_id, status in done.items() if status.left_to_children
+                partition_id for partition_id, status in statuses.items() if status.left_to_children
             ],
         )
         log.info("the cursors of group %s of %s were reset to %s", group, subject, request.to)
@@ -150,12 +150,14 @@ class ResetService:
         scope = await self._database.read(read_reset_scope, subject, group, request)
         parts = await self._read_all(scope, group, request)
         cursors = compute_cursors(request, parts, static=scope.static)
-        present = {int(part.partition.partition_id): part.present for part in parts}
+        current_offsets = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
         plan = _result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
             plan,
-            cursors=[replace(view, before=present[view.partition_id]) for view in plan.cursors],
+            cursors=[
+                replace(view, before=current_offsets[view.partition_id]) for view in plan.cursors
+            ],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
             dry_run=True,
@@ -205,14 +207,14 @@ class ResetService:
         ids: Sequence[int],
         tokens: Mapping[int, int],
         cursors: Mapping[int, int],
-        done: dict[int, GroupStatus],
+        statuses: dict[int, GroupStatus],
     ) -> None:
         """
         Set the cursors of some partitions at their brokers.
 
         Args:
             ids: the partitions to set.
-            done: gets partition id → status of the group, for each partition that was set.
+            statuses: gets partition id → status of the group, for each partition that was set.
 
         Raises:
             UnfinishedError: a broker has not set its cursor.
@@ -236,16 +238,17 @@ class ResetService:
                     return (
                         f"partition {partition_id} on {partition.broker_group!r}: {error.message}"
                     )
-            (done[partition_id],) = status.groups
+            (statuses[partition_id],) = status.groups
             return ""
 
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                f"{len(done)} of {counted(len(partitions), 'partition')} are set; {problems[0]}",
+                f"{len(statuses)} of {counted(len(partitions), 'partition')} are set; "
+                f"{problems[0]}",
                 partitions=len(partitions),
-                partitions_set=len(done),
+                partitions_set=len(statuses),
             )
 
     async def _set_cursor(self, partition: Partition, request: SetCursor) -> PartitionStatus:

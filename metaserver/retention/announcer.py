@@ -134,10 +134,10 @@ class Announcer:
         ):
             return count
         self._next_run_s = now + self._pause_s
-        after = 0
-        while unheard := await self._database.read(pending_announcements, after=after):
+        last_id = 0
+        while unheard := await self._database.read(pending_announcements, after=last_id):
             count += await self._announce_all(unheard)
-            after = unheard[-1].partition_id
+            last_id = unheard[-1].partition_id
         await self._database.write(mark_announced)
         return count
 
@@ -152,42 +152,48 @@ class Announcer:
 
     async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Send announcements to brokers; returns those that were delivered."""
-        silent: set[str] = set()
+        silent_addresses: set[str] = set()
         batches = _batches(announcements)
-        delivered = await asyncio.gather(*(self._send_batch(batch, silent) for batch in batches))
-        ids = set[int]().union(*delivered)
+        delivered_ids = await asyncio.gather(
+            *(self._send_batch(batch, silent_addresses) for batch in batches)
+        )
+        ids = set[int]().union(*delivered_ids)
         return [each for each in announcements if each.partition_id in ids]
 
-    async def _send_batch(self, batch: Sequence[Announcement], silent: set[str]) -> set[int]:
+    async def _send_batch(
+        self, batch: Sequence[Announcement], silent_addresses: set[str]
+    ) -> set[int]:
         """
         Announce the groups of one broker's partitions in one call; returns the ids of the
         partitions that know their groups now.
 
         Args:
-            silent: addresses of brokers that have not replied in this run.
+            silent_addresses: addresses of brokers that have not replied in this run.
         """
-        first = batch[0]
+        first_announcement = batch[0]
         request = TellGroups(
             partitions=tuple(
                 TellPartition(partition_id=each.partition_id, know=_know(each)) for each in batch
             )
         )
         async with self._slots:
-            if first.address in silent:
+            if first_announcement.address in silent_addresses:
                 return set()
-            broker = BrokerClient(self._network, first.address, timeout_ms=CALL_TIMEOUT_MS)
+            broker = BrokerClient(
+                self._network, first_announcement.address, timeout_ms=CALL_TIMEOUT_MS
+            )
             try:
                 reply = await broker.control(endpoints.TELL_GROUPS, request)
             except KeylaneError as error:
                 if isinstance(error, NotSentError | OutcomeUnknownError | ForeignServerError):
-                    silent.add(first.address)
-                log.info("partition %d: %s", first.partition_id, error.message)
+                    silent_addresses.add(first_announcement.address)
+                log.info("partition %d: %s", first_announcement.partition_id, error.message)
                 return set()
-        known = {each.partition_id for each in batch}
-        for failed in reply.not_told:
-            known.discard(failed.partition_id)
-            log.info("partition %d: %s", failed.partition_id, failed.reason)
-        return known
+        announced_ids = {each.partition_id for each in batch}
+        for failure in reply.not_told:
+            announced_ids.discard(failure.partition_id)
+            log.info("partition %d: %s", failure.partition_id, failure.reason)
+        return announced_ids
 
 
 def _know(announcement: Announcement) -> KnowGroups:
@@ -227,4 +233,4 @@ def _store_and_finish(
     if finish is None:
         record_announced(connection, delivered)
         return None
-    return finish(connection, record_announced(connection, delivered, settling=group_id))
+    return finish(connection, record_announced(connection, delivered, settling_id=group_id))

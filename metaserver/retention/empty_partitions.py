@@ -105,11 +105,11 @@ def expiry_candidates(
     is by id, beginning above `after`.
     """
     rows = connection.execute(_candidates, {"after": after, "most": limit})
-    ends = {row.partition_id: row.end_offset for row in rows}
-    if not ends:
+    end_offsets = {row.partition_id: row.end_offset for row in rows}
+    if not end_offsets:
         return []
-    found = read_partitions(connection, BY_ID, ids=list(ends))
-    return [(partition, ends[partition.partition_id]) for partition in found]
+    candidates = read_partitions(connection, BY_ID, ids=list(end_offsets))
+    return [(partition, end_offsets[partition.partition_id]) for partition in candidates]
 
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
@@ -123,26 +123,26 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
         The subjects whose routes changed.
     """
     subject_ids = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
-    locked = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
+    lock_query = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
     # The lock order is that of beginning an operation: subjects by name, then partitions.
-    connection.execute(locked.order_by(subjects.c.name).with_for_update()).all()
-    changed: set[int] = set()
+    connection.execute(lock_query.order_by(subjects.c.name).with_for_update()).all()
+    changed_ids: set[int] = set()
     for partition_id, end_offset in sorted(ends.items()):
-        still_empty = sa.and_(
+        is_still_empty = sa.and_(
             partitions.c.partition_id == partition_id,
             partitions.c.end_offset == end_offset,
             _may_expire,
         )
-        expire = (
+        expire_row = (
             sa.update(partitions)
-            .where(still_empty)
+            .where(is_still_empty)
             .values(state=PartitionState.EXPIRED)
             .returning(partitions.c.subject_id)
         )
-        changed |= set(connection.execute(expire).scalars())
+        changed_ids |= set(connection.execute(expire_row).scalars())
     raise_versions = (
         sa.update(subjects)
-        .where(subjects.c.subject_id.in_(changed))
+        .where(subjects.c.subject_id.in_(changed_ids))
         .values(route_version=subjects.c.route_version + 1)
         .returning(subjects.c.name)
     )
@@ -281,48 +281,48 @@ class PartitionExpirer:
         )
         if not has_duty:
             return 0
-        expired = await self._expire()
+        expired_count = await self._expire()
         await self._forget()
-        return expired
+        return expired_count
 
     async def _expire(self) -> int:
-        expired = 0
+        expired_count = 0
         while True:
             candidates = await self._database.read(
                 expiry_candidates, after=self._after, limit=CANDIDATES_MAX
             )
-            full = len(candidates) == CANDIDATES_MAX
-            self._after = candidates[-1][0].partition_id if full else 0
+            is_full_page = len(candidates) == CANDIDATES_MAX
+            self._after = candidates[-1][0].partition_id if is_full_page else 0
             slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-            are_empty = await asyncio.gather(
+            emptiness = await asyncio.gather(
                 *(self._is_empty(partition, end, slots) for partition, end in candidates)
             )
             ends = {
                 int(partition.partition_id): end
-                for (partition, end), is_empty in zip(candidates, are_empty, strict=True)
+                for (partition, end), is_empty in zip(candidates, emptiness, strict=True)
                 if is_empty
             }
             if not ends:
-                return expired
-            changed = await self._database.write(mark_expired, ends)
-            self._catalogue.wake(changed)
-            expired += len(ends)
+                return expired_count
+            changed_subjects = await self._database.write(mark_expired, ends)
+            self._catalogue.wake(changed_subjects)
+            expired_count += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
     async def _forget(self) -> None:
         """Delete the progress of groups on removed partitions, including partitions that an
         interrupted earlier run has marked.
         """
-        after, full = "", True
-        while full:
+        last_name, is_full_page = "", True
+        while is_full_page:
             names = await self._database.read(
-                subjects_with_removed_progress, after=after, limit=SUBJECTS_AT_ONCE
+                subjects_with_removed_progress, after=last_name, limit=SUBJECTS_AT_ONCE
             )
-            full = len(names) == SUBJECTS_AT_ONCE
+            is_full_page = len(names) == SUBJECTS_AT_ONCE
             has_more = bool(names)
             while has_more:
                 has_more = await self._database.write(delete_progress, names)
-            after = names[-1] if full else ""
+            last_name = names[-1] if is_full_page else ""
 
     async def _is_empty(
         self, partition: Partition, end_offset: int, slots: asyncio.Semaphore

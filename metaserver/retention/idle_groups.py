@@ -127,11 +127,11 @@ class GroupExpirer:
             return 0
         await self._database.write(start_idle_times)
         warn_ms = self._expires_ms * 9 // 10
-        idle = await self._database.read(list_idle_groups, at_least_ms=warn_ms)
-        deleted = 0
-        for group in idle:
+        idle_groups = await self._database.read(list_idle_groups, at_least_ms=warn_ms)
+        deleted_count = 0
+        for group in idle_groups:
             if group.idle_ms >= self._expires_ms:
-                deleted += await self._expire(group.subject, group.group, group.group_id)
+                deleted_count += await self._expire(group.subject, group.group, group.group_id)
             elif group.group_id not in self._warned:
                 log.warning(
                     "group %s of %s has had no consumer for %.0f s, and will be deleted in %.0f s "
@@ -141,8 +141,8 @@ class GroupExpirer:
                     group.idle_ms / 1000,
                     (self._expires_ms - group.idle_ms) / 1000,
                 )
-        self._warned = {group.group_id for group in idle}
-        return deleted
+        self._warned = {group.group_id for group in idle_groups}
+        return deleted_count
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
         """Delete a group; returns False if the deletion is refused, for example because a consumer

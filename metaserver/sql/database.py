@@ -257,14 +257,14 @@ def _set_private(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
-        files = [
+        existing_files = [
             file
             for suffix in SQLITE_SUFFIXES
             if (file := path.with_name(path.name + suffix)).exists()
         ]
-        for file in files:
+        for file in existing_files:
             file.chmod(PRIVATE_MODE)
-        if {file.name for file in path.parent.iterdir()} <= {file.name for file in files}:
+        if {file.name for file in path.parent.iterdir()} <= {file.name for file in existing_files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
         # Not fatal: SQLite will report if the database cannot be used.

@@ -160,11 +160,11 @@ class GroupWriter:
             except StorageError as error:
                 # Each item is retried separately, because only one of them may have failed. But if
                 # the database was locked, each retry would wait as long again.
-                locked = error.details.get("operation") == "lock"
-                failed = [queued for queued in batch if locked or self._is_late(queued)]
-                for queued in failed:
+                is_locked = error.details.get("operation") == "lock"
+                failed_work = [queued for queued in batch if is_locked or self._is_late(queued)]
+                for queued in failed_work:
                     _resolve(queued.future, _Failure(error.copy(error.fate)))
-                batch = [queued for queued in batch if queued not in failed]
+                batch = [queued for queued in batch if queued not in failed_work]
             else:
                 for queued, result in zip(batch, results, strict=False):
                     _resolve(queued.future, result)

@@ -154,14 +154,14 @@ SETTINGS_DROPPED = (
 )
 
 
-def shares_sessions(observed: Sequence[tuple[int, int]]) -> bool:
+def shares_sessions(observed_processes: Sequence[tuple[int, int]]) -> bool:
     """
     Return whether connections share server sessions.
 
     Args:
-        observed: (connection, server process) of successive transactions.
+        observed_processes: (connection, server process) of successive transactions.
     """
-    distinct = set(observed)
+    distinct = set(observed_processes)
     connections, processes = ({pair[side] for pair in distinct} for side in (0, 1))
     return not len(distinct) == len(connections) == len(processes)
 
@@ -205,7 +205,7 @@ class PostgresDatabase:
             StorageError
         """
         observed: list[tuple[int, int]] = []
-        settings_dropped = False
+        are_settings_dropped = False
         try:
             async with self._engine.connect() as first, self._engine.connect() as second:
                 for _ in range(SESSION_CHECKS):
@@ -213,7 +213,7 @@ class PostgresDatabase:
                         row = (await connection.execute(_session_query)).one()
                         await connection.rollback()
                         observed.append((number, row.process))
-                        settings_dropped |= row.idle == "0"
+                        are_settings_dropped |= row.idle == "0"
         except DBAPIError as error:
             is_pooler_error = getattr(error.orig, "sqlstate", None) in SHARED_SESSION_STATES
             if is_pooler_error or any(substring in str(error.orig) for substring in POOLER_ERRORS):
@@ -223,7 +223,7 @@ class PostgresDatabase:
             raise storage_error(error, self._url) from error
         if shares_sessions(observed):
             raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}")
-        if settings_dropped:
+        if are_settings_dropped:
             log.warning("%s", SETTINGS_DROPPED)
 
     async def write(
@@ -298,11 +298,13 @@ class PostgresDatabase:
             except _ClockJumpedError as jumped:
                 await self._restart_once(restarts_before, jumped.by_ms)
 
-    async def _restart_once(self, restarts_before: int, by_ms: int) -> None:
+    async def _restart_once(self, restarts_before: int, jump_ms: int) -> None:
         """Restart the stored times after a jump, once for all transactions that detected it."""
         async with self._restarting:
             if self._restarts == restarts_before:
-                log.warning("the database's clock jumped by %+d ms: all ttls are restarted", by_ms)
+                log.warning(
+                    "the database's clock jumped by %+d ms: all ttls are restarted", jump_ms
+                )
                 await self._transactions.run(self._engine, self._restart)
                 self._watch.restart()
                 self._restarts += 1
@@ -326,9 +328,9 @@ class PostgresDatabase:
         """Raise _ClockJumpedError if the database's clock has jumped since the last reading."""
         sent_ms = self._boot_ms()
         database_ms = connection.execute(_now_query).scalar_one()
-        by_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
-        if by_ms:
-            raise _ClockJumpedError(by_ms)
+        jump_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
+        if jump_ms:
+            raise _ClockJumpedError(jump_ms)
 
     async def close(self) -> None:
         """Wait for the running transactions, then close all connections."""

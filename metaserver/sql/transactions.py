@@ -82,11 +82,11 @@ class TransactionRunner:
         self._closed = True
         if not self._tasks:
             return
-        _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        for task in late:
+        _, unfinished_tasks = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        for task in unfinished_tasks:
             task.cancel()
-        if late:
-            await asyncio.wait(late)
+        if unfinished_tasks:
+            await asyncio.wait(unfinished_tasks)
 
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
@@ -136,8 +136,8 @@ async def _close_without_rollback(connection: AsyncConnection) -> None:
     """Close the connection of a cancelled transaction, without a rollback, which would hang if the
     database is frozen.
     """
-    raw = await connection.get_raw_connection()
-    terminate = getattr(raw.driver_connection, "terminate", None)
+    raw_connection = await connection.get_raw_connection()
+    terminate = getattr(raw_connection.driver_connection, "terminate", None)
     if terminate is not None:
         terminate()
     await connection.invalidate()
@@ -163,12 +163,14 @@ def storage_error(error: Exception, url: URL) -> StorageError:
             f"cannot use the database {location}", operation="open", path=url.database or ""
         )
     if "not a database" in text:
-        damaged = DataFolderError(f"cannot use the database {location}: {text}", operation="open")
-        damaged.hint = (
+        folder_error = DataFolderError(
+            f"cannot use the database {location}: {text}", operation="open"
+        )
+        folder_error.hint = (
             "Restore it in a new folder (keylane meta restore), or rebuild it from the brokers "
             "(keylane meta rebuild)."
         )
-        return damaged
+        return folder_error
     if "unable to open" in text or "readonly" in text:
         return DataFolderError(f"cannot use the database {location}: {text}", operation="open")
     if "locked" in text:

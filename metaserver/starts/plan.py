@@ -65,15 +65,17 @@ def _backfill_cursors(
     """Return the same as `compute_start_cursors` for a group that continues where a backfill ended,
     so that no message in between is missing or repeated.
     """
-    parents = {int(past.partition.partition_id): past.partition.parents for past in history}
-    ends = {int(past.partition.partition_id): past.end_offset for past in history}
-    replaced = replaced_by_rows(parents)
-    newest = max(cursors)
-    cursors = {**cursors, **behind_rows(replaced, parents, ends, cursors)}
-    opened_later = {number: 0 for number, end in expired.items() if end and number > newest}
-    with_rows = frozenset().union(*replaced.values())
-    for partition_id, cursor in sorted({**opened_later, **cursors}.items()):
-        if partition_id in with_rows:
+    parents = {int(entry.partition.partition_id): entry.partition.parents for entry in history}
+    end_offsets = {int(entry.partition.partition_id): entry.end_offset for entry in history}
+    ids_replaced_by_rows = replaced_by_rows(parents)
+    newest_id = max(cursors)
+    cursors = {**cursors, **behind_rows(ids_replaced_by_rows, parents, end_offsets, cursors)}
+    cursors_of_later = {
+        partition_id: 0 for partition_id, end in expired.items() if end and partition_id > newest_id
+    }
+    ids_with_rows = frozenset().union(*ids_replaced_by_rows.values())
+    for partition_id, cursor in sorted({**cursors_of_later, **cursors}.items()):
+        if partition_id in ids_with_rows:
             continue
         if partition_id in expired and cursor != expired[partition_id]:
             raise OffsetOutOfRangeError(
@@ -82,8 +84,8 @@ def _backfill_cursors(
                 partition_id=partition_id,
                 offset=cursor,
             )
-    later = [part for part in parts if part.partition.partition_id > newest]
-    for part in later:
+    later_parts = [part for part in parts if part.partition.partition_id > newest_id]
+    for part in later_parts:
         if part.first_offset and part.partition.partition_id not in cursors:
             raise OffsetOutOfRangeError(
                 f"retention has removed the first messages of partition "
@@ -94,7 +96,13 @@ def _backfill_cursors(
                 first_offset=part.first_offset,
                 next_offset=part.next_offset,
             )
-    stored = {number: cursor for number, cursor in cursors.items() if number not in expired}
-    if not stored:
+    stored_cursors = {
+        partition_id: cursor
+        for partition_id, cursor in cursors.items()
+        if partition_id not in expired
+    }
+    if not stored_cursors:
         return {}
-    return compute_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=stored), parts, static=static)
+    return compute_cursors(
+        ResetGroup(to=ResetTo.CURSORS, cursors=stored_cursors), parts, static=static
+    )

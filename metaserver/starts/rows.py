@@ -84,14 +84,14 @@ def read_start_scope(connection: Connection, subject: str, group: str) -> StartS
     """
     check_name("consumer group", group)
     row = open_subject_row(connection, subject)
-    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    query = sa.select(groups.c.group_id, groups.c.deleting).where(named)
+    is_this_group = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    query = sa.select(groups.c.group_id, groups.c.deleting).where(is_this_group)
     group_row = connection.execute(query).one_or_none()
     if group_row is None:
         selected, left_out = settable_partitions(connection, row.subject_id)
         expired_rows = connection.execute(_expired, {"of_subject": row.subject_id})
-        expired = {each.partition_id: each.end_offset for each in expired_rows}
-        return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
+        end_offsets = {each.partition_id: each.end_offset for each in expired_rows}
+        return StartScope(subject=row, partitions=selected, left_out=left_out, expired=end_offsets)
     if group_row.deleting:
         raise GroupDeletedError(
             f"consumer group {group!r} is being deleted; it can be created again once its brokers "
@@ -131,16 +131,22 @@ def begin_group(
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
     """
-    current = read_start_scope(connection, scope.subject.name, group)
+    current_scope = read_start_scope(connection, scope.subject.name, group)
     ids = {partition.partition_id for partition in scope.partitions}
-    changed = cursors and {partition.partition_id for partition in current.partitions} != ids
-    replaced = current.subject.subject_id != scope.subject.subject_id
-    if current.stored is not None or replaced or changed:
+    has_changed = (
+        cursors and {partition.partition_id for partition in current_scope.partitions} != ids
+    )
+    is_replaced = current_scope.subject.subject_id != scope.subject.subject_id
+    if current_scope.stored is not None or is_replaced or has_changed:
         return False
-    insert_group(connection, current.subject, group, strategy=request.strategy, start=request.start)
-    named = sa.and_(groups.c.subject_id == current.subject.subject_id, groups.c.name == group)
+    insert_group(
+        connection, current_scope.subject, group, strategy=request.strategy, start=request.start
+    )
+    is_this_group = sa.and_(
+        groups.c.subject_id == current_scope.subject.subject_id, groups.c.name == group
+    )
     query = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
-    row = connection.execute(query.where(named).with_for_update()).one()
+    row = connection.execute(query.where(is_this_group).with_for_update()).one()
     if row.version:  # another transaction has created it
         return False
     last_token = raise_token_floor(row.last_token, fence)
@@ -217,25 +223,27 @@ def read_pending_starts(connection: Connection, group_id: int) -> list[PendingSt
     return [start for start in pending if start.group_id == group_id]
 
 
-def complete_starts(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
+def complete_starts(
+    connection: Connection, group_id: int, stored_starts: Sequence[PendingStart]
+) -> None:
     """
     Record that brokers have stored a group's starts, so that the group may be granted these
     partitions.
 
     Starts whose rows a reset or a deletion has removed meanwhile are skipped.
     """
-    tokens = {start.partition_id: start.token for start in done}
+    tokens = {start.partition_id: start.token for start in stored_starts}
     mark_unsettled(connection, group_id)
-    condition = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
-    delete_rows = sa.delete(starts).where(condition)
-    deleted = connection.execute(delete_rows.returning(starts.c.partition_id, starts.c.cursor))
-    cursors = {row.partition_id: row.cursor for row in deleted}
-    sealed = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+    is_stored = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
+    delete_rows = sa.delete(starts).where(is_stored)
+    deleted_rows = connection.execute(delete_rows.returning(starts.c.partition_id, starts.c.cursor))
+    cursors = {row.partition_id: row.cursor for row in deleted_rows}
+    sealed_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.partition_id.in_(cursors), partitions.c.state == PartitionState.SEALED
     )
     at_end = [
         row.partition_id
-        for row in connection.execute(sealed)
+        for row in connection.execute(sealed_query)
         if cursors[row.partition_id] == row.end_offset
     ]
     record_drained(connection, group_id, at_end)

@@ -98,29 +98,32 @@ class StartService:
             UnfinishedError: the start is fixed, but a broker has not stored it.
         """
         await self.begin(subject, group, request)
-        stored = await self._read_settings(subject, group)
+        stored_settings = await self._read_settings(subject, group)
         for pause_ms in STORE_PAUSES_MS:
-            if not stored.unstarted:
+            if not stored_settings.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
             await self.begin(subject, group, request)
-            stored = await self._read_settings(subject, group)
-        if stored.start != request.start.stored or stored.strategy != request.strategy:
+            stored_settings = await self._read_settings(subject, group)
+        if (
+            stored_settings.start != request.start.stored
+            or stored_settings.strategy != request.strategy
+        ):
             raise ConflictError(
                 Reason.GROUP_EXISTS,
-                f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
-                f"{stored.start}",
-                stored=f"{stored.strategy}, {stored.start}",
+                f"consumer group {group!r} of {subject!r} is {stored_settings.strategy} and began "
+                f"at {stored_settings.start}",
+                stored=f"{stored_settings.strategy}, {stored_settings.start}",
                 asked=f"{request.strategy}, {request.start}",
             )
-        if stored.unstarted:
+        if stored_settings.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
                 f"consumer group {group!r} was created, but its start is not stored yet on "
-                f"partitions {', '.join(map(str, stored.unstarted))}",
-                partitions=len(stored.unstarted),
+                f"partitions {', '.join(map(str, stored_settings.unstarted))}",
+                partitions=len(stored_settings.unstarted),
             )
-        return stored
+        return stored_settings
 
     async def begin(self, subject: str, group: str, request: CreateGroup) -> None:
         """
@@ -208,11 +211,11 @@ class StartService:
     async def _store(self, pending: Sequence[PendingStart]) -> None:
         """Ask brokers to store cursors, and record those that are stored."""
         results = await asyncio.gather(*map(self._store_start, pending))
-        done: dict[int, list[PendingStart]] = {}
+        starts_by_group: dict[int, list[PendingStart]] = {}
         for start, is_stored in zip(pending, results, strict=True):
             if is_stored:
-                done.setdefault(start.group_id, []).append(start)
-        for group_id, starts in done.items():
+                starts_by_group.setdefault(start.group_id, []).append(start)
+        for group_id, starts in starts_by_group.items():
             await self._database.write(complete_starts, group_id, starts)
 
     async def _store_start(self, start: PendingStart) -> bool:
@@ -230,8 +233,10 @@ class StartService:
                 except OffsetOutOfRangeError as error:
                     # The broker runs on an older copy of its folder, which ends before the cursor.
                     log.warning("partition %d: %s", start.partition_id, error.message)
-                    at_end = replace(request, cursor=error.next_offset or 0)
-                    await broker.control(endpoints.SET_CURSOR, at_end, id=start.partition_id)
+                    request_at_end = replace(request, cursor=error.next_offset or 0)
+                    await broker.control(
+                        endpoints.SET_CURSOR, request_at_end, id=start.partition_id
+                    )
             except KeylaneError as error:
                 log.info(
                     "start of group %s on partition %d: %s",

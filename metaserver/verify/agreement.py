@@ -110,22 +110,22 @@ class AgreementWatch:
             self._log_change(behind)
             return
         self._requested.clear()
-        pending, self._pending_groups = self._pending_groups, set()
-        groups = None if behind or pending is None else pending
+        pending_groups, self._pending_groups = self._pending_groups, set()
+        groups = None if behind or pending_groups is None else pending_groups
         try:
-            found = await self._compare(groups)
-            if found and not behind:
+            differences = await self._compare(groups)
+            if differences and not behind:
                 await asyncio.sleep(CONFIRM_S)
-                found &= await self._compare(groups)
+                differences &= await self._compare(groups)
         except KeylaneError:
             self._pending_groups = (
-                None if pending is None else pending | (self._pending_groups or set())
+                None if pending_groups is None else pending_groups | (self._pending_groups or set())
             )
             raise
-        if found and not behind:
-            behind = _describe(found)
+        if differences and not behind:
+            behind = _describe(differences)
             await self._database.write(store_missing_data, behind)
-        elif behind and not found and not self._ahead_groups:
+        elif behind and not differences and not self._ahead_groups:
             behind = ""
             await self._database.write(store_missing_data, behind)
         self._log_change(behind)
@@ -143,12 +143,14 @@ class AgreementWatch:
             tasks = [group.create_task(self._ask(broker, slots)) for broker in brokers]
         answers = [answer for task in tasks if (answer := task.result()) is not None]
         after = await self._database.read(read_sql_view)
-        found = set(missing(Index(Views(before=before, answers=answers, after=after))))
+        differences = set(missing(Index(Views(before=before, answers=answers, after=after))))
         # A group that does not respond now may still be ahead, unless its row was deleted.
-        answered = {answer.broker_group for answer in answers}
-        silent = (self._ahead_groups - answered) & {row.broker_group for row in after.brokers}
-        self._ahead_groups = silent | {each.broker_group for each in found}
-        return found
+        answered_groups = {answer.broker_group for answer in answers}
+        silent_groups = (self._ahead_groups - answered_groups) & {
+            row.broker_group for row in after.brokers
+        }
+        self._ahead_groups = silent_groups | {each.broker_group for each in differences}
+        return differences
 
     async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer | None:
         """Return a broker group's partitions; None if its broker does not respond, or if another
@@ -178,8 +180,8 @@ class AgreementWatch:
             log.warning("the database again has everything that brokers have")
 
 
-def _describe(found: Collection[Missing]) -> str:
+def _describe(differences: Collection[Missing]) -> str:
     """Return a sentence with the first difference and the number of further ones."""
-    first, *more = sorted(found)
-    suffix = f", and {counted(len(more), 'difference')} more" if more else ""
+    first, *other_count = sorted(differences)
+    suffix = f", and {counted(len(other_count), 'difference')} more" if other_count else ""
     return f"{first.text}{suffix}"

@@ -204,17 +204,20 @@ def _route_covers(index: Index) -> Iterator[str]:
     for subject in index.after.subjects.values():
         if subject.route_version == 0 or subject.deleting:
             continue
-        covered = 0
+        covered_end = 0
         for partition in _open_partitions(index.after, subject):
             start, end = partition.range_start, partition.range_end
-            if start > covered:
-                yield f"subject {subject.name!r}: [{covered}, {start}) has no open partition"
-            if start < covered:
-                overlap = f"[{start}, {min(covered, end)})"
+            if start > covered_end:
+                yield f"subject {subject.name!r}: [{covered_end}, {start}) has no open partition"
+            if start < covered_end:
+                overlap = f"[{start}, {min(covered_end, end)})"
                 yield f"subject {subject.name!r}: {overlap} has two open partitions"
-            covered = max(covered, end)
-        if covered != LOGICAL_PARTITIONS:
-            yield f"subject {subject.name!r}: its ranges end at {covered}, not {LOGICAL_PARTITIONS}"
+            covered_end = max(covered_end, end)
+        if covered_end != LOGICAL_PARTITIONS:
+            yield (
+                f"subject {subject.name!r}: its ranges end at {covered_end}, "
+                f"not {LOGICAL_PARTITIONS}"
+            )
 
 
 def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
@@ -230,7 +233,7 @@ def _parents_overlap(index: Index) -> Iterator[str]:
     by_id = index.after.partitions
     for child in by_id.values():
         partition = child.partition
-        covered = 0
+        covered_count = 0
         for parent_id in partition.parents:
             parent = by_id.get(parent_id)
             if parent is None or not _same_subject(index.after, parent, child):
@@ -245,15 +248,17 @@ def _parents_overlap(index: Index) -> Iterator[str]:
                 yield (
                     f"partition {partition.partition_id}: parent {parent_id} has none of its range"
                 )
-            covered += max(0, end - start)
-        if partition.parents and covered < partition.range_end - partition.range_start:
+            covered_count += max(0, end - start)
+        if partition.parents and covered_count < partition.range_end - partition.range_start:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
             yield from broken_chain(by_id, with_visible_parents(by_id, child))
 
 
-def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
+def with_visible_parents(
+    partitions: Mapping[int, PartitionView], child: PartitionView
+) -> Partition:
     """
     Return a partition with only those parents that readers see.
 
@@ -261,23 +266,24 @@ def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionVie
     hidden subject, and replaces the other when it is published.
     """
     parents = child.partition.parents
-    hidden = {
+    hidden_ids = {
         parent
         for parent in parents
-        if parent in known
+        if parent in partitions
         and (
-            known[parent].subject_id != child.subject_id or known[parent].partition.state is PLANNED
+            partitions[parent].subject_id != child.subject_id
+            or partitions[parent].partition.state is PLANNED
         )
     }
-    replaced = {
+    replaced_ids = {
         older
         for parent in parents
-        if parent in known and parent not in hidden
-        for older in known[parent].partition.parents
-        if older in parents and known[older].partition.state is PartitionState.EXPIRED
+        if parent in partitions and parent not in hidden_ids
+        for older in partitions[parent].partition.parents
+        if older in parents and partitions[older].partition.state is PartitionState.EXPIRED
     }
-    visible = tuple(parent for parent in parents if parent not in hidden | replaced)
-    return replace(child.partition, parents=visible)
+    visible_ids = tuple(parent for parent in parents if parent not in hidden_ids | replaced_ids)
+    return replace(child.partition, parents=visible_ids)
 
 
 def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
@@ -297,15 +303,15 @@ def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) ->
 
 
 def _hosted_as_known(index: Index) -> Iterator[str]:
-    reported = set()
+    reported_groups = set()
     for row in index.before.partitions.values():
         partition = row.partition
         if partition.state not in {OPEN, SEALED}:
             continue
         group = partition.broker_group
         if group in index.silent:
-            if group not in reported:
-                reported.add(group)
+            if group not in reported_groups:
+                reported_groups.add(group)
                 yield f"broker group {group!r} does not respond: {index.silent[group]}"
             continue
         status = index.status(row)
@@ -313,13 +319,15 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id} is not hosted by {group!r}"
             continue
         subject = index.before.subjects[row.subject_id]
-        gone = _gone_parents(index, status, partition)
-        for name, expected, hosted in _differences(subject, partition, status, gone):
+        gone_parents = _gone_parents(index, status, partition)
+        for name, expected_value, hosted_value in _differences(
+            subject, partition, status, gone_parents
+        ):
             if partition.state is SEALED and name in _SETTINGS:
                 continue  # the settings were changed after the partition was sealed
             yield (
-                f"partition {partition.partition_id}: {name} is {expected!r} in SQL, "
-                f"{hosted!r} at {group!r}"
+                f"partition {partition.partition_id}: {name} is {expected_value!r} in SQL, "
+                f"{hosted_value!r} at {group!r}"
             )
 
 
@@ -343,19 +351,22 @@ def _differences(
     subject: SubjectRow,
     partition: Partition,
     status: PartitionStatus,
-    gone: Collection[PartitionId],
+    gone_parents: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone` are ids of
-    parents that no longer exist.
+    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone_parents`
+    are ids of parents that no longer exist.
     """
     if status.facts is None:
-        expected: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
-        hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
+        expected_facts: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
+        hosted_facts: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
-        expected, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
-    for name, value in expected.items():
-        if hosted[name] != value:
-            yield name, value, hosted[name]
+        expected_facts, hosted_facts = (
+            _facts(subject, partition),
+            _hosted_facts(status.facts, subject, gone_parents),
+        )
+    for name, value in expected_facts.items():
+        if hosted_facts[name] != value:
+            yield name, value, hosted_facts[name]
 
 
 def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
@@ -375,7 +386,7 @@ def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
 
 
 def _hosted_facts(
-    facts: HostPartition, subject: SubjectRow, gone: Collection[PartitionId]
+    facts: HostPartition, subject: SubjectRow, gone_parents: Collection[PartitionId]
 ) -> dict[str, object]:
     partition = facts.partition
     return {
@@ -384,7 +395,7 @@ def _hosted_facts(
         "queue": partition.queue,
         "range": (partition.range_start, partition.range_end),
         "broker group": partition.broker_group,
-        "parents": tuple(parent for parent in partition.parents if parent not in gone),
+        "parents": tuple(parent for parent in partition.parents if parent not in gone_parents),
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
@@ -424,7 +435,7 @@ def _missing_seals(index: Index) -> Iterator[Missing]:
     """Yield the partitions that are open in SQL but sealed at their brokers, although no operation
     seals them.
     """
-    sealing = {
+    sealing_ids = {
         partition_id
         for view in (index.before, index.after)
         for operation in view.operations
@@ -434,8 +445,8 @@ def _missing_seals(index: Index) -> Iterator[Missing]:
     for row in index.after.partitions.values():
         status = index.status(row)
         partition_id = row.partition.partition_id
-        sealed = status is not None and status.state is SEALED
-        if row.partition.state is OPEN and sealed and partition_id not in sealing:
+        is_sealed = status is not None and status.state is SEALED
+        if row.partition.state is OPEN and is_sealed and partition_id not in sealing_ids:
             text = f"partition {partition_id} is open in SQL and sealed at its broker"
             yield Missing(row.partition.broker_group, partition_id, text)
 
@@ -444,10 +455,10 @@ def _missing_removals(index: Index) -> Iterator[Missing]:
     """Yield the partitions that both snapshots have, but that their brokers do not host."""
     for row in index.before.partitions.values():
         partition = row.partition
-        later = index.after.partitions.get(partition.partition_id)
-        if partition.state not in {OPEN, SEALED} or later is None:
+        later_row = index.after.partitions.get(partition.partition_id)
+        if partition.state not in {OPEN, SEALED} or later_row is None:
             continue
-        if later.partition.state not in {OPEN, SEALED} or not index.answered(
+        if later_row.partition.state not in {OPEN, SEALED} or not index.answered(
             partition.broker_group
         ):
             continue
@@ -498,19 +509,19 @@ def _seals_agree(index: Index) -> Iterator[str]:
 def _one_broker(index: Index) -> Iterator[str]:
     for broker in index.after.refused:
         yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
-    stored = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
+    stored_ids = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
     for answer in index.answers:
         hosted = answer.hosted
         if hosted is None:
             continue
         if hosted.broker_group != answer.broker_group:
             yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
-        elif hosted.broker_id not in {"", stored.get(answer.broker_group)}:
+        elif hosted.broker_id not in {"", stored_ids.get(answer.broker_group)}:
             yield f"the data folder at {answer.address} is not that of {answer.broker_group!r}"
-    ids: dict[str, list[str]] = defaultdict(list)
+    groups_by_id: dict[str, list[str]] = defaultdict(list)
     for broker in index.after.brokers:
-        ids[broker.broker_id].append(broker.broker_group)
-    for broker_id, names in ids.items():
+        groups_by_id[broker.broker_id].append(broker.broker_group)
+    for broker_id, names in groups_by_id.items():
         if len(names) > 1:
             yield (
                 f"data folder {broker_id!r} belongs to several broker groups: "
@@ -558,9 +569,9 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
     for group in index.before.groups:
         for partition_id in sorted(group.drained):
             row = index.before.partitions.get(partition_id)
-            where = f"partition {partition_id}, group {group.name!r}"
+            subject_text = f"partition {partition_id}, group {group.name!r}"
             if row is None or row.partition.state in {OPEN, PLANNED}:
-                yield f"{where}: drained, and not sealed"
+                yield f"{subject_text}: drained, and not sealed"
                 continue
             status = index.status(row)
             if status is None:
@@ -569,7 +580,7 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
             if cursor < end and not _changed_meanwhile(index, group, partition_id):
-                yield f"{where}: drained, with its cursor at {cursor} of {end}"
+                yield f"{subject_text}: drained, with its cursor at {cursor} of {end}"
         yield from drained_too_early(index.before, group)
 
 
@@ -591,46 +602,50 @@ def _versions_rise(index: Index) -> Iterator[str]:
         subject = subjects.get(group.subject_id)
         if subject is None or group.route_version > subject.route_version:
             yield f"group {group.name!r} was settled with a route newer than its subject's"
-    counts = Counter(row.subject_id for row in index.after.partitions.values())
-    opened = {
+    partition_counts = Counter(row.subject_id for row in index.after.partitions.values())
+    open_subject_ids = {
         row.subject_id for row in index.after.partitions.values() if row.partition.state is OPEN
     }
     for subject in subjects.values():
-        if subject.route_version == 0 and subject.subject_id in opened:
+        if subject.route_version == 0 and subject.subject_id in open_subject_ids:
             yield f"subject {subject.name!r} has open partitions and no route"
-        if counts[subject.subject_id] > subject.partitions_named:
+        if partition_counts[subject.subject_id] > subject.partitions_named:
             yield f"subject {subject.name!r} has more partitions than names given"
 
 
 def _operations_move(index: Index) -> Iterator[str]:
     view = index.after
-    stepping: set[int] = set()
+    stepping_ids: set[int] = set()
     for operation in view.operations:
-        stepping |= operation.steps.keys()
-        where = f"operation {operation.operation_id} ({operation.state})"
+        stepping_ids |= operation.steps.keys()
+        operation_text = f"operation {operation.operation_id} ({operation.state})"
         if operation.idle_ms > IDLE_MS_MAX:
-            yield f"{where}: no driver for {operation.idle_ms / 1000:.0f} s"
+            yield f"{operation_text}: no driver for {operation.idle_ms / 1000:.0f} s"
         if operation.problem:
-            yield f"{where} waits: {operation.problem}"
+            yield f"{operation_text} waits: {operation.problem}"
         if operation.running != RULES[operation.state].runs:
-            blocks = "blocks" if operation.running else "does not block"
-            yield f"{where}: its row {blocks} other operations"
-    for part in view.partitions.values():
-        subject = view.subjects[part.subject_id]
-        planned = part.partition.state is PLANNED
-        if planned and subject.route_version > 0 and part.partition.partition_id not in stepping:
-            yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
+            blocks_text = "blocks" if operation.running else "does not block"
+            yield f"{operation_text}: its row {blocks_text} other operations"
+    for row in view.partitions.values():
+        subject = view.subjects[row.subject_id]
+        is_planned = row.partition.state is PLANNED
+        if (
+            is_planned
+            and subject.route_version > 0
+            and row.partition.partition_id not in stepping_ids
+        ):
+            yield f"partition {row.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
-        earlier = index.before.subjects.get(subject.subject_id)
-        unopened = not subject.problem and subject.route_version == 0
-        if unopened and earlier is not None and earlier.route_version == 0:
+        earlier_subject = index.before.subjects.get(subject.subject_id)
+        is_unopened = not subject.problem and subject.route_version == 0
+        if is_unopened and earlier_subject is not None and earlier_subject.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
-        if subject.deleting and earlier is not None and earlier.deleting:
+        if subject.deleting and earlier_subject is not None and earlier_subject.deleting:
             yield f"subject {subject.name!r}: its deletion is not finished"
-    deleting = {group.group_id for group in index.before.groups if group.deleting}
+    deleting_ids = {group.group_id for group in index.before.groups if group.deleting}
     for group in view.groups:
         is_subject_deleted = view.subjects[group.subject_id].deleting
-        if group.deleting and group.group_id in deleting and not is_subject_deleted:
+        if group.deleting and group.group_id in deleting_ids and not is_subject_deleted:
             yield f"group {group.name!r}: its deletion is not finished"
 
 
@@ -716,8 +731,8 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
             if parent is None or parent_id in group.drained:
                 continue
             if row is not None and len(row.partition.parents) > 1:
-                published = set(parent.partition.parents) & set(row.partition.parents)
-                if published and not group.tokens.get(parent_id, 0):
+                common_parents = set(parent.partition.parents) & set(row.partition.parents)
+                if common_parents and not group.tokens.get(parent_id, 0):
                     continue
             if parent.abandoned or parent.partition.state is PartitionState.EXPIRED:
                 continue
@@ -740,37 +755,37 @@ def missing_at_broker(
     Args:
         groups: the subject's groups in the first snapshot.
     """
-    timed = subject.retention is Retention.TIME
+    is_timed = subject.retention is Retention.TIME
     partition_id = row.partition.partition_id
-    known = {each.group for each in status.groups}
-    served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-    reading = [group for group in groups if partition_id not in group.drained]
-    for group in reading:
-        if not served or group.name in known:
+    known_groups = {each.group for each in status.groups}
+    is_served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+    reading_groups = [group for group in groups if partition_id not in group.drained]
+    for group in reading_groups:
+        if not is_served or group.name in known_groups:
             continue
         if partition_id in group.heard:
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
-        elif not timed and group.tokens.get(partition_id, 0):
+        elif not is_timed and group.tokens.get(partition_id, 0):
             yield (
                 f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
                 "know the group"
             )
-    if served and reading and not status.groups_told and not timed:
+    if is_served and reading_groups and not status.groups_told and not is_timed:
         yield (
             f"partition {partition_id}: its broker does not know all groups, and removes nothing"
         )
 
 
-def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
-    """Yield a sentence for each gap between a static subject's partition and its parent; `known`
-    maps id → partition.
+def broken_chain(partitions: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
+    """Yield a sentence for each gap between a static subject's partition and its parent;
+    `partitions` maps id → partition.
     """
     if len(partition.parents) > 1:
-        number = len(partition.parents)
-        yield f"partition {partition.partition_id} continues {number} partitions at once"
+        parent_count = len(partition.parents)
+        yield f"partition {partition.partition_id} continues {parent_count} partitions at once"
         return
-    start: int | None = 0
-    for parent in (known[key] for key in partition.parents if key in known):
+    expected_start: int | None = 0
+    for parent in (partitions[key] for key in partition.parents if key in partitions):
         parent_partition = parent.partition
         continues = parent_partition.queue == partition.queue
         if continues != (parent_partition.range_start == partition.range_start):
@@ -787,12 +802,12 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         )
         if is_lost and is_behind_loss(partition):
             return
-        start = (
+        expected_start = (
             None if parent.end_offset is None else parent_partition.logic_start + parent.end_offset
         )
-    if partition.logic_start != start:
+    if partition.logic_start != expected_start:
         yield (
             f"partition {partition.partition_id} begins at logic offset "
             f"{partition.logic_start} of queue "
-            f"{partition.queue}, and its parent ends at {start}"
+            f"{partition.queue}, and its parent ends at {expected_start}"
         )

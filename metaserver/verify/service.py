@@ -100,8 +100,8 @@ def _operations(connection: Connection) -> list[OperationRow]:
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     for row in connection.execute(sa.select(steps).join(operations).where(unfinished)):
         actions[row.operation_id][row.partition_id] = StepAction(row.action)
-    idle = (now_ms() - operations.c.driven_until).label("idle_ms")
-    query = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
+    idle_ms = (now_ms() - operations.c.driven_until).label("idle_ms")
+    query = sa.select(operations, idle_ms).where(unfinished).order_by(operations.c.operation_id)
     return [
         OperationRow(
             operation_id=row.operation_id,

@@ -64,7 +64,7 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         tokens = await database.write(begin_reset, scope, reset_id=reset_id, **known)
         answered = (reset_id, ANSWER)
         await database.write(
-            end_reset, group_id, tokens, {partition_id: 0}, holder="h", answered=answered
+            end_reset, group_id, tokens, {partition_id: 0}, holder="h", recorded_answer=answered
         )
         assert await database.read(pending_live_resets) == []
         await database.write(settle_group, group_id)

@@ -61,7 +61,7 @@ class Slow:
                 int(target.partition_id): None if hosts else 100 for target in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
-            await self.database.write(finish_round, operation_id, done, heard=heard)
+            await self.database.write(finish_round, operation_id, done, group_ids=heard)
 
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any

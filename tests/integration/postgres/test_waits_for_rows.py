@@ -176,7 +176,7 @@ async def test_group_is_granted_again_when_a_settling_waited_for_the_end_of_its_
     answered = (reset_id, ANSWER)
     await pair.meet(
         lambda connection: end_reset(
-            connection, GROUP_ID, tokens, cursors, holder="h", answered=answered
+            connection, GROUP_ID, tokens, cursors, holder="h", recorded_answer=answered
         ),
         lambda connection: settle_group(connection, GROUP_ID),
     )
@@ -252,7 +252,7 @@ async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: 
 
     def accept(connection: sa.Connection) -> None:
         ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
-        finish_round(connection, operation_id, {3: None, 4: None}, heard=[GROUP_ID])
+        finish_round(connection, operation_id, {3: None, 4: None}, group_ids=[GROUP_ID])
 
     with raises(Reason.FOLDER_GIVEN_UP):
         await pair.meet(
@@ -285,7 +285,7 @@ def moving_round(connection: sa.Connection) -> None:
     """A move of a partition begins, and the child's broker has answered."""
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="g2")
     ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
-    finish_round(connection, operation_id, {3: None}, heard=[GROUP_ID], openings={3: ""})
+    finish_round(connection, operation_id, {3: None}, group_ids=[GROUP_ID], openings={3: ""})
 
 
 @pytest.mark.parametrize("work", [new_plan, moving_round])

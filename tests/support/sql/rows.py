@@ -93,7 +93,7 @@ class Rows:
                 if partition.address is not None
             }
             heard = [group_id for group_id, _ in operation.groups]
-            state: OperationState = self.run(finish_round, operation_id, done, heard=heard)
+            state: OperationState = self.run(finish_round, operation_id, done, group_ids=heard)
             if state is operation.state and not done:
                 return state
 

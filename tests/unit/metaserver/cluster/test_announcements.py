@@ -167,7 +167,7 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
     done = {partition.partition_id: None if hosts else 100 for partition in operation.targets}
     names = [group_id for group_id, _ in operation.groups] if hears else []
-    state: OperationState = rows.run(finish_round, operation_id, done, heard=names)
+    state: OperationState = rows.run(finish_round, operation_id, done, group_ids=names)
     return state
 
 
@@ -292,7 +292,7 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
     accept_older_copy(rows)
     names = [group_id for group_id, _ in operation.groups]
     late = {asked.partition_id: end}
-    stays = rows.run(finish_round, operation_id, late, heard=names, openings=operation.openings)
+    stays = rows.run(finish_round, operation_id, late, group_ids=names, openings=operation.openings)
     assert stays is state
     rows.clock.advance(1_000)
     rows.report("g2")

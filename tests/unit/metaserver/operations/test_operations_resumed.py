@@ -315,9 +315,9 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
     parents = [partition.partition_id for partition in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):
-        state = rows.run(finish_round, operation_id, hosted, sealable=some)
+        state = rows.run(finish_round, operation_id, hosted, sealable_ids=some)
         assert state is OperationState.PLAN
-    assert rows.run(finish_round, operation_id, {}, sealable=parents) is OperationState.SEAL
+    assert rows.run(finish_round, operation_id, {}, sealable_ids=parents) is OperationState.SEAL
 
 
 def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationRows):

@@ -65,7 +65,7 @@ class LiveRows(Rows):
 
     def end(self, tokens: dict[int, int], reset_id: int) -> None:
         cursors = dict.fromkeys(tokens, 0)
-        self.run(end_reset, 1, tokens, cursors, holder="h", answered=(reset_id, ANSWER))
+        self.run(end_reset, 1, tokens, cursors, holder="h", recorded_answer=(reset_id, ANSWER))
         self.settle()
 
 

@@ -55,7 +55,7 @@ class ExpiryRows(Rows):
                 partition.partition_id: end if seals else None for partition in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
-            state = self.run(finish_round, operation_id, answers, heard=heard)
+            state = self.run(finish_round, operation_id, answers, group_ids=heard)
 
     def candidates(self) -> list[tuple[int, int]]:
         candidates = self.run(expiry_candidates, after=0, limit=9)
