@@ -275,12 +275,12 @@ class Admin(LoopBoundClient):
                 "message_bytes_max": message_bytes_max,
             },
         )
-        return await self._meta.create_subject(body)
+        return await self._metaserver_client.create_subject(body)
 
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
         """List the subjects by name, including hidden ones if `hidden` is set."""
         refuse_call(flag_problems(hidden=hidden))
-        subjects = (await self._meta.call(endpoints.SUBJECTS)).subjects
+        subjects = (await self._metaserver_client.call(endpoints.SUBJECTS)).subjects
         return [subject for subject in subjects if hidden or not subject.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
@@ -292,7 +292,9 @@ class Admin(LoopBoundClient):
         Raises:
             SubjectUnknownError
         """
-        view = await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
+        view = await self._metaserver_client.call(
+            endpoints.SUBJECT, subject=check_name("subject", subject)
+        )
         return views.describe_subject(view, await self._fetch_statuses(view.route.partitions))
 
     async def history(self, subject: str) -> SubjectHistory:
@@ -303,7 +305,9 @@ class Admin(LoopBoundClient):
         Raises:
             SubjectUnknownError
         """
-        return await self._meta.call(endpoints.HISTORY, subject=check_name("subject", subject))
+        return await self._metaserver_client.call(
+            endpoints.HISTORY, subject=check_name("subject", subject)
+        )
 
     async def set_subject(
         self,
@@ -333,9 +337,9 @@ class Admin(LoopBoundClient):
             "message_bytes_max": message_bytes_max,
         }
         body = convert_argument(SetSubject, {"dry_run": dry_run, **new_values})
-        view = await self._meta.call(endpoints.SUBJECT, subject=subject)
+        view = await self._metaserver_client.call(endpoints.SUBJECT, subject=subject)
         (operation,) = (
-            await self._meta.call(endpoints.SET_SUBJECT, body, subject=subject)
+            await self._metaserver_client.call(endpoints.SET_SUBJECT, body, subject=subject)
         ).operations
         return views.compare_settings(view, new_values, operation)
 
@@ -358,7 +362,7 @@ class Admin(LoopBoundClient):
         """
         check_name("subject", subject)
         body = convert_argument(DeleteSubject, {"force": force, "subject_id": subject_id})
-        return await self._meta.call(endpoints.DELETE_SUBJECT, body, subject=subject)
+        return await self._metaserver_client.call(endpoints.DELETE_SUBJECT, body, subject=subject)
 
     async def hide_subject(
         self,
@@ -398,7 +402,7 @@ class Admin(LoopBoundClient):
             "cut": cut,
         }
         body = convert_argument(HideSubject, {"hidden": hidden, **fields})
-        return await self._meta.hide_subject(subject, body)
+        return await self._metaserver_client.hide_subject(subject, body)
 
     async def publish_subject(
         self,
@@ -456,10 +460,14 @@ class Admin(LoopBoundClient):
             {"target": subject, "replace": replace, "starts": group_starts, "ends": end_offsets}
             | {"subject_id": subject_id, "revisions": group_revisions},
         )
-        publication = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+        publication = await self._metaserver_client.call(
+            endpoints.PUBLISH_SUBJECT, body, subject=hidden
+        )
         while wait and publication.state not in ROUTE_FINAL:
             await asyncio.sleep(POLL_MS / 1000)
-            publication = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+            publication = await self._metaserver_client.call(
+                endpoints.PUBLISH_SUBJECT, body, subject=hidden
+            )
         return publication
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
@@ -517,7 +525,9 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         return (
-            await self._meta.call(endpoints.GROUPS, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.GROUPS, subject=check_name("subject", subject)
+            )
         ).summaries
 
     async def describe_group(self, subject: str, group: str) -> GroupDescription:
@@ -865,7 +875,7 @@ class Admin(LoopBoundClient):
                 "dry_run": dry_run,
             },
         )
-        return await self._meta.call(endpoints.RESHAPE, body)
+        return await self._metaserver_client.call(endpoints.RESHAPE, body)
 
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
@@ -875,7 +885,9 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         return (
-            await self._meta.call(endpoints.OPERATIONS, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.OPERATIONS, subject=check_name("subject", subject)
+            )
         ).operations
 
     @survives_cancel
@@ -930,7 +942,7 @@ class Admin(LoopBoundClient):
             ConflictError: the operation has started sealing, and can only be completed.
         """
         refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
-        return await self._meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
+        return await self._metaserver_client.call(endpoints.CANCEL_OPERATION, id=operation_id)
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
@@ -944,7 +956,9 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         route = (
-            await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.SUBJECT, subject=check_name("subject", subject)
+            )
         ).route
         sealed_partitions = [
             each for each in route.partitions if each.state is PartitionState.SEALED
@@ -982,7 +996,7 @@ class Admin(LoopBoundClient):
             )
             for partition_id, start in convert_mapping("from_offsets", from_offsets).items()
         }
-        route = await self._meta.route(check_name("subject", subject))
+        route = await self._metaserver_client.route(check_name("subject", subject))
         partitions = {int(partition.partition_id): partition for partition in route.partitions}
         unknown_ids = sorted(bodies.keys() - partitions.keys())
         if unknown_ids:
@@ -1003,7 +1017,7 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         body = convert_argument(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
-        route = await self._meta.route(check_name("subject", subject))
+        route = await self._metaserver_client.route(check_name("subject", subject))
         await in_turns(lambda partition: self._set_hold(partition, body), route.partitions)
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
@@ -1139,7 +1153,7 @@ class Admin(LoopBoundClient):
         partitions = await self._fetch_partitions_by_id(subject, group)
 
         async def redrive_view(view: ParkedKeyView) -> ParkedKeyView | None:
-            broker = self._broker(partitions[view.partition_id])
+            broker = self._broker_client(partitions[view.partition_id])
             return await self._redrive(broker, subject, group, view, key_filter)
 
         redriven_views: list[ParkedKeyView] = []
@@ -1183,8 +1197,8 @@ class Admin(LoopBoundClient):
         limit, skipped_count = _convert_limit(first), 0
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
-            (partition,) = await self._partitions(subject, group, view.partition_id)
-            broker = self._broker(partition)
+            (partition,) = await self._fetch_partitions(subject, group, view.partition_id)
+            broker = self._broker_client(partition)
             remaining, rows = limit, list[Row]()
             for row in await self._select_rows(subject, group, view, key_filter):
                 if remaining > 0:
@@ -1282,13 +1296,15 @@ class Admin(LoopBoundClient):
             packed_properties = pack_properties(
                 properties, kept=find_unchanged_properties(properties, message)
             )
-        limit = (await self._meta.call(endpoints.SUBJECT, subject=subject)).message_bytes_max
+        limit = (
+            await self._metaserver_client.call(endpoints.SUBJECT, subject=subject)
+        ).message_bytes_max
         check_message_size(len(message.key), len(value), len(packed_properties), limit)
-        (holding_partition,) = await self._partitions(subject, group, view.partition_id)
+        (holding_partition,) = await self._fetch_partitions(subject, group, view.partition_id)
         request = EditParked(
             view.partition_id, group, view.key, source_id, offset, packed_properties
         )
-        response, _ = await self._broker(holding_partition).call(request, value)
+        response, _ = await self._broker_client(holding_partition).call(request, value)
         assert isinstance(response, ParkedEdited)
         return replace_content(parked_message, value, response.properties or b"")
 
@@ -1408,11 +1424,15 @@ class Admin(LoopBoundClient):
             "begins_at_ms": to_epoch_ms("begins", begins),
             "ends_at_ms": to_epoch_ms("ends", ends),
         }
-        return await self._meta.call(endpoints.CREATE_TOKEN, convert_argument(CreateToken, fields))
+        return await self._metaserver_client.call(
+            endpoints.CREATE_TOKEN, convert_argument(CreateToken, fields)
+        )
 
     async def list_tokens(self, principal: str | None = None) -> TokenList:
         """List the tokens of one principal or all by id, including revoked and expired ones."""
-        return await self._meta.call(endpoints.TOKENS, query=build_principal_query(principal))
+        return await self._metaserver_client.call(
+            endpoints.TOKENS, query=build_principal_query(principal)
+        )
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
@@ -1422,7 +1442,7 @@ class Admin(LoopBoundClient):
         Raises:
             NotFoundError
         """
-        return await self._meta.call(endpoints.REVOKE_TOKEN, id=token_id)
+        return await self._metaserver_client.call(endpoints.REVOKE_TOKEN, id=token_id)
 
     async def grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
@@ -1437,19 +1457,23 @@ class Admin(LoopBoundClient):
         Raises:
             OverloadedError: the principal has the maximum number of rights.
         """
-        await self._meta.call(endpoints.GRANT, build_change_grant(principal, right, subject, group))
+        await self._metaserver_client.call(
+            endpoints.GRANT, build_change_grant(principal, right, subject, group)
+        )
 
     async def revoke_grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
         """Revoke exactly this right, with these patterns; repeating the call changes nothing."""
-        await self._meta.call(
+        await self._metaserver_client.call(
             endpoints.REVOKE_GRANT, build_change_grant(principal, right, subject, group)
         )
 
     async def list_grants(self, principal: str | None = None) -> GrantList:
         """List the rights of one principal, or all rights."""
-        return await self._meta.call(endpoints.GRANTS, query=build_principal_query(principal))
+        return await self._metaserver_client.call(
+            endpoints.GRANTS, query=build_principal_query(principal)
+        )
 
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
@@ -1458,7 +1482,9 @@ class Admin(LoopBoundClient):
         empty name means all subjects or groups.
         """
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
-        return await self._meta.call(endpoints.CHECK_ACCESS, convert_argument(CheckAccess, fields))
+        return await self._metaserver_client.call(
+            endpoints.CHECK_ACCESS, convert_argument(CheckAccess, fields)
+        )
 
     async def set_quota(
         self,
@@ -1510,17 +1536,17 @@ class Admin(LoopBoundClient):
         check_sessions(sessions, of_subjects=kind == "subject")
         if limits != NO_QUOTA or not any(counts.values()):
             check_quota(limits)
-        await self._meta.call(endpoints.SET_QUOTA, body)
+        await self._metaserver_client.call(endpoints.SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
         """Remove the limits of a principal or of subjects; repeating the call changes nothing."""
-        await self._meta.call(
+        await self._metaserver_client.call(
             endpoints.UNSET_QUOTA, convert_argument(UnsetQuota, {"kind": kind, "name": name})
         )
 
     async def list_quotas(self) -> QuotaList:
         """List the limits of all principals and subjects."""
-        return await self._meta.call(endpoints.QUOTAS)
+        return await self._metaserver_client.call(endpoints.QUOTAS)
 
     async def list_audit(
         self,
@@ -1551,12 +1577,12 @@ class Admin(LoopBoundClient):
             "before": before,
             "limit": limit,
         }
-        return await self._meta.call(endpoints.AUDIT, query=query)
+        return await self._metaserver_client.call(endpoints.AUDIT, query=query)
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
         """List every broker group that has ever reported, and the brokers that are refused."""
-        details = (await self._meta.health()).details
+        details = (await self._metaserver_client.health()).details
         return BrokerList(
             brokers=msgspec.convert(details.get("brokers", []), list[BrokerView]),
             refused=msgspec.convert(details.get("refused", []), list[RefusedBroker]),
@@ -1596,7 +1622,7 @@ class Admin(LoopBoundClient):
         """
         check_name("broker group", broker_group)
         body = convert_argument(AcceptFolder, {"address": address, "dry_run": dry_run})
-        return await self._meta.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
+        return await self._metaserver_client.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
 
     async def broker_health(self, address: str) -> Health:
         """
@@ -1617,13 +1643,13 @@ class Admin(LoopBoundClient):
         Raises:
             InvalidRequestError: the server is a broker.
         """
-        return await self._meta.health()
+        return await self._metaserver_client.health()
 
     async def verify(self) -> Verification:
         """Compare the metaserver's database with the brokers; return each check with its
         violations.
         """
-        return await self._meta.call(endpoints.VERIFY)
+        return await self._metaserver_client.call(endpoints.VERIFY)
 
     async def describe_cluster(self) -> ClusterView:
         """
@@ -1633,7 +1659,7 @@ class Admin(LoopBoundClient):
             StorageError: the metaserver is not ready, and its database has not answered yet.
             ForeignServerError: the response is not from a metaserver.
         """
-        health = await self._meta.health()
+        health = await self._metaserver_client.health()
         if not health.ready and "cluster" not in health.details:
             raise StorageError(f"the metaserver is not ready: {health.reason}")
         try:
@@ -1643,11 +1669,11 @@ class Admin(LoopBoundClient):
 
     # ── internal: calls ───────────────────────────────────────────────────────────────────────────
     @property
-    def _meta(self) -> MetaClient:
+    def _metaserver_client(self) -> MetaClient:
         self._connections.home.check()
         return self._metaserver
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
             raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
@@ -1658,11 +1684,11 @@ class Admin(LoopBoundClient):
         """Call a metaserver endpoint of one consumer group."""
         check_name("subject", subject)
         check_name("consumer group", group)
-        return await self._meta.call(endpoint, body, subject=subject, group=group)
+        return await self._metaserver_client.call(endpoint, body, subject=subject, group=group)
 
     async def _set_cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
         check_name("broker group", broker_group)
-        return await self._meta.call(
+        return await self._metaserver_client.call(
             endpoints.CORDON, Cordon(cordoned=cordoned), group=broker_group
         )
 
@@ -1670,7 +1696,7 @@ class Admin(LoopBoundClient):
         self, kind: OperationKind, dry_run: bool, **fields: object
     ) -> OperationView:
         body = convert_argument(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
-        (operation,) = (await self._meta.call(endpoints.RESHAPE, body)).operations
+        (operation,) = (await self._metaserver_client.call(endpoints.RESHAPE, body)).operations
         return operation
 
     async def _set_suspended(
@@ -1681,7 +1707,7 @@ class Admin(LoopBoundClient):
 
     async def _fetch_status(self, partition: Partition) -> PartitionStatus:
         """Fetch a partition's status. Raises NotSentError and the errors of its broker."""
-        broker = self._broker(partition)
+        broker = self._broker_client(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
     async def _fetch_statuses(
@@ -1698,7 +1724,7 @@ class Admin(LoopBoundClient):
         return dict(await in_turns(fetch_or_problem, partitions))
 
     async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
-        broker = self._broker(partition)
+        broker = self._broker_client(partition)
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
     def _parse_broker_address(self, text: str) -> str:
@@ -1715,7 +1741,7 @@ class Admin(LoopBoundClient):
         """Return the addresses of the brokers to ask, and broker group → why it is not asked."""
         if broker is not None:
             return [self._parse_broker_address(broker)], {}
-        brokers = (await self._meta.health()).details.get("brokers", [])
+        brokers = (await self._metaserver_client.health()).details.get("brokers", [])
         problems = {
             each["broker_group"]: "the broker is silent"
             for each in brokers
@@ -1738,7 +1764,7 @@ class Admin(LoopBoundClient):
         """Yield the keys for `parked`, and add to `adopted_ids` the sealed partitions whose
         children have adopted, or are adopting, their parked messages.
         """
-        for partition in await self._partitions(subject, group, partition_id):
+        for partition in await self._fetch_partitions(subject, group, partition_id):
             views = await self._fetch_parked(partition, group, retrying=retrying)
             if views is None:
                 adopted_ids.add(partition.partition_id)
@@ -1806,12 +1832,12 @@ class Admin(LoopBoundClient):
                 "partition and its offset"
             )
         views = await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
-        partitions = await self._partitions(subject, group, None)
+        partitions = await self._fetch_partitions(subject, group, None)
         parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
         oldest_view = find_oldest_view(views, parents)
         return oldest_view.first_source, oldest_view.first_offset
 
-    async def _partitions(
+    async def _fetch_partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:
         """Return the subject's partitions with data, or only the one with this id."""
@@ -1831,9 +1857,11 @@ class Admin(LoopBoundClient):
         return matching
 
     async def _fetch_partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
-        return {each.partition_id: each for each in await self._partitions(subject, group, None)}
+        return {
+            each.partition_id: each for each in await self._fetch_partitions(subject, group, None)
+        }
 
-    async def _broker_of(
+    async def _find_broker(
         self,
         subject: str,
         group: str,
@@ -1845,8 +1873,8 @@ class Admin(LoopBoundClient):
         """
         partition = partitions_by_id.get(view.partition_id)
         if partition is None:
-            (partition,) = await self._partitions(subject, group, view.partition_id)
-        return self._broker(partition)
+            (partition,) = await self._fetch_partitions(subject, group, view.partition_id)
+        return self._broker_client(partition)
 
     async def _fetch_parked(
         self, partition: Partition, group: str, *, retrying: bool = False
@@ -1854,7 +1882,7 @@ class Admin(LoopBoundClient):
         """Fetch the keys that a group has parked on a partition; return None if the children have
         adopted, or are adopting, them.
         """
-        broker, partition_id = self._broker(partition), partition.partition_id
+        broker, partition_id = self._broker_client(partition), partition.partition_id
         query_filters = {
             "group": group,
             "count": PARKED_PAGE_KEYS,
@@ -1888,9 +1916,9 @@ class Admin(LoopBoundClient):
         """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
-        await self._partitions(subject, group, partition_id)
+        await self._fetch_partitions(subject, group, partition_id)
         partitions_by_id = await self._fetch_partitions_by_id(subject, group)
-        parked_message = await ParkedReader(subject, partitions_by_id, self._broker).read(
+        parked_message = await ParkedReader(subject, partitions_by_id, self._broker_client).read(
             partition_id, offset
         )
         not_found_error = NotFoundError(
@@ -1904,7 +1932,7 @@ class Admin(LoopBoundClient):
             raise not_found_error
         for key in dict.fromkeys((parked_message.message.key, None)):
             async for view in self.parked(subject, group, key=key):
-                broker = await self._broker_of(subject, group, view, partitions_by_id)
+                broker = await self._find_broker(subject, group, view, partitions_by_id)
                 with contextlib.suppress(NotFoundError):
                     return await apply_edit(broker, group, view, parked_message), view
         raise not_found_error
@@ -1963,8 +1991,8 @@ class Admin(LoopBoundClient):
     ) -> tuple[BrokerClient, ParkedReader]:
         """Return the broker of a view, and a reader for its messages."""
         partitions_by_id = await self._fetch_partitions_by_id(subject, group)
-        broker = await self._broker_of(subject, group, view, partitions_by_id)
-        return broker, ParkedReader(subject, partitions_by_id, self._broker)
+        broker = await self._find_broker(subject, group, view, partitions_by_id)
+        return broker, ParkedReader(subject, partitions_by_id, self._broker_client)
 
 
 def _convert_limit(first: int | None) -> int:

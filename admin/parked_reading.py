@@ -127,20 +127,20 @@ class ParkedReader:
         self._broker_of = broker_of
         self._subject = subject
         self._partitions = partitions
-        self._cached: dict[int, Message[bytes]] = {}
+        self._cached_messages: dict[int, Message[bytes]] = {}
         self._cached_source = 0
 
     async def read(self, source: int, offset: int) -> ParkedMessage:
         """Return the message, or the reason why it cannot be read."""
         problem = ""
-        if source != self._cached_source or offset not in self._cached:
+        if source != self._cached_source or offset not in self._cached_messages:
             self._cached_source = source
-            self._cached = {}
+            self._cached_messages = {}
             try:
                 problem = await self._fetch(source, offset)
             except KeylaneError as error:
                 problem = error.message
-        message = self._cached.get(offset)
+        message = self._cached_messages.get(offset)
         return ParkedMessage(partition_id=source, offset=offset, message=message, problem=problem)
 
     async def _fetch(self, source: int, offset: int) -> str:
@@ -162,8 +162,8 @@ class ParkedReader:
             return _REMOVED if offset < (error.first_offset or 0) else _MISSING
         assert isinstance(response, Batches)
         for message in _decode_messages(self._subject, source, bytes(payload)):
-            self._cached[message.offset] = message
-        return "" if offset in self._cached else _MISSING
+            self._cached_messages[message.offset] = message
+        return "" if offset in self._cached_messages else _MISSING
 
 
 def _decode_messages(subject: str, partition_id: int, payload: bytes) -> list[Message[bytes]]:

@@ -52,7 +52,7 @@ class UserDatabase:
         engine = (
             engine_or_url
             if isinstance(engine_or_url, AsyncEngine | Engine)
-            else _engine(engine_or_url)
+            else _create_engine(engine_or_url)
         )
         self._engine: AsyncEngine | Engine = engine
         if options and engine.dialect.name != "sqlite":
@@ -119,7 +119,7 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
         return work(connection)
 
 
-def _engine(url: URL | str) -> AsyncEngine | Engine:
+def _create_engine(url: URL | str) -> AsyncEngine | Engine:
     try:
         parsed = make_url(url)
         if isinstance(url, str) and (problem := url_problem(url)):

@@ -154,13 +154,13 @@ class AuditLog:
 
     def routes(self) -> list[ControlRoute]:
         """Return the routes of the audit calls."""
-        return [ControlRoute(NOTE_AUDIT, self._note), ControlRoute(AUDIT, self._list)]
+        return [ControlRoute(NOTE_AUDIT, self._add_events), ControlRoute(AUDIT, self._list_events)]
 
-    async def _note(self, body: NoteAudit, _params: Params) -> Done:
+    async def _add_events(self, body: NoteAudit, _params: Params) -> Done:
         await self._database.write(append_events, body.events)
         return Done()
 
-    async def _list(self, _body: object, params: Params) -> AuditPage:
+    async def _list_events(self, _body: object, params: Params) -> AuditPage:
         check_params(AUDIT, params)
         await self.store()
         search = AuditSearch(

@@ -67,7 +67,7 @@ class Issuer:
         key_id = (
             cached_entry[0]
             if cached_entry is not None
-            else _header(text, self._settings.algorithms)[0]
+            else _read_header(text, self._settings.algorithms)[0]
         )
         key = await self._keys.find(key_id)
         if self._cached_version != self._keys.version:
@@ -76,10 +76,10 @@ class Issuer:
         cached_entry = self._cache.get(digest)
         if cached_entry is not None and self._clock.wall_ms() < cached_entry[1].ends_at_ms:
             return cached_entry[1]
-        _key_id, algorithm = _header(text, self._settings.algorithms)
+        _key_id, algorithm = _read_header(text, self._settings.algorithms)
         if key is None:
             raise _token_error("its key is not one of the issuer's", "unknown key")
-        identity = self._decode(text, _key_for(key, algorithm), algorithm)
+        identity = self._decode(text, _load_key(key, algorithm), algorithm)
         self._cache[digest] = key_id, identity
         if len(self._cache) > CACHE_MAX:
             self._cache.popitem(last=False)
@@ -107,9 +107,9 @@ class Issuer:
         if not isinstance(name, str) or not is_outside(principal):
             raise _token_error(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
-        return VerifiedIdentity(principal, self._groups(claims), ends_at_ms)
+        return VerifiedIdentity(principal, self._read_groups(claims), ends_at_ms)
 
-    def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
+    def _read_groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
         """Return the groups in a token, without those whose names are not valid principals."""
         claim = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
         names = claim.split() if isinstance(claim, str) else claim
@@ -119,7 +119,7 @@ class Issuer:
         return tuple(dict.fromkeys(group for group in groups if is_outside(group)))
 
 
-def _header(text: str, allowed_algorithms: tuple[str, ...]) -> tuple[str, str]:
+def _read_header(text: str, allowed_algorithms: tuple[str, ...]) -> tuple[str, str]:
     """Return the key id and the algorithm of a token. Raises UnauthenticatedError."""
     try:
         header = jwt.get_unverified_header(text)
@@ -137,7 +137,7 @@ def _header(text: str, allowed_algorithms: tuple[str, ...]) -> tuple[str, str]:
     return key_id, str(algorithm)
 
 
-def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
+def _load_key(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
     """Return the key if its type matches the algorithm. Raises UnauthenticatedError."""
     matches = (
         key.get("kty") == _KINDS[algorithm[:2]]

@@ -59,12 +59,14 @@ def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None
     if len(quotas) >= _QUOTAS_MAX[request.kind] and request.name not in quotas:
         raise OverloadedError("too many quotas", limit=_QUOTAS_MAX[request.kind])
     _invalidate(connection, request.kind, request.name, now_ms)
-    _store(connection, row, access_quotas, keep=request.quota != NO_QUOTA or request.sessions > 0)
+    _store_limits(
+        connection, row, access_quotas, keep=request.quota != NO_QUOTA or request.sessions > 0
+    )
     if request.kind == SUBJECT:
-        _store(connection, row, name_limits, keep=any(extra_limits))
+        _store_limits(connection, row, name_limits, keep=any(extra_limits))
 
 
-def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
+def _store_limits(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
     """Store the limits of a quota for which `table` has columns; if `keep` is false, delete the
     quota's row there.
     """
@@ -72,10 +74,10 @@ def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool
         values = {str(column.name): getattr(row, column.name) for column in table.columns}
         insert_or_replace(connection, table, values)
     else:
-        _delete(connection, row.kind, row.name, table)
+        _delete_limits(connection, row.kind, row.name, table)
 
 
-def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
+def _delete_limits(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
     """Delete a quota's row in a table; returns False if there was none."""
     condition = table.c.name == name
     if "kind" in table.c:
@@ -87,7 +89,7 @@ def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> 
     """Delete limits; a repeat changes nothing. Raises InvalidRequestError."""
     _check_name(request.kind, request.name)
     tables = (access_quotas, name_limits) if request.kind == SUBJECT else (access_quotas,)
-    if sum(_delete(connection, request.kind, request.name, table) for table in tables):
+    if sum(_delete_limits(connection, request.kind, request.name, table) for table in tables):
         _invalidate(connection, request.kind, request.name, now_ms)
 
 

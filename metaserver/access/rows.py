@@ -90,7 +90,7 @@ def create_token(
     token_id = connection.execute(
         sa.insert(access_tokens).values(row).returning(access_tokens.c.token_id)
     ).scalar_one()
-    return _token(connection, token_id, now_ms)
+    return _read_token(connection, token_id, now_ms)
 
 
 def _evict_token(connection: Connection, now_ms: int) -> None:
@@ -129,12 +129,12 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
     query = sa.select(access_tokens).order_by(access_tokens.c.token_id)
     if principal is not None:
         query = query.where(access_tokens.c.principal == principal)
-    return [_view(row, now_ms) for row in connection.execute(query)]
+    return [_build_view(row, now_ms) for row in connection.execute(query)]
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
     """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
-    token = _token(connection, token_id, now_ms)
+    token = _read_token(connection, token_id, now_ms)
     if not token.revoked_at_ms:
         record_principal_change(connection, token.principal, now_ms)
         connection.execute(
@@ -142,7 +142,7 @@ def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> Token
             .where(access_tokens.c.token_id == token_id)
             .values(revoked_at=now_ms)
         )
-    return _token(connection, token_id, now_ms)
+    return _read_token(connection, token_id, now_ms)
 
 
 def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
@@ -263,17 +263,17 @@ def _is_unusable(now_ms: int) -> sa.ColumnElement[bool]:
     return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 
 
-def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
+def _read_token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
     query = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(
             Reason.TOKEN_ID_UNKNOWN, f"there is no token {token_id}", token_id=token_id
         )
-    return _view(row, now_ms)
+    return _build_view(row, now_ms)
 
 
-def _view(row: sa.Row[tuple[object, ...]], now_ms: int) -> TokenView:
+def _build_view(row: sa.Row[tuple[object, ...]], now_ms: int) -> TokenView:
     state = "valid"
     if row.revoked_at:
         state = "revoked"

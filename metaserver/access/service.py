@@ -130,7 +130,7 @@ class AccessService:
             for principal in settings_tokens.values()
         }
         self._signing_key = OwnKey()
-        self._key_created_ms = self._read_ms = 0
+        self._key_created_ms = self._last_read_ms = 0
         self._holder_key = OwnKey()
         self.state = AccessState()
         self._read_order = ReadOrder()
@@ -156,7 +156,7 @@ class AccessService:
         stored_version = await self._database.read(read_version)
         known_version = (self.state.cluster, self.state.version)
         if stored_version is not None and (
-            stored_version != known_version or now_ms - self._read_ms > REREAD_MS
+            stored_version != known_version or now_ms - self._last_read_ms > REREAD_MS
         ):
             await self.refresh()
         # A database that lacks the row or the key was replaced, for example by a restore.
@@ -168,7 +168,7 @@ class AccessService:
         """Read the whole state again: `state` then has everything that was committed before this
         call. Raises StorageError.
         """
-        number, self._read_ms = self._read_order.begin(), self._clock.boot_ms()
+        number, self._last_read_ms = self._read_order.begin(), self._clock.boot_ms()
         state = await self._database.read(read_access_state, self._clock.wall_ms())
         if self._read_order.is_newest(number, state.version):
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
@@ -192,7 +192,7 @@ class AccessService:
             return self.state.build_caller(*await self._issuer.verify(text))
         return self.state.identify_caller(text, self._clock.wall_ms())
 
-    def certified(self, peer: Peer) -> Caller:
+    def identify_certificate(self, peer: Peer) -> Caller:
         """Return the caller of a client certificate that TLS has verified. Raises
         UnauthenticatedError.
         """
@@ -270,17 +270,17 @@ class AccessService:
         """Return a route for each of `endpoints.ACCESS`."""
         return [
             ControlRoute(CREATE_TOKEN, self._create_token),
-            ControlRoute(TOKENS, self._tokens),
+            ControlRoute(TOKENS, self._list_tokens),
             ControlRoute(REVOKE_TOKEN, self._revoke_token),
             ControlRoute(GRANT, self._grant),
             ControlRoute(REVOKE_GRANT, self._revoke_grant),
-            ControlRoute(GRANTS, self._grants),
-            ControlRoute(CHECK_ACCESS, self._check),
-            ControlRoute(CAPABILITY, self._capability),
-            ControlRoute(ACCESS_NEWS, self._news),
+            ControlRoute(GRANTS, self._list_grants),
+            ControlRoute(CHECK_ACCESS, self._check_access),
+            ControlRoute(CAPABILITY, self._issue_capability),
+            ControlRoute(ACCESS_NEWS, self._read_news),
             ControlRoute(SET_QUOTA, self._set_quota),
             ControlRoute(UNSET_QUOTA, self._unset_quota),
-            ControlRoute(QUOTAS, self._quotas),
+            ControlRoute(QUOTAS, self._list_quotas),
             *self.audit.routes(),
         ]
 
@@ -292,7 +292,7 @@ class AccessService:
         await self.refresh()
         return MadeToken(token=token, view=view)
 
-    async def _tokens(self, _body: object, params: Params) -> TokenList:
+    async def _list_tokens(self, _body: object, params: Params) -> TokenList:
         principal = params.get("principal")
         now_ms = self._clock.wall_ms()
         return TokenList(tokens=await self._database.read(read_tokens, principal, now_ms))
@@ -313,7 +313,7 @@ class AccessService:
         await self.refresh()
         return Done()
 
-    async def _grants(self, _body: object, params: Params) -> GrantList:
+    async def _list_grants(self, _body: object, params: Params) -> GrantList:
         principal = params.get("principal")
         rows = await self._database.read(read_grants, principal)
         from_settings = {
@@ -334,17 +334,17 @@ class AccessService:
         await self.refresh()
         return Done()
 
-    async def _quotas(self, _body: object, _params: Params) -> QuotaList:
+    async def _list_quotas(self, _body: object, _params: Params) -> QuotaList:
         return QuotaList(quotas=await self._database.read(read_quotas))
 
-    async def _check(self, body: CheckAccess, _params: Params) -> Decision:
+    async def _check_access(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
         for each in self.state.grants.get(body.principal, ()):
             if allows((each,), body.right, body.subject, body.group):
                 return Decision(allowed=True, by=each)
         return Decision(allowed=False)
 
-    async def _capability(self, body: AskCapability, _params: Params) -> Capabilities:
+    async def _issue_capability(self, body: AskCapability, _params: Params) -> Capabilities:
         if len(body.holder) not in (0, HOLDER_BYTES):
             raise InvalidRequestError(f"a holder's key has {HOLDER_BYTES} bytes")
         caller = CALLER.get()
@@ -355,7 +355,7 @@ class AccessService:
             ends_in_ms=max(0, self._capability_end_ms(caller) - self._clock.wall_ms()),
         )
 
-    async def _news(self, _body: object, _params: Params) -> AccessNews:
+    async def _read_news(self, _body: object, _params: Params) -> AccessNews:
         return self.news()
 
 

@@ -250,7 +250,7 @@ class Catalogue:
         ):
             return
         try:
-            broker_id, opening = await self._probe(known_broker.address)
+            broker_id, opening = await self._fetch_identity(known_broker.address)
         except KeylaneError:
             return  # no reply: the broker has moved
         if opening and opening == report.opening:
@@ -281,14 +281,14 @@ class Catalogue:
         if known_broker.alive and known_broker.address == report.address:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
-            broker_id, opening = await self._probe(report.address)
+            broker_id, opening = await self._fetch_identity(report.address)
         except (NotSentError, InvalidRequestError):  # nothing listens there, or not a broker
             return True
         except KeylaneError:
             return False  # it does not respond, but may be running
         return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
-    async def _probe(self, address: str) -> tuple[str, str]:
+    async def _fetch_identity(self, address: str) -> tuple[str, str]:
         """
         Ask the broker at an address for its data folder's id and its opening.
 
@@ -446,7 +446,7 @@ class Catalogue:
         creation = self._creations.get(row.subject_id)
         if creation is None:
             creation = self._creations[row.subject_id] = _Creation()
-            creation.task = asyncio.create_task(self._complete(row, creation.hosted))
+            creation.task = asyncio.create_task(self._run_creation(row, creation.hosted))
             creation.task.add_done_callback(partial(self._finish_creation, row.subject_id))
         assert creation.task is not None
         done, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
@@ -469,7 +469,7 @@ class Catalogue:
         if not task.cancelled():
             task.exception()  # the waiting calls raise it
 
-    async def _complete(self, row: SubjectRow, hosted_ids: set[int]) -> None:
+    async def _run_creation(self, row: SubjectRow, hosted_ids: set[int]) -> None:
         """Complete a creation without a timeout; adds the ids of hosted partitions to
         `hosted_ids`.
         """
@@ -478,7 +478,7 @@ class Catalogue:
             planned = await self._database.read(planned_partitions, row.subject_id)
             if not planned:
                 return  # another metaserver has opened it
-            problem = await self._host_all(row, planned, hosted_ids)
+            problem = await self._host_partitions(row, planned, hosted_ids)
             if not problem:
                 planned_ids = [partition.partition_id for partition in planned]
                 if await self._database.write(open_subject, row.name, planned_ids):
@@ -493,7 +493,7 @@ class Catalogue:
             subject=row.name,
         )
 
-    async def _host_all(
+    async def _host_partitions(
         self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
@@ -506,18 +506,20 @@ class Catalogue:
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._host(row, partition, slots, errors_of_used_ids, hosted_ids))
+                group.create_task(
+                    self._host_partition(row, partition, slots, errors_of_used_ids, hosted_ids)
+                )
                 for partition in planned
             ]
         if errors_of_used_ids:
-            await self._fail(row, errors_of_used_ids)
+            await self._fail_creation(row, errors_of_used_ids)
         problems = [task.result() for task in tasks if task.result()]
         if not problems:
             return ""
         count_text = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
         return f"{count_text} have no broker yet: {problems[0]}"
 
-    async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
+    async def _fail_creation(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
         """Mark a creation as failed because partition ids are in use, unless the subject is already
         open. Raises ConflictError.
         """
@@ -528,7 +530,7 @@ class Catalogue:
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)
 
-    async def _host(
+    async def _host_partition(
         self,
         row: SubjectRow,
         partition: Partition,

@@ -74,11 +74,11 @@ def read_partitions(
     return _build_partitions(rows, _read_parents(connection, partition_filter.parents, values))
 
 
-_of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
+_is_in_subject = partitions.c.subject_id == sa.bindparam("of_subject")
 _subject_partitions_query = _partitions_query.where(
-    _of_subject, partitions.c.state.in_(sa.bindparam("states"))
+    _is_in_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
-_subject_parents_query = _parents_query.where(_of_subject, IS_VISIBLE_PARENT)
+_subject_parents_query = _parents_query.where(_is_in_subject, IS_VISIBLE_PARENT)
 # Rows of expired partitions are kept, and eventually far outnumber the others.
 _unexpired_parents_query = _subject_parents_query.where(
     partitions.c.state != PartitionState.EXPIRED
@@ -93,7 +93,7 @@ def is_expired_by_retention(table: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 _blocking_parents_query = _parents_query.where(
-    _of_subject,
+    _is_in_subject,
     sa.not_(is_expired_by_retention(partitions)),
     IS_VISIBLE_PARENT,
     sa.exists().where(

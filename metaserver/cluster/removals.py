@@ -48,7 +48,7 @@ from ..sql.schema import (
 )
 from .losses import refuse_folders
 
-WHOLE = 0
+WHOLE_PARTITION = 0
 """The group id in a removal or deletion of a whole partition or subject."""
 GROUPS_PER_DELETE = 100
 """Maximum number of groups whose rows one statement deletes; each may have thousands."""
@@ -85,14 +85,14 @@ class PendingRemoval:
         """True if no request to the broker is needed, because the partition has no
         messages left.
         """
-        return self.group_id != WHOLE and self.state is PartitionState.EXPIRED
+        return self.group_id != WHOLE_PARTITION and self.state is PartitionState.EXPIRED
 
 
 def plan_removals(
     connection: Connection,
     condition: sa.ColumnElement[bool],
     *,
-    group_id: int = WHOLE,
+    group_id: int = WHOLE_PARTITION,
     token: int = 0,
 ) -> None:
     """Journal a removal for each partition that meets a condition."""
@@ -115,7 +115,8 @@ _last_id_query = (
         sa.or_(
             subjects.c.deleting,
             sa.exists().where(
-                _drops.c.partition_id == _all_partitions.c.partition_id, _drops.c.group_id == WHOLE
+                _drops.c.partition_id == _all_partitions.c.partition_id,
+                _drops.c.group_id == WHOLE_PARTITION,
             ),
         ),
     )
@@ -304,19 +305,19 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
         connection.execute(sa.delete(table).where(table.c.subject_id == subject_id))
     rows = [
         {"subject_id": subject_id, "group_id": group_id, "subject": name}
-        for group_id in (WHOLE, *ids)
+        for group_id in (WHOLE_PARTITION, *ids)
     ]
     insert_new(connection, deletions, rows)
 
 
 def was_deleted(
-    connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE
+    connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE_PARTITION
 ) -> bool:
     """Return whether the subject with this name and id was deleted, or its group if `group_id` is
     given.
     """
     is_deletion = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
-    if group_id == WHOLE:
+    if group_id == WHOLE_PARTITION:
         is_deletion = sa.and_(is_deletion, deletions.c.subject_id == subject_id)
     return connection.execute(sa.select(sa.exists().where(is_deletion))).scalar_one()
 
@@ -350,10 +351,10 @@ def extend_deletion_record(connection: Connection, subject: str) -> None:
 
 
 def _is_deletion_of(subject: str) -> sa.ColumnElement[bool]:
-    return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
+    return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE_PARTITION)
 
 
-def count_removals(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
+def count_removals(connection: Connection, subject_id: int, group_id: int = WHOLE_PARTITION) -> int:
     """Return the number of partitions that brokers must still drop, or for which they must still
     forget the group.
     """

@@ -482,7 +482,7 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
             version=row.grants_version,
             ttl_ms=row.ttl_ms,
             grants=tuple(
-                _grant(partition, token, adopted.get(partition.partition_id, ()))
+                _build_grant(partition, token, adopted.get(partition.partition_id, ()))
                 for partition, token in grants_by_session.get(row.session, ())
             ),
             policy=settings.policy,
@@ -494,7 +494,7 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     }
 
 
-def _grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
+def _build_grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
     ranges = tuple(ancestor.ranges for ancestor in parked)
     return Grant(
         partition=partition,

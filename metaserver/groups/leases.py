@@ -196,7 +196,7 @@ def settle_leases(
         for key, lease in leases.items()
     }
     active_sessions = [session for session in sessions if session not in suspended]
-    owners = _owners(updated_leases.values(), set(active_sessions))
+    owners = _current_owners(updated_leases.values(), set(active_sessions))
     target_owners = allocate(
         active_sessions,
         [partition.partition_id for partition in readable],
@@ -309,7 +309,7 @@ def release(lease: PartitionLease | None, session: SessionId, token: int) -> Par
     return replace(lease, session=None, withdrawn=False)
 
 
-def _owners(
+def _current_owners(
     leases: Iterable[PartitionLease], live_sessions: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
     """Return partition → current owner, longest owned first; leases promised to a session come

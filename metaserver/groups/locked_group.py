@@ -173,7 +173,7 @@ _leases_by_id = _leases_query.where(leases.c.partition_id.in_(sa.bindparam("ids"
 def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, PartitionLease]:
     """Return partition id → lease, for all leases of a group."""
     rows = connection.execute(_leases_query, {"of_group": group_id})
-    return {row.partition_id: _lease(row) for row in rows}
+    return {row.partition_id: _build_lease(row) for row in rows}
 
 
 def read_leases_of(
@@ -181,7 +181,9 @@ def read_leases_of(
 ) -> dict[PartitionId, PartitionLease]:
     """Return partition id → lease of a group; partitions without a lease are omitted."""
     parameters = {"of_group": group_id, "ids": valid_ids(ids)}
-    return {row.partition_id: _lease(row) for row in connection.execute(_leases_by_id, parameters)}
+    return {
+        row.partition_id: _build_lease(row) for row in connection.execute(_leases_by_id, parameters)
+    }
 
 
 def valid_ids(ids: Collection[int]) -> list[int]:
@@ -206,7 +208,7 @@ def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
     }
 
 
-def _lease(row: sa.Row[Any]) -> PartitionLease:
+def _build_lease(row: sa.Row[Any]) -> PartitionLease:
     return PartitionLease(
         partition_id=row.partition_id,
         token=row.token,

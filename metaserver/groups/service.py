@@ -233,7 +233,7 @@ class GroupService:
             self._wake_heartbeats(first_grants.changes)
             grants = first_grants.grants
             if grants is not None:
-                self._cache(row.session, grants)
+                self._cache_grants(row.session, grants)
         heartbeat_ms_max = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,
@@ -590,7 +590,7 @@ class GroupService:
         grants = (await self._grants_flight.run(row.group_id, row.session)).get(row.session)
         if grants is None:
             raise SessionUnknownError(session=row.session)
-        self._cache(row.session, grants)
+        self._cache_grants(row.session, grants)
         return grants
 
     async def _read_grants_now(
@@ -598,7 +598,7 @@ class GroupService:
     ) -> Mapping[SessionId, Grants]:
         return await self._database.read(read_many_grants, set(ids))
 
-    def _cache(self, session: SessionId, grants: Grants) -> None:
+    def _cache_grants(self, session: SessionId, grants: Grants) -> None:
         """Cache a session's grants, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
             self._evict_grants(

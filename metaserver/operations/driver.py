@@ -205,7 +205,7 @@ class _RoundResult(enum.Enum):
     """There is nothing to do for now."""
 
 
-def _ignore_step(_step: str) -> None:
+def _ignore_step(_run_round: str) -> None:
     """Do nothing; the default of `after_step`."""
 
 
@@ -388,16 +388,18 @@ class OperationDriver:
 
     def _start_driving(self, operation_id: int) -> None:
         if operation_id not in self._tasks:
-            task = asyncio.create_task(self._drive(operation_id), name=f"operation {operation_id}")
+            task = asyncio.create_task(
+                self._drive_to_end(operation_id), name=f"operation {operation_id}"
+            )
             self._tasks[operation_id] = task
 
-    async def _drive(self, operation_id: int) -> None:
+    async def _drive_to_end(self, operation_id: int) -> None:
         """Drive an operation until it is done, must wait, or makes no progress."""
         pauses = BACKOFF.pauses(self._rng)
         try:
             while True:
                 try:
-                    result = await self._step(operation_id)
+                    result = await self._run_round(operation_id)
                 except StorageError as error:
                     log.warning("operation %d: %s", operation_id, error.message)
                     result = _RoundResult.RETRY
@@ -428,7 +430,7 @@ class OperationDriver:
             # The operation is resumed after its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
-    async def _step(self, operation_id: int) -> _RoundResult:
+    async def _run_round(self, operation_id: int) -> _RoundResult:
         """Drive an operation for one round: claim it, send requests to brokers, and store the
         results.
         """
@@ -532,7 +534,7 @@ class OperationDriver:
                     )
                     return _StepReply(partition.partition_id)
                 groups = tuple(name for _, name in operation.groups)
-                request = _host_request(
+                request = _build_host_request(
                     operation, partition, groups=groups, tokens_above=operation.tokens_above
                 )
                 await broker.control(endpoints.HOST_PARTITION, request)
@@ -560,7 +562,7 @@ class OperationDriver:
         assert child.address is not None
         broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
-            request = _host_request(operation, child, times_from_ms=times_from_ms)
+            request = _build_host_request(operation, child, times_from_ms=times_from_ms)
             await broker.control(endpoints.HOST_PARTITION, request)
 
     async def _read_seal_refusal(self, parent: Partition) -> str:
@@ -594,7 +596,7 @@ class OperationDriver:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
+def _build_host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
     """Build the request that hosts a child at its broker, with additional fields."""
     return HostPartition(
         subject=operation.subject,

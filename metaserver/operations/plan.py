@@ -202,7 +202,7 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
         InvalidRequestError: the range is one logical partition.
         UnavailableError: `hosts` is empty.
     """
-    partition = _find(current, partition_id)
+    partition = _find_partition(current, partition_id)
     middle = (partition.range_start + partition.range_end) // 2
     if middle == partition.range_start:
         raise InvalidRequestError(
@@ -223,7 +223,7 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
         UnavailableError: `hosts` is empty.
     """
     merged_partitions = sorted(
-        (_find(current, partition_id) for partition_id in set(ids)),
+        (_find_partition(current, partition_id) for partition_id in set(ids)),
         key=lambda partition: partition.range_start,
     )
     if len(merged_partitions) < 2:
@@ -253,7 +253,7 @@ def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: Br
     """
     if not ids:
         raise InvalidRequestError("a move takes one or more partitions")
-    requested_ids = [_find(current, partition_id) for partition_id in set(ids)]
+    requested_ids = [_find_partition(current, partition_id) for partition_id in set(ids)]
     return _plan_same_ranges(
         current,
         [partition for partition in requested_ids if partition.broker_group != target],
@@ -296,7 +296,7 @@ def _plan_same_ranges(
     return _plan_children(current, moved_partitions, ranges, hosts)
 
 
-def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
+def _find_partition(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
     for partition in current:
         if partition.partition_id == partition_id:
             return partition

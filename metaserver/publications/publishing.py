@@ -99,7 +99,7 @@ def begin_publication(
     else:
         check_open(connection, request.target, target)
         planned_steps = _plan_steps(connection, row, target, request, parents)
-        operation_id = _journal(
+        operation_id = _journal_publication(
             connection, row, target, request, planned_steps, driver=driver, lease_ms=lease_ms
         )
         if request.replace:
@@ -150,11 +150,11 @@ def _find_publication(connection: Connection, hidden: str, request: PublishSubje
             subject=hidden,
             target=request.target,
         )
-    _check_id(hidden, publication.subject_id, request)
+    _check_subject_id(hidden, publication.subject_id, request)
     return int(publication.operation_id)
 
 
-def _check_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
+def _check_subject_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
     """Check that the request means this subject, and not an earlier one of the same name. Raises
     SubjectDeletedError.
     """
@@ -177,7 +177,7 @@ def _check_hidden(
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
         raise being_deleted_error(connection, row.subject_id, hidden)
-    _check_id(hidden, row.subject_id, request)
+    _check_subject_id(hidden, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(
             Reason.PUBLISH_TARGET,
@@ -225,7 +225,7 @@ def _plan_steps(
     return host_steps + [(parent, StepAction.SEAL, False) for parent in parent_ids]
 
 
-def _journal(
+def _journal_publication(
     connection: Connection,
     row: SubjectRow,
     target: SubjectRow,

@@ -64,10 +64,10 @@ class PublicationService:
         if row.route_version == 0:
             await self._catalogue.complete(row)
         if request.cut:
-            await self._cut(target, request)
+            await self._begin_cut(target, request)
         return await self._catalogue.subject(request.hidden)
 
-    async def _cut(self, target: str, request: HideSubject) -> None:
+    async def _begin_cut(self, target: str, request: HideSubject) -> None:
         operation_id = await self._database.write(
             begin_cut,
             request.hidden,

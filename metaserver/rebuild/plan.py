@@ -9,8 +9,8 @@ Invariants
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is above every fence, and above every granted token that has not reached a
     broker.
-    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
-    An operation with a sealed parent continues.
+    An operation exclude_partitions a sealed parent is canceled, and its children are sealed at
+    their brokers. An operation with a sealed parent continues.
     A subject is not restored if a broker has dropped partitions of it: its deletion continues.
 
 The partitions that brokers have dropped show which hidden subjects were published:
@@ -64,7 +64,7 @@ def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
     to `last_id`.
     """
     return any(
-        status.partition_id > last_id and any(parent <= last_id for parent in _parents(status))
+        status.partition_id > last_id and any(parent <= last_id for parent in _read_parents(status))
         for status in statuses
     )
 
@@ -86,14 +86,14 @@ def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[Reb
 
 
 def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """Return the partitions above `last_id`, without the parents that were dropped."""
+    """Return the partitions above `last_id`, exclude_partitions the parents that were dropped."""
     by_id = {status.partition_id: status for status in statuses}
     return [
         _with_parents(
             status,
             tuple(
                 each
-                for each in _parents(status)
+                for each in _read_parents(status)
                 if each > last_id and (each in by_id or not is_dropped(each, status, by_id))
             ),
         )
@@ -112,7 +112,7 @@ def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, Partiti
     if status.facts is None:
         return False
     covered_count = 0
-    for each in _parents(status):
+    for each in _read_parents(status):
         facts = by_id[each].facts if each in by_id and each != parent else None
         if facts is not None and not facts.hidden:
             start = max(facts.partition.range_start, status.facts.partition.range_start)
@@ -127,27 +127,27 @@ def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
     own parents still exist.
     """
     existing_ids = {status.partition_id for status in statuses}
-    continued_ids = {parent for status in statuses for parent in _parents(status)}
+    continued_ids = {parent for status in statuses for parent in _read_parents(status)}
     return {
         status.partition_id
         for status in statuses
         if status.facts is not None
         and status.facts.hidden
         and status.partition_id in continued_ids
-        and existing_ids.intersection(_parents(status))
+        and existing_ids.intersection(_read_parents(status))
     }
 
 
-def without(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
+def exclude_partitions(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
     """Return the partitions that are not in `ids`, with `ids` removed from their parents."""
     return [
-        _with_parents(status, tuple(each for each in _parents(status) if each not in ids))
+        _with_parents(status, tuple(each for each in _read_parents(status) if each not in ids))
         for status in statuses
         if status.partition_id not in ids
     ]
 
 
-def _parents(status: PartitionStatus) -> tuple[PartitionId, ...]:
+def _read_parents(status: PartitionStatus) -> tuple[PartitionId, ...]:
     return () if status.facts is None else status.facts.partition.parents
 
 
@@ -163,7 +163,7 @@ def _with_parents(status: PartitionStatus, parents: tuple[PartitionId, ...]) -> 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
 """Distance of the next token from the highest one at a broker: more than the number of tokens that
-can have been granted without reaching a broker.
+can have been granted exclude_partitions reaching a broker.
 """
 PROBLEMS_LISTED_MAX = 20
 
@@ -198,7 +198,7 @@ def plan_rebuild(
             last_id = dropped_ids.get(status.subject, 0)
             problems += [
                 _missing_parent(status, parent)
-                for parent in _parents(status)
+                for parent in _read_parents(status)
                 if parent not in statuses
                 and parent > last_id
                 and not is_dropped(parent, status, statuses)
@@ -247,7 +247,7 @@ def _plan_deleted_subject(
             f"partition {later_ids[0]} belongs to a later subject of this name: leave out the "
             "broker that has the old ones"
         )
-    facts_list = [_facts(status) for status in statuses]
+    facts_list = [_require_facts(status) for status in statuses]
     rows = [
         RebuiltPartition(
             partition=msgspec.structs.replace(
@@ -315,8 +315,8 @@ def _plan_subject(
     replaced_partitions = replaced_rows(hosted, last_id)
     lineage = remaining_lineage(hosted, last_id)
     unpublished_ids = unpublished_partitions(lineage)
-    statuses = without(lineage, unpublished_ids)
-    facts = {status.partition_id: _facts(status) for status in statuses}
+    statuses = exclude_partitions(lineage, unpublished_ids)
+    facts = {status.partition_id: _require_facts(status) for status in statuses}
     if len({each.static for each in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
     wanted_counts = {each.partitions_wanted for each in facts.values()} - {0}
@@ -327,7 +327,7 @@ def _plan_subject(
         partitions_wanted=min(wanted_counts, default=len(statuses)),
         partitions_named=max([number + 1 for number in numbers] + [len(hosted)]),
         partitions=[],
-        groups=_groups(statuses),
+        groups=_build_groups(statuses),
         static=facts[statuses[0].partition_id].static,
         tokens_above=max(status.forgotten_token for status in statuses),
     )
@@ -346,7 +346,7 @@ def _plan_subject(
     for status in lineage:
         if status.partition_id in unpublished_ids:
             expired_partition = msgspec.structs.replace(
-                _facts(status).partition, state=PartitionState.EXPIRED, parents=()
+                _require_facts(status).partition, state=PartitionState.EXPIRED, parents=()
             )
             rows[status.partition_id] = RebuiltPartition(partition=expired_partition)
             subject.partitions.append(rows[status.partition_id])
@@ -423,12 +423,12 @@ def _set_settings(
     subject.retention = next(iter(retentions), None) or Retention.ACKED
 
 
-def _facts(status: PartitionStatus) -> HostPartition:
+def _require_facts(status: PartitionStatus) -> HostPartition:
     assert status.facts is not None
     return status.facts
 
 
-def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     Return the consumer groups with their tokens and drained partitions.
 

@@ -32,7 +32,13 @@ from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..cluster.removals import WHOLE, PendingRemoval, Removal, complete_removals, pending_removals
+from ..cluster.removals import (
+    WHOLE_PARTITION,
+    PendingRemoval,
+    Removal,
+    complete_removals,
+    pending_removals,
+)
 from ..groups.service import GroupService
 from ..sql.database import Database
 from .begin import (
@@ -164,7 +170,7 @@ class RemovalService:
         broker = BrokerClient(self._network, removal.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._slots:
             try:
-                if removal.group_id == WHOLE:
+                if removal.group_id == WHOLE_PARTITION:
                     drop_request = DropPartition(subject=removal.subject, last_id=removal.last_id)
                     await broker.control(
                         endpoints.DROP_PARTITION, drop_request, id=removal.partition_id

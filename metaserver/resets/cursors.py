@@ -250,7 +250,7 @@ def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -
             return _clamp_to_partition(part, cursor, begun)
 
 
-def generations(partitions: Sequence[Partition]) -> list[list[int]]:
+def order_generations(partitions: Sequence[Partition]) -> list[list[int]]:
     """Return the partition ids in groups, in the order of setting: children before parents."""
     depths: dict[int, int] = {}
     for partition in sorted(partitions, key=lambda partition: partition.partition_id):

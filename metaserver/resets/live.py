@@ -79,19 +79,21 @@ class LiveReset:
     """Names of consumers that still hold partitions."""
 
 
-_lock = (
+_lock_query = (
     sa.select(groups.c.group_id)
     .where(groups.c.group_id == sa.bindparam("of_group"), sa.not_(groups.c.deleting))
     .with_for_update()
 )
-_of_group = sa.select(live_resets).where(live_resets.c.group_id == sa.bindparam("of_group"))
-_known = (
+_group_reset_query = sa.select(live_resets).where(
+    live_resets.c.group_id == sa.bindparam("of_group")
+)
+_reset_query = (
     sa.select(live_resets, groups.c.name.label("group"), subjects.c.name.label("subject"))
     .join(groups, groups.c.group_id == live_resets.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(live_resets.c.reset_id == sa.bindparam("of_reset"))
 )
-_pending = (
+_pending_query = (
     sa.select(live_resets.c.reset_id)
     .where(live_resets.c.answer.is_(None))
     .order_by(live_resets.c.reset_id)
@@ -108,10 +110,10 @@ def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) 
         GroupUnknownError: the group was deleted.
         BusyError: another reset of the group is pending.
     """
-    if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
+    if connection.execute(_lock_query, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
     text = msgspec.json.encode(request).decode()
-    pending_row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    pending_row = connection.execute(_group_reset_query, {"of_group": group_id}).one_or_none()
     if pending_row is not None and pending_row.answer is None:
         if pending_row.ask != text:
             raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
@@ -126,7 +128,7 @@ def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) 
     return reset_id
 
 
-_same = (
+_same_reset_query = (
     sa.select(live_resets.c.reset_id)
     .join(groups, groups.c.group_id == live_resets.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
@@ -143,14 +145,14 @@ def find_same_reset(connection: Connection, subject: str, group: str, request: R
     """Return the id of the pending reset that the same request has begun; 0 if there is none."""
     text = msgspec.json.encode(request).decode()
     parameters = {"of_subject": subject, "of_name": group, "of_ask": text}
-    return connection.execute(_same, parameters).scalar_one_or_none() or 0
+    return connection.execute(_same_reset_query, parameters).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
     """Return a reset; None if it was abandoned, if another reset followed its cancellation, or if
     its group was deleted.
     """
-    row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
+    row = connection.execute(_reset_query, {"of_reset": reset_id}).one_or_none()
     if row is None:
         return None
     owners = connection.execute(OWNERS, {"of_group": row.group_id}).scalars()
@@ -169,14 +171,14 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
 
 def pending_live_resets(connection: Connection) -> list[int]:
     """Return the ids of the resets that have no answer yet."""
-    return list(connection.execute(_pending).scalars())
+    return list(connection.execute(_pending_query).scalars())
 
 
 def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
     """Delete a reset, so that the group's sessions are granted partitions again; returns False if
     it has begun or has an answer.
     """
-    connection.execute(_lock, {"of_group": group_id})
+    connection.execute(_lock_query, {"of_group": group_id})
     is_not_begun = sa.and_(
         live_resets.c.reset_id == reset_id,
         sa.not_(live_resets.c.begun),
@@ -200,8 +202,8 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
     """
     subject_id = open_subject_row(connection, subject).subject_id
     group_id, _ = find_group(connection, subject_id, subject, group)
-    connection.execute(_lock, {"of_group": group_id})
-    row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    connection.execute(_lock_query, {"of_group": group_id})
+    row = connection.execute(_group_reset_query, {"of_group": group_id}).one_or_none()
     if row is None:
         raise ConflictError(
             Reason.RESET_FORWARD, f"group {group!r} has no reset", subject=subject, group=group
@@ -233,7 +235,7 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
 
 
 log = logging.getLogger("keylane.metaserver")
-_RETRIED = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
+_RETRIED_REASONS = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
 """Reasons for which a live reset is retried."""
 CALL_TIMEOUT_MS = 20_000
 """Milliseconds for which a call waits for its reset, which continues after that."""
@@ -262,9 +264,9 @@ class LiveResets:
         self._resets = resets
         self._settle = settle
         self._boot_ms = (clock or SystemClock()).boot_ms
-        self._driven: set[int] = set()
+        self._driven_ids: set[int] = set()
         """Ids of resets that a call of this process drives."""
-        self._logged: dict[int, str] = {}
+        self._logged_problems: dict[int, str] = {}
         """Reset id → reason for waiting, as last logged; at most one entry."""
 
     async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
@@ -293,11 +295,11 @@ class LiveResets:
                 if not plan.cursors:
                     return plan
                 reset_id = await self._database.write(plan_live_reset, group_id, request)
-        self._driven.add(reset_id)
+        self._driven_ids.add(reset_id)
         try:
             return await self._drive(reset_id)
         finally:
-            self._driven.discard(reset_id)
+            self._driven_ids.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
         """Advance a reset until it is done. Raises the reset's error, or UnfinishedError after
@@ -361,7 +363,7 @@ class LiveResets:
                 begun=reset.begun,
             )
         except KeylaneError as error:
-            if isinstance(error, StorageError) or error.reason in _RETRIED:
+            if isinstance(error, StorageError) or error.reason in _RETRIED_REASONS:
                 return error.message
             if await self._database.write(abandon_live_reset, reset.reset_id, reset.group_id):
                 await self._settle(reset.group_id)
@@ -381,12 +383,12 @@ class LiveResets:
         for reset_id in await self._database.read(pending_live_resets):
             reset = await self._database.read(read_live_reset, reset_id)
             is_done = reset is None or reset.canceled or reset.answer is not None
-            if reset is None or is_done or reset_id in self._driven:
+            if reset is None or is_done or reset_id in self._driven_ids:
                 continue
             try:
                 problem = await self._step(reset)
             except KeylaneError:
                 continue  # logged and abandoned by `_step`
-            if problem is not None and self._logged.get(reset_id) != problem:
-                self._logged = {reset_id: problem}
+            if problem is not None and self._logged_problems.get(reset_id) != problem:
+                self._logged_problems = {reset_id: problem}
                 log.info("reset of group %s of %s: %s", reset.group, reset.subject, problem)

@@ -177,7 +177,7 @@ def _selected(
     )
 
 
-_abandoned = sa.select(partitions.c.partition_id).where(
+_abandoned_query = sa.select(partitions.c.partition_id).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.abandoned,
     partitions.c.end_offset.is_(None),
@@ -196,7 +196,7 @@ def settable_partitions(
 
     Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
     """
-    abandoned_ids = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
+    abandoned_ids = set(connection.execute(_abandoned_query, {"of_subject": subject_id}).scalars())
     selected: list[Partition] = []
     left_out: list[Partition] = []
     served = subject_partitions(connection, subject_id, SERVED)
@@ -281,11 +281,13 @@ def begin_reset(
     return tokens
 
 
-_pending = sa.select(live_resets.c.reset_id).where(
+_pending_query = sa.select(live_resets.c.reset_id).where(
     live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
 )
-_live = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
-_held = sa.select(sa.func.count()).where(
+_live_count_query = sa.select(sa.func.count()).where(
+    sessions.c.group_id == sa.bindparam("of_group")
+)
+_held_count_query = sa.select(sa.func.count()).where(
     leases.c.group_id == sa.bindparam("of_group"), leases.c.session.is_not(None)
 )
 
@@ -302,21 +304,21 @@ def _check_reset_allowed(connection: Connection, group_id: int, reset_id: int) -
             left_ms=remaining_ms,
         )
     parameters = {"of_group": group_id}
-    pending_id = connection.execute(_pending, parameters).scalar_one_or_none() or 0
+    pending_id = connection.execute(_pending_query, parameters).scalar_one_or_none() or 0
     if pending_id != reset_id:
         raise BusyError(
             Reason.GROUP_BUSY,
             "another reset of this consumer group is pending, or this one is done",
         )
     if reset_id:
-        held_count = connection.execute(_held, parameters).scalar_one()
+        held_count = connection.execute(_held_count_query, parameters).scalar_one()
         if held_count:
             raise BusyError(
                 Reason.GROUP_BUSY,
                 f"{counted(held_count, 'partition')} of the group are not handed over",
             )
         return
-    live_count = connection.execute(_live, parameters).scalar_one()
+    live_count = connection.execute(_live_count_query, parameters).scalar_one()
     if live_count:
         raise BusyError(
             Reason.GROUP_BUSY,
@@ -394,7 +396,7 @@ def record_drained(
     insert_new(connection, drained, drained_rows)
 
 
-_not_drained_before = (
+_undrained_parents_query = (
     sa.select(partition_parents, partitions.c.lost)
     .join(partitions, partitions.c.partition_id == partition_parents.c.parent_id)
     .outerjoin(
@@ -425,7 +427,7 @@ def _filter_drained_after_parents(
     pending_ids = set(at_end)
     while pending_ids:
         parameters = {"of_group": group_id, "ids": sorted(pending_ids)}
-        rows = connection.execute(_not_drained_before, parameters).all()
+        rows = connection.execute(_undrained_parents_query, parameters).all()
         for row in rows:
             undrained_parents.setdefault(row.partition_id, set()).add(row.parent_id)
         pending_ids = {row.parent_id for row in rows if row.lost} - lost_ids

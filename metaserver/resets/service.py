@@ -34,7 +34,7 @@ from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .broker_offsets import broker_at, read_offsets
-from .cursors import PartitionOffsets, compute_cursors, generations
+from .cursors import PartitionOffsets, compute_cursors, order_generations
 from .rows import ResetScope, begin_reset, end_reset, read_reset_scope
 
 log = logging.getLogger("keylane.metaserver")
@@ -68,7 +68,7 @@ class ResetService:
         self._settings = settings
         self._holder = holder
         self._after_step = after_step
-        self._resets = 0
+        self._reset_count = 0
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
@@ -105,14 +105,14 @@ class ResetService:
             begun: True if some cursors may be set already: then messages that retention has removed
                 since do not stop the reset.
         """
-        self._resets += 1
+        self._reset_count += 1
         # A different holder for each reset, so that two resets of one process exclude each other.
-        holder = f"{self._holder}.{self._resets}"
+        holder = f"{self._holder}.{self._reset_count}"
         scope, cursors, tokens = await self._begin(subject, group, request, holder, reset_id, begun)
         self._after_step("reset-begun")
         statuses: dict[int, GroupStatus] = {}
         try:
-            for ids in generations(scope.partitions):
+            for ids in order_generations(scope.partitions):
                 await self._set_cursors(group, scope, ids, tokens, cursors, statuses)
                 self._after_step("reset-generation")
         except UnfinishedError:
@@ -120,7 +120,7 @@ class ResetService:
             raise
         self._after_step("reset-told")
         cursors_set = {partition_id: status.cursor for partition_id, status in statuses.items()}
-        result = _result(subject, group, scope.partitions, cursors_set, tokens)
+        result = _build_result(subject, group, scope.partitions, cursors_set, tokens)
         result = replace(
             result,
             cursors=[
@@ -148,11 +148,11 @@ class ResetService:
         id.
         """
         scope = await self._database.read(read_reset_scope, subject, group, request)
-        parts = await self._read_all(scope, group, request)
+        parts = await self._read_offsets(scope, group, request)
         cursors = compute_cursors(request, parts, static=scope.static)
         current_offsets = {int(part.partition.partition_id): part.present for part in parts}
         tokens = dict.fromkeys(cursors, 0)
-        plan = _result(subject, group, scope.partitions, cursors, tokens)
+        plan = _build_result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
             plan,
             cursors=[
@@ -164,7 +164,7 @@ class ResetService:
         )
         return plan, scope.group_id
 
-    async def _read_all(
+    async def _read_offsets(
         self, scope: ResetScope, group: str, request: ResetGroup
     ) -> list[PartitionOffsets]:
         return await asyncio.gather(
@@ -184,7 +184,7 @@ class ResetService:
             scope = await self._database.read(
                 read_reset_scope, subject, group, request, begun=begun
             )
-            parts = await self._read_all(scope, group, request)
+            parts = await self._read_offsets(scope, group, request)
             cursors = compute_cursors(request, parts, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
@@ -255,21 +255,21 @@ class ResetService:
         """Set a cursor, with some retries if the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
-                return await self._broker(partition).control(
+                return await self._broker_client(partition).control(
                     endpoints.SET_CURSOR, request, id=partition.partition_id
                 )
             except OverloadedError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
-        return await self._broker(partition).control(
+        return await self._broker_client(partition).control(
             endpoints.SET_CURSOR, request, id=partition.partition_id
         )
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         return broker_at(self._network, partition.address, partition.broker_group)
 
 
-def _result(
+def _build_result(
     subject: str,
     group: str,
     partitions: Sequence[Partition],

@@ -114,7 +114,7 @@ class Announcer:
             unheard = await self._database.read(
                 pending_announcements, after=unheard[-1].partition_id, group_id=group_id
             )
-        delivered = await self._send(unheard)
+        delivered = await self._send_all(unheard)
         if not delivered:
             return None
         return await self._database.write(_store_and_finish, delivered, group_id, finish)
@@ -145,15 +145,15 @@ class Announcer:
         """Announce groups, and store which brokers know them; returns the number of partitions
         whose brokers have replied.
         """
-        delivered = await self._send(announcements)
+        delivered = await self._send_all(announcements)
         if delivered:
             await self._database.write(record_announced, delivered)
         return len(delivered)
 
-    async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
+    async def _send_all(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Send announcements to brokers; returns those that were delivered."""
         silent_addresses: set[str] = set()
-        batches = _batches(announcements)
+        batches = _split_into_batches(announcements)
         delivered_ids = await asyncio.gather(
             *(self._send_batch(batch, silent_addresses) for batch in batches)
         )
@@ -173,7 +173,8 @@ class Announcer:
         first_announcement = batch[0]
         request = TellGroups(
             partitions=tuple(
-                TellPartition(partition_id=each.partition_id, know=_know(each)) for each in batch
+                TellPartition(partition_id=each.partition_id, know=_build_know_groups(each))
+                for each in batch
             )
         )
         async with self._slots:
@@ -196,7 +197,7 @@ class Announcer:
         return announced_ids
 
 
-def _know(announcement: Announcement) -> KnowGroups:
+def _build_know_groups(announcement: Announcement) -> KnowGroups:
     return KnowGroups(
         groups=tuple(name for _, name in announcement.groups),
         complete=True,
@@ -204,7 +205,7 @@ def _know(announcement: Announcement) -> KnowGroups:
     )
 
 
-def _batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
+def _split_into_batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
     """Divide announcements into batches of limited size, each for one broker."""
     batches: list[list[Announcement]] = []
     open_batches: dict[str, list[Announcement]] = {}

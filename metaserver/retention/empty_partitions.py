@@ -149,9 +149,9 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
     return [Subject(name) for name in connection.execute(raise_versions).scalars()]
 
 
-_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
+_is_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
 """A lease that no session holds and none is to get, so that no release can arrive any more."""
-_PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
+_PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _is_free))
 """The tables with a row for each group and partition; each with the condition for deleting rows."""
 
 
@@ -282,7 +282,7 @@ class PartitionExpirer:
         if not has_duty:
             return 0
         expired_count = await self._expire()
-        await self._forget()
+        await self._delete_progress()
         return expired_count
 
     async def _expire(self) -> int:
@@ -309,7 +309,7 @@ class PartitionExpirer:
             expired_count += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
-    async def _forget(self) -> None:
+    async def _delete_progress(self) -> None:
         """Delete the progress of groups on removed partitions, including partitions that an
         interrupted earlier run has marked.
         """

@@ -29,7 +29,7 @@ class ClockWatch:
     """Compares each reading of the database's clock with the last consistent one."""
 
     def __init__(self) -> None:
-        self._last: ClockReading | None = None
+        self._last_reading: ClockReading | None = None
 
     def jump_ms(self, reading: ClockReading) -> int:
         """
@@ -38,7 +38,7 @@ class ClockWatch:
 
         Without a jump, later readings are compared with this one.
         """
-        last_reading = self._last
+        last_reading = self._last_reading
         if last_reading is not None:
             advance_ms = reading.database_ms - last_reading.database_ms
             elapsed_min_ms, elapsed_max_ms = (
@@ -51,9 +51,9 @@ class ClockWatch:
             if advance_ms < elapsed_min_ms - tolerance_ms:
                 return advance_ms - elapsed_min_ms
         if last_reading is None or reading.sent_ms >= last_reading.sent_ms:
-            self._last = reading
+            self._last_reading = reading
         return 0
 
     def restart(self) -> None:
         """Forget earlier readings, because the stored times were adapted to a jump."""
-        self._last = None
+        self._last_reading = None

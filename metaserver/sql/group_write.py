@@ -82,10 +82,10 @@ class GroupWriter:
         """
         self._run = run
         self._wait_ms_max = wait_ms_max
-        self._idle = idle
+        self._on_idle = idle
         self._boot_ms = boot_ms or SystemClock.boot_ms
-        self._urgent: deque[_QueuedWork] = deque()
-        self._normal: deque[_QueuedWork] = deque()
+        self._urgent_queue: deque[_QueuedWork] = deque()
+        self._normal_queue: deque[_QueuedWork] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -104,7 +104,7 @@ class GroupWriter:
         if self._closed:
             raise ending_error()
         future = asyncio.get_running_loop().create_future()
-        queue = self._urgent if urgent else self._normal
+        queue = self._urgent_queue if urgent else self._normal_queue
         queue.append(_QueuedWork(work, durable, urgent, future, self._boot_ms()))
         if self._task is None:
             self._task = asyncio.create_task(self._write())
@@ -121,10 +121,10 @@ class GroupWriter:
         try:
             while batch := self._take_batch():
                 unstarted = await self._run_batch(batch)
-                self._normal.extendleft(reversed(unstarted))
+                self._normal_queue.extendleft(reversed(unstarted))
         finally:
             self._task = None
-            self._idle()
+            self._on_idle()
 
     def _is_late(self, queued: _QueuedWork) -> bool:
         waited_ms = self._boot_ms() - queued.queued_ms
@@ -136,8 +136,8 @@ class GroupWriter:
         """
         batch: list[_QueuedWork] = []
         for queue, count_max in (
-            (self._urgent, BATCH_MAX - 1),
-            (self._normal, BATCH_MAX),
+            (self._urgent_queue, BATCH_MAX - 1),
+            (self._normal_queue, BATCH_MAX),
         ):
             while queue and len(batch) < count_max:
                 queued = queue.popleft()

@@ -185,9 +185,9 @@ class PostgresDatabase:
         self._write_limit = asyncio.Semaphore(CONCURRENT_WRITES_MAX)
         self._boot_ms = clock.boot_ms
         self._watch = ClockWatch()
-        self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
-        self._restarting = asyncio.Lock()
-        self._restarts = 0
+        self._restart_times = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
+        self._restart_lock = asyncio.Lock()
+        self._restart_count = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
         """Register a callback that is called before a new connection is used; it may lead to
@@ -237,7 +237,7 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_urgent`."""
-        return await self._write_on(self._engine, work, *args, **kwargs)
+        return await self._write_with(self._engine, work, *args, **kwargs)
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -248,9 +248,9 @@ class PostgresDatabase:
         Unlike on SQLite, the change is durable: the clock advances while a crashed server is down,
         so a lost renewal would end the session.
         """
-        return await self._write_on(self._renewal_engine, work, *args, **kwargs)
+        return await self._write_with(self._renewal_engine, work, *args, **kwargs)
 
-    async def _write_on(
+    async def _write_with(
         self,
         engine: AsyncEngine,
         work: Callable[Concatenate[Connection, P], T],
@@ -292,7 +292,7 @@ class PostgresDatabase:
     ) -> T:
         """Run a transaction, and repeat it after each jump of the clock."""
         while True:
-            restarts_before = self._restarts
+            restarts_before = self._restart_count
             try:
                 return await self._transactions.run(engine, work, reads=reads)
             except _ClockJumpedError as jumped:
@@ -300,14 +300,14 @@ class PostgresDatabase:
 
     async def _restart_once(self, restarts_before: int, jump_ms: int) -> None:
         """Restart the stored times after a jump, once for all transactions that detected it."""
-        async with self._restarting:
-            if self._restarts == restarts_before:
+        async with self._restart_lock:
+            if self._restart_count == restarts_before:
                 log.warning(
                     "the database's clock jumped by %+d ms: all ttls are restarted", jump_ms
                 )
-                await self._transactions.run(self._engine, self._restart)
+                await self._transactions.run(self._engine, self._restart_times)
                 self._watch.restart()
-                self._restarts += 1
+                self._restart_count += 1
 
     def _run_checked(
         self,

@@ -68,7 +68,7 @@ class PendingStart:
     """The broker's host:port; None if it is silent."""
 
 
-_expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+_expired_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.state == PartitionState.EXPIRED,
 )
@@ -89,7 +89,7 @@ def read_start_scope(connection: Connection, subject: str, group: str) -> StartS
     group_row = connection.execute(query).one_or_none()
     if group_row is None:
         selected, left_out = settable_partitions(connection, row.subject_id)
-        expired_rows = connection.execute(_expired, {"of_subject": row.subject_id})
+        expired_rows = connection.execute(_expired_query, {"of_subject": row.subject_id})
         end_offsets = {each.partition_id: each.end_offset for each in expired_rows}
         return StartScope(subject=row, partitions=selected, left_out=left_out, expired=end_offsets)
     if group_row.deleting:
@@ -167,7 +167,7 @@ def begin_group(
     return True
 
 
-_pending = (
+_pending_query = (
     sa.select(
         starts,
         subjects.c.name.label("subject"),
@@ -211,7 +211,7 @@ def pending_starts(
             broker_group=row.broker_group,
             address=row.address,
         )
-        for row in connection.execute(_pending, parameters)
+        for row in connection.execute(_pending_query, parameters)
     ]
 
 

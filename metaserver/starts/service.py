@@ -138,7 +138,7 @@ class StartService:
             scope = await self._database.read(read_start_scope, subject, group)
             if scope.group_id is not None:
                 if scope.stored is not None and scope.stored.unstarted:
-                    await self._store(
+                    await self._store_starts(
                         await self._database.read(read_pending_starts, scope.group_id)
                     )
                 return
@@ -178,13 +178,13 @@ class StartService:
         scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
-            await self._store(await self._database.read(read_pending_starts, scope.group_id))
+            await self._store_starts(await self._database.read(read_pending_starts, scope.group_id))
 
     async def resume(self) -> None:
         """Ask brokers to store the pending starts of all groups. Raises StorageError."""
         after = (0, 0)
         while pending := await self._database.read(pending_starts, limit=PENDING_MAX, after=after):
-            await self._store(pending)
+            await self._store_starts(pending)
             after = pending[-1].group_id, pending[-1].partition_id
 
     async def _read_settings(self, subject: str, group: str) -> GroupSettings:
@@ -208,7 +208,7 @@ class StartService:
 
         return await asyncio.gather(*map(read, scope.partitions))
 
-    async def _store(self, pending: Sequence[PendingStart]) -> None:
+    async def _store_starts(self, pending: Sequence[PendingStart]) -> None:
         """Ask brokers to store cursors, and record those that are stored."""
         results = await asyncio.gather(*map(self._store_start, pending))
         starts_by_group: dict[int, list[PendingStart]] = {}

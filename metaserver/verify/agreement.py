@@ -140,7 +140,7 @@ class AgreementWatch:
         slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
         brokers = [row for row in before.brokers if groups is None or row.broker_group in groups]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask(broker, slots)) for broker in brokers]
+            tasks = [group.create_task(self._fetch_hosted(broker, slots)) for broker in brokers]
         answers = [answer for task in tasks if (answer := task.result()) is not None]
         after = await self._database.read(read_sql_view)
         differences = set(missing(Index(Views(before=before, answers=answers, after=after))))
@@ -152,7 +152,9 @@ class AgreementWatch:
         self._ahead_groups = silent_groups | {each.broker_group for each in differences}
         return differences
 
-    async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer | None:
+    async def _fetch_hosted(
+        self, broker: BrokerRow, slots: asyncio.Semaphore
+    ) -> BrokerAnswer | None:
         """Return a broker group's partitions; None if its broker does not respond, or if another
         broker is at its address.
         """

@@ -200,7 +200,7 @@ def verify(views: Views) -> Verification:
     return Verification(ok=not any(result.violations_total for result in results), checks=results)
 
 
-def _route_covers(index: Index) -> Iterator[str]:
+def _check_route_coverage(index: Index) -> Iterator[str]:
     for subject in index.after.subjects.values():
         if subject.route_version == 0 or subject.deleting:
             continue
@@ -229,7 +229,7 @@ def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
     return sorted(found, key=lambda partition: (partition.range_start, partition.partition_id))
 
 
-def _parents_overlap(index: Index) -> Iterator[str]:
+def _check_parent_coverage(index: Index) -> Iterator[str]:
     by_id = index.after.partitions
     for child in by_id.values():
         partition = child.partition
@@ -253,10 +253,10 @@ def _parents_overlap(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
-            yield from broken_chain(by_id, with_visible_parents(by_id, child))
+            yield from find_broken_chain(by_id, keep_visible_parents(by_id, child))
 
 
-def with_visible_parents(
+def keep_visible_parents(
     partitions: Mapping[int, PartitionView], child: PartitionView
 ) -> Partition:
     """
@@ -302,7 +302,7 @@ def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) ->
     )
 
 
-def _hosted_as_known(index: Index) -> Iterator[str]:
+def _check_hosted_facts(index: Index) -> Iterator[str]:
     reported_groups = set()
     for row in index.before.partitions.values():
         partition = row.partition
@@ -404,7 +404,7 @@ def _hosted_facts(
     }
 
 
-def _nothing_foreign(index: Index) -> Iterator[str]:
+def _check_unknown_partitions(index: Index) -> Iterator[str]:
     for each in _missing_partitions(index):
         yield each.text
 
@@ -485,7 +485,7 @@ def missing(index: Index) -> Iterator[Missing]:
     yield from _missing_removals(index)
 
 
-def _seals_agree(index: Index) -> Iterator[str]:
+def _check_seals(index: Index) -> Iterator[str]:
     for row in index.before.partitions.values():
         status = index.status(row)
         partition_id = row.partition.partition_id
@@ -506,7 +506,7 @@ def _seals_agree(index: Index) -> Iterator[str]:
         yield each.text
 
 
-def _one_broker(index: Index) -> Iterator[str]:
+def _check_folders(index: Index) -> Iterator[str]:
     for broker in index.after.refused:
         yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
     stored_ids = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
@@ -529,7 +529,7 @@ def _one_broker(index: Index) -> Iterator[str]:
             )
 
 
-def _tokens_above(index: Index) -> Iterator[str]:
+def _check_tokens(index: Index) -> Iterator[str]:
     for group in index.after.groups:
         highest = max(group.tokens.values(), default=0)
         if highest > group.last_token:
@@ -553,7 +553,7 @@ def _tokens_above(index: Index) -> Iterator[str]:
                 )
 
 
-def _cursors_in_range(index: Index) -> Iterator[str]:
+def _check_cursors(index: Index) -> Iterator[str]:
     for (_, partition_id), status in index.at_broker.items():
         if not 0 <= status.first_offset <= status.next_offset:
             yield f"partition {partition_id} has [{status.first_offset}, {status.next_offset})"
@@ -565,7 +565,7 @@ def _cursors_in_range(index: Index) -> Iterator[str]:
                 )
 
 
-def _drained_to_the_end(index: Index) -> Iterator[str]:
+def _check_drained(index: Index) -> Iterator[str]:
     for group in index.before.groups:
         for partition_id in sorted(group.drained):
             row = index.before.partitions.get(partition_id)
@@ -579,12 +579,12 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             end = status.next_offset if row.end_offset is None else row.end_offset
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
-            if cursor < end and not _changed_meanwhile(index, group, partition_id):
+            if cursor < end and not _has_changed(index, group, partition_id):
                 yield f"{subject_text}: drained, with its cursor at {cursor} of {end}"
-        yield from drained_too_early(index.before, group)
+        yield from find_early_drains(index.before, group)
 
 
-def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
+def _has_changed(index: Index, group: GroupRow, partition_id: int) -> bool:
     """
     Return whether a row of `drained` has changed since the first snapshot.
 
@@ -596,7 +596,7 @@ def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool
     return current.tokens.get(partition_id) != group.tokens.get(partition_id)
 
 
-def _versions_rise(index: Index) -> Iterator[str]:
+def _check_versions(index: Index) -> Iterator[str]:
     subjects = index.after.subjects
     for group in index.after.groups:
         subject = subjects.get(group.subject_id)
@@ -613,7 +613,7 @@ def _versions_rise(index: Index) -> Iterator[str]:
             yield f"subject {subject.name!r} has more partitions than names given"
 
 
-def _operations_move(index: Index) -> Iterator[str]:
+def _check_operations(index: Index) -> Iterator[str]:
     view = index.after
     stepping_ids: set[int] = set()
     for operation in view.operations:
@@ -649,12 +649,12 @@ def _operations_move(index: Index) -> Iterator[str]:
             yield f"group {group.name!r}: its deletion is not finished"
 
 
-def _children_after_parents(index: Index) -> Iterator[str]:
+def _check_child_states(index: Index) -> Iterator[str]:
     by_id = index.after.partitions
     for child in by_id.values():
         if child.partition.state not in {OPEN, SEALED}:
             continue
-        for parent_id in with_visible_parents(by_id, child).parents:
+        for parent_id in keep_visible_parents(by_id, child).parents:
             parent = by_id.get(parent_id)
             if parent is not None and parent.partition.state in {OPEN, PLANNED}:
                 yield (
@@ -663,7 +663,7 @@ def _children_after_parents(index: Index) -> Iterator[str]:
                 )
 
 
-def _groups_heard(index: Index) -> Iterator[str]:
+def _check_announced_groups(index: Index) -> Iterator[str]:
     by_subject: dict[int, list[GroupRow]] = defaultdict(list)
     for group in index.before.groups:
         if not group.deleting:
@@ -672,49 +672,68 @@ def _groups_heard(index: Index) -> Iterator[str]:
         status = index.status(row)
         if status is not None:
             subject = index.before.subjects[row.subject_id]
-            yield from missing_at_broker(subject, row, status, by_subject[row.subject_id])
+            yield from find_unknown_groups(subject, row, status, by_subject[row.subject_id])
 
 
 CHECKS = (
     Check(
-        "V01", "route-covers-once", "each logical partition has one open partition", _route_covers
+        "V01",
+        "route-covers-once",
+        "each logical partition has one open partition",
+        _check_route_coverage,
     ),
     Check(
         "V02",
         "parents-overlap",
         "parents cover their child's range; static queues have no gap except above a loss",
-        _parents_overlap,
+        _check_parent_coverage,
     ),
     Check(
-        "V03", "hosted-as-known", "brokers host the partitions of SQL, as in SQL", _hosted_as_known
+        "V03",
+        "hosted-as-known",
+        "brokers host the partitions of SQL, as in SQL",
+        _check_hosted_facts,
     ),
-    Check("V04", "nothing-foreign", "brokers host no partition unknown to SQL", _nothing_foreign),
-    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _seals_agree),
     Check(
-        "V06", "one-broker-a-group", "a broker group has one data folder and address", _one_broker
+        "V04",
+        "nothing-foreign",
+        "brokers host no partition unknown to SQL",
+        _check_unknown_partitions,
     ),
-    Check("V07", "tokens-above-fences", "no fence is above SQL's token", _tokens_above),
-    Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
-    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _drained_to_the_end),
-    Check("V10", "versions-rise", "no group is ahead of its subject's route", _versions_rise),
+    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _check_seals),
+    Check(
+        "V06",
+        "one-broker-a-group",
+        "a broker group has one data folder and address",
+        _check_folders,
+    ),
+    Check("V07", "tokens-above-fences", "no fence is above SQL's token", _check_tokens),
+    Check("V08", "cursors-in-range", "no cursor is beyond the last message", _check_cursors),
+    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _check_drained),
+    Check("V10", "versions-rise", "no group is ahead of its subject's route", _check_versions),
     Check(
         "V11",
         "operations-move",
         "no operation, no creation and no deletion is stuck",
-        _operations_move,
+        _check_operations,
     ),
     Check(
         "V12",
         "children-after-parents",
         "parents are sealed before children open",
-        _children_after_parents,
+        _check_child_states,
     ),
-    Check("V13", "groups-heard", "brokers have the groups that SQL says they have", _groups_heard),
+    Check(
+        "V13",
+        "groups-heard",
+        "brokers have the groups that SQL says they have",
+        _check_announced_groups,
+    ),
 )
 """All checks; the meaning of a code never changes."""
 
 
-def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
+def find_early_drains(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
     Yield a sentence for each partition that a group has drained before a parent, so that children
     could be read before the parent.
@@ -726,7 +745,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     for partition_id in sorted(group.drained):
         row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
-        for parent_id in () if row is None else with_visible_parents(view.partitions, row).parents:
+        for parent_id in () if row is None else keep_visible_parents(view.partitions, row).parents:
             parent = view.partitions.get(parent_id)
             if parent is None or parent_id in group.drained:
                 continue
@@ -743,7 +762,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
                 )
 
 
-def missing_at_broker(
+def find_unknown_groups(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
@@ -776,7 +795,9 @@ def missing_at_broker(
         )
 
 
-def broken_chain(partitions: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
+def find_broken_chain(
+    partitions: Mapping[int, PartitionView], partition: Partition
+) -> Iterator[str]:
     """Yield a sentence for each gap between a static subject's partition and its parent;
     `partitions` maps id → partition.
     """

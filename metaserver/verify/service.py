@@ -150,12 +150,14 @@ class VerifyService:
         before = await self._database.read(read_sql_view)
         slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask(broker, slots)) for broker in before.brokers]
+            tasks = [
+                group.create_task(self._fetch_hosted(broker, slots)) for broker in before.brokers
+            ]
         after = await self._database.read(read_sql_view)
         answers = [task.result() for task in tasks]
         return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
 
-    async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer:
+    async def _fetch_hosted(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer:
         hosted, problem = None, ""
         async with slots:
             try:

@@ -14,7 +14,7 @@ from keylane.metaserver.resets.cursors import (
     PartitionOffsets,
     check_request,
     compute_cursors,
-    generations,
+    order_generations,
 )
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -265,7 +265,7 @@ def test_queue_is_set_to_an_offset_in_it_only(lineage, offset):
 @given(lineages())
 def test_children_are_set_before_their_parents(lineage):
     """Every partition is in one generation, after all its children."""
-    order = generations([each.partition for each in lineage])
+    order = order_generations([each.partition for each in lineage])
     place = {number: index for index, ids in enumerate(order) for number in ids}
     assert sorted(place) == [each.partition.partition_id for each in lineage]
     for each in lineage:

@@ -254,7 +254,7 @@ def creation_opens_before_all_is_hosted(patches: Patches) -> None:
         await real(self, row, planned, hosted_ids)
         return ""
 
-    real = patches.set(catalogue_service.Catalogue, "_host_all", host_all)
+    real = patches.set(catalogue_service.Catalogue, "_host_partitions", host_all)
 
 
 def first_messages_do_not_wait_for_each_other(patches: Patches) -> None:

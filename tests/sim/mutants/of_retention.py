@@ -80,7 +80,7 @@ def opens_before_groups_are_told(patches: Patches) -> None:
         return replace(real_host(**facts), groups=())
 
     def note(
-        connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any, **facts: Any
+        connection: Any, operation_id: int, done: Any, problem: str, *, group_ids: Any, **facts: Any
     ) -> Any:
         state = real_note(connection, operation_id, done, problem, **facts)
         here = sa.select(operations_journal.operations.c.subject_id).where(
@@ -116,7 +116,7 @@ def heard_before_it_is_told(patches: Patches) -> None:
             await self._database.write(store_announced, pairs)
         return await real(self, announcements)
 
-    real = patches.set(Announcer, "_send", send)
+    real = patches.set(Announcer, "_send_all", send)
 
 
 def groups_told_before_durable(patches: Patches) -> None:

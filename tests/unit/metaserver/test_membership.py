@@ -37,7 +37,7 @@ def report(version: str = "0.4.0", cluster: str = "") -> BrokerHeartbeat:
 
 async def member_of(database: Inline, version: str = "0.4.0") -> ClusterMember:
     member = ClusterMember(database, version=version)
-    await member.learn()
+    await member.load_state()
     return member
 
 

@@ -12,7 +12,7 @@ from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.cursors import PartitionOffsets, compute_cursors, generations
+from keylane.metaserver.resets.cursors import PartitionOffsets, compute_cursors, order_generations
 from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, read_reset_scope
 from keylane.metaserver.sql.duties import (
     duty_left_ms,
@@ -325,7 +325,7 @@ def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: 
     lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
     scope = rows.scope()
-    assert generations(scope.partitions) == [[4], [1, 2]]
+    assert order_generations(scope.partitions) == [[4], [1, 2]]
     parts = [
         PartitionOffsets(partition=each, first_offset=0, next_offset=10, at_time=5)
         for each in scope.partitions
