@@ -1970,7 +1970,7 @@ class Admin(LoopBoundClient):
         async for row in select_rows(broker, reader, group, view, key_filter):
             for offset in range(row.start, row.end):
                 parked_message = await reader.read(row.source, offset)
-                if (row.source, offset) in row.edited:
+                if (row.source, offset) in row.edited_offsets:
                     try:
                         parked_message = await apply_edit(broker, group, view, parked_message)
                     except NotFoundError:

@@ -33,7 +33,7 @@ class ParkedRow(NamedTuple):
     """Time of parking, milliseconds since 1970; None: the same as the key's, or unknown."""
     failure: Failure | None = None
     next_ms: int | None = None
-    edited: frozenset[tuple[int, int]] = frozenset()
+    edited_offsets: frozenset[tuple[int, int]] = frozenset()
     """(source partition, offset) of edited messages; some may be in other rows."""
 
     @property
@@ -104,7 +104,7 @@ def _count_messages(rows: Sequence[ParkedRow]) -> int:
 def _parse_rows(page: ParkedOffsets) -> list[ParkedRow]:
     edited_offsets = frozenset(page.edited)
     if not page.details:
-        return [ParkedRow(*row, edited=edited_offsets) for row in page.rows]
+        return [ParkedRow(*row, edited_offsets=edited_offsets) for row in page.rows]
     rows = []
     for row, (since_ms, at_ms, fault_index, next_ms) in zip(page.rows, page.details, strict=True):
         failure = None

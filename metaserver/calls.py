@@ -76,7 +76,7 @@ def control_routes(
 def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
         fetch = partial(
-            catalogue.route,
+            catalogue.wait_for_route,
             params["subject"],
             known_version=whole_number(params, "known_version", -1, low=-1),
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
@@ -90,7 +90,7 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
         return await catalogue.retry_while_empty(create)
 
     return [
-        ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
+        ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.process_report(body)),
         ControlRoute(
             endpoints.CORDON, lambda body, params: catalogue.cordon(params["group"], body)
         ),
@@ -98,12 +98,16 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
             endpoints.ACCEPT_FOLDER,
             lambda body, params: catalogue.accept_folder(params["group"], body),
         ),
-        ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create(body)),
+        ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create_subject(body)),
         ControlRoute(endpoints.AUTO_CREATE, auto_create),
-        ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.subjects()),
-        ControlRoute(endpoints.SUBJECT, lambda _body, params: catalogue.subject(params["subject"])),
+        ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.list_subjects()),
+        ControlRoute(
+            endpoints.SUBJECT, lambda _body, params: catalogue.read_subject(params["subject"])
+        ),
         ControlRoute(endpoints.ROUTE, route),
-        ControlRoute(endpoints.QUEUES, lambda _body, params: catalogue.queues(params["subject"])),
+        ControlRoute(
+            endpoints.QUEUES, lambda _body, params: catalogue.read_queues(params["subject"])
+        ),
     ]
 
 
@@ -118,16 +122,16 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
         ControlRoute(
             endpoints.GROUP,
-            lambda _body, params: groups.group(params["subject"], params["group"]),
+            lambda _body, params: groups.read_group(params["subject"], params["group"]),
         ),
-        ControlRoute(endpoints.GROUPS, lambda _body, params: groups.groups(params["subject"])),
+        ControlRoute(endpoints.GROUPS, lambda _body, params: groups.list_groups(params["subject"])),
         ControlRoute(
             endpoints.SWITCH_GROUP,
-            lambda body, params: groups.switch(params["subject"], params["group"], body),
+            lambda body, params: groups.switch_strategy(params["subject"], params["group"], body),
         ),
         ControlRoute(
             endpoints.GROUP_SETTINGS,
-            lambda _body, params: groups.settings(params["subject"], params["group"]),
+            lambda _body, params: groups.read_settings(params["subject"], params["group"]),
         ),
         ControlRoute(
             endpoints.SET_GROUP,
@@ -152,10 +156,11 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
             lambda _body, params: operations.cancel(whole_number(params, "id", 0)),
         ),
         ControlRoute(
-            endpoints.OPERATIONS, lambda _body, params: operations.operations(params["subject"])
+            endpoints.OPERATIONS,
+            lambda _body, params: operations.list_operations(params["subject"]),
         ),
         ControlRoute(
-            endpoints.HISTORY, lambda _body, params: operations.history(params["subject"])
+            endpoints.HISTORY, lambda _body, params: operations.read_history(params["subject"])
         ),
     ]
 

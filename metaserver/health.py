@@ -51,7 +51,7 @@ class MetaserverHealth:
         self._member = member
         self._cache = CachedRead(self._read)
 
-    async def now(self) -> Health:
+    async def read_health(self) -> Health:
         """Return the current health, or the cached one if the database does not respond in time;
         `details.age_ms` is its age.
         """
@@ -77,9 +77,9 @@ class MetaserverHealth:
         """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.read_state()
-        brokers = await self._catalogue.brokers()
-        refused_brokers = await self._catalogue.refused()
-        loss_error = await self._catalogue.lost()
+        brokers = await self._catalogue.list_brokers()
+        refused_brokers = await self._catalogue.list_refused_brokers()
+        loss_error = await self._catalogue.read_loss_error()
         details = {
             "database": self._database.name,
             "brokers": to_builtins(brokers),

@@ -85,7 +85,7 @@ class ClusterMember:
             "ttl_ms": TTL_MS,
         }
         state = await self._database.renew(renew_metaserver, **values)
-        if state.raised > state.version:  # store it durably before any broker is told
+        if state.raised_version > state.version:  # store it durably before any broker is told
             state = await self._database.write_urgent(register_metaserver, **values)
         self._state = state
         try:

@@ -169,7 +169,7 @@ class PeriodicTasks:
             if not self._has_creations:
                 continue
             try:
-                await self._catalogue.repair()
+                await self._catalogue.continue_creations()
             except KeylaneError as error:
                 self._warn(error.message)
 

@@ -135,7 +135,7 @@ def build_services(
     routes = control_routes(
         catalogue,
         groups,
-        health.now,
+        health.read_health,
         operations,
         verify_service,
         resets,

@@ -73,8 +73,8 @@ def accept_folder(
     if broker_row.alive:
         report = last_report(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {report.age}, from {broker_row.address}, so no copy is "
-            f"accepted. If that broker is dead, {report.ask_again}"
+            f"broker group {broker_group!r} {report.age_text}, from {broker_row.address}, so no "
+            f"copy is accepted. If that broker is dead, {report.advice}"
         )
     refused_copies = refused_query.where(
         refused_brokers.c.broker_group == broker_group,

@@ -175,7 +175,7 @@ class Catalogue:
         """Subject id → its running creation."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
-    async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
+    async def process_report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
         Process a broker's report; the first report registers the broker.
 
@@ -327,13 +327,13 @@ class Catalogue:
         )
         return accepted
 
-    async def lost(self) -> UnavailableError | None:
+    async def read_loss_error(self) -> UnavailableError | None:
         """Return an error if brokers have partitions but the database has no subject, else
         None.
         """
         return await self._database.read(database_lost_error)
 
-    async def refused(self) -> list[RefusedBroker]:
+    async def list_refused_brokers(self) -> list[RefusedBroker]:
         """Return the refused brokers that report themselves, by broker group."""
         return await self._database.read(refused_views)
 
@@ -343,12 +343,12 @@ class Catalogue:
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
 
-    async def brokers(self) -> list[BrokerView]:
+    async def list_brokers(self) -> list[BrokerView]:
         """Return all known broker groups, by name."""
         return await self._database.read(broker_views)
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
-    async def create(self, request: CreateSubject) -> SubjectView:
+    async def create_subject(self, request: CreateSubject) -> SubjectView:
         """
         Create a subject and host its partitions; a repeat with the same settings changes nothing.
 
@@ -369,8 +369,8 @@ class Catalogue:
             limited=self._settings.is_guarded,
         )
         if row.route_version == 0:
-            await self.complete(row)
-        return await self.subject(row.name)
+            await self.complete_creation(row)
+        return await self.read_subject(row.name)
 
     async def auto_create(self, name: str, request: AutoCreate) -> SubjectView:
         """
@@ -384,7 +384,7 @@ class Catalogue:
             KeylaneError: any error of `create`.
         """
         try:
-            return await self.subject(name)
+            return await self.read_subject(name)
         except SubjectUnknownError:
             if await self._was_deleted(name) or not self._settings.creates(name):
                 raise
@@ -393,15 +393,15 @@ class Catalogue:
             subject=name, partitions=partitions, order_strategy=request.order_strategy
         )
         try:
-            view = await self.create(create)
+            view = await self.create_subject(create)
         except ConflictError as error:
             if error.reason is not Reason.SUBJECT_EXISTS:
                 raise
             # Another call is creating it with other settings.
             row = await self._database.read(find_subject, name)
             if row is not None:
-                await self.complete(row)
-            return await self.subject(name)
+                await self.complete_creation(row)
+            return await self.read_subject(name)
         log.info("subject %s was created by its first message", name)
         return view
 
@@ -416,7 +416,7 @@ class Catalogue:
                 await self._database.write(extend_deletion_record, name)
             raise
 
-    async def repair(self) -> None:
+    async def continue_creations(self) -> None:
         """
         Continue interrupted creations; one that fails does not stop the others.
 
@@ -425,13 +425,13 @@ class Catalogue:
         """
         for row in await self._database.read(planned_subjects):
             try:
-                await self.complete(row)
+                await self.complete_creation(row)
             except ConflictError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
-    async def complete(self, row: SubjectRow) -> None:
+    async def complete_creation(self, row: SubjectRow) -> None:
         """
         Host all planned partitions and open the subject. Partitions of silent brokers move to other
         brokers, except those of a hidden subject.
@@ -579,7 +579,7 @@ class Catalogue:
                 hosted_ids.add(partition.partition_id)
         return None
 
-    async def subjects(self) -> SubjectList:
+    async def list_subjects(self) -> SubjectList:
         """Return all open subjects, by name."""
         return SubjectList(
             subjects=await self._database.read(
@@ -587,11 +587,11 @@ class Catalogue:
             )
         )
 
-    async def subject(self, name: str) -> SubjectView:
+    async def read_subject(self, name: str) -> SubjectView:
         """Return one subject with its route. Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
 
-    async def queues(self, name: str) -> QueueList:
+    async def read_queues(self, name: str) -> QueueList:
         """Return the logic queues of a static subject. Raises SubjectUnknownError,
         ConflictError.
         """
@@ -629,7 +629,7 @@ class Catalogue:
         return await call()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────
-    async def route(
+    async def wait_for_route(
         self,
         name: str,
         *,
@@ -685,7 +685,7 @@ class Catalogue:
         )
         self._versions = versions
 
-    def wake(self, names: Iterable[Subject]) -> None:
+    def wake_route_waiters(self, names: Iterable[Subject]) -> None:
         """Wake the calls that wait for the routes of these subjects."""
         self._wakeups.wake(names)
 

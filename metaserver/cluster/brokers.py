@@ -345,12 +345,12 @@ class LastReport(NamedTuple):
     left_ms: int
 
     @property
-    def age(self) -> str:
+    def age_text(self) -> str:
         """The age of the report, as a phrase for error messages."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 
     @property
-    def ask_again(self) -> str:
+    def advice(self) -> str:
         """Advice for error messages: when the group will count as silent if it is dead."""
         return f"try again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 

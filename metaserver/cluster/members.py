@@ -53,7 +53,7 @@ class ClusterState(NamedTuple):
     members: list[MemberVersion]
 
     @property
-    def raised(self) -> Version:
+    def raised_version(self) -> Version:
         """The version to which these members allow the cluster to be raised."""
         return raised_version(self.version, self.members)
 
@@ -87,9 +87,9 @@ def register_metaserver(
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )
-    if state.raised > state.version:
-        raise_version(connection, state.raised)
-        return state._replace(version=state.raised)
+    if state.raised_version > state.version:
+        raise_version(connection, state.raised_version)
+        return state._replace(version=state.raised_version)
     return state
 
 

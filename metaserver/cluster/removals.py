@@ -81,7 +81,7 @@ class PendingRemoval:
         return self.partition_id, self.group_id
 
     @property
-    def obsolete(self) -> bool:
+    def is_obsolete(self) -> bool:
         """True if no request to the broker is needed, because the partition has no
         messages left.
         """

@@ -137,7 +137,7 @@ class Changes:
     """
 
     versions: Mapping[SessionId, int]
-    ended: Collection[SessionId] = ()
+    ended_sessions: Collection[SessionId] = ()
 
 
 NO_CHANGES = Changes(versions={})
@@ -148,7 +148,7 @@ class ReleaseOutcome:
     """The result of releases: the changes, and the error for each refused release."""
 
     changes: Changes
-    refused: Mapping[ReleaseGrant, KeylaneError]
+    errors: Mapping[ReleaseGrant, KeylaneError]
 
 
 def settle_group(connection: Connection, group_id: int, *, force: bool = False) -> Changes:
@@ -171,7 +171,7 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         if force:
             mark_unsettled(connection, group_id)
         return Changes(
-            versions={}, ended=ended_sessions
+            versions={}, ended_sessions=ended_sessions
         )  # it stays unsettled, and is retried later
     route_changed = group.route_version != context.route_version
     if group.settled and not ended_sessions and not route_changed and not force:
@@ -209,7 +209,7 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         route_version=context.route_version,
     )
     raise_versions(connection, changed_sessions, version)
-    return Changes(versions=dict.fromkeys(changed_sessions, version), ended=ended_sessions)
+    return Changes(versions=dict.fromkeys(changed_sessions, version), ended_sessions=ended_sessions)
 
 
 def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> ReleaseOutcome:
@@ -241,14 +241,14 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
         release_in_group = _renew_tokens if group.shared else _release_exclusive
         outcome = release_in_group(connection, group, group_requests)
         ids -= {request.session for request in group_requests}
-        errors |= outcome.refused
+        errors |= outcome.errors
         versions |= outcome.changes.versions
     errors |= {
         request: SessionUnknownError(session=request.session)
         for request in requests
         if request.session in ids
     }
-    return ReleaseOutcome(changes=Changes(versions=versions), refused=errors)
+    return ReleaseOutcome(changes=Changes(versions=versions), errors=errors)
 
 
 def _release_exclusive(
@@ -274,7 +274,7 @@ def _release_exclusive(
             freed_leases |= {} if freed_lease is None else {partition_id: freed_lease}
             last_token = _raise_floor(last_token, request.fence)
     if not freed_leases:
-        return ReleaseOutcome(changes=NO_CHANGES, refused=errors)
+        return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
     # The session for which a lease was withdrawn may have been suspended in the meantime.
     wanted_sessions = {lease.wanted for lease in freed_leases.values() if lease.wanted}
     active_sessions = lock_active_sessions(connection, wanted_sessions)
@@ -295,7 +295,7 @@ def _release_exclusive(
     )
     raise_versions(connection, changed_sessions, version)
     return ReleaseOutcome(
-        changes=Changes(versions=dict.fromkeys(changed_sessions, version)), refused=errors
+        changes=Changes(versions=dict.fromkeys(changed_sessions, version)), errors=errors
     )
 
 
@@ -323,13 +323,13 @@ def _renew_tokens(
             renewed_leases[partition_id] = stored_leases[partition_id] = lease
             last_token = lease.token
     if not renewed_leases:
-        return ReleaseOutcome(changes=NO_CHANGES, refused=errors)
+        return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
     store_leases(connection, group.group_id, renewed_leases.values())
     version = group.version + 1
     set_group(connection, group.group_id, version=version, last_token=last_token)
     members = set(read_members(connection, group.group_id))
     raise_versions(connection, members, version)
-    return ReleaseOutcome(changes=Changes(versions=dict.fromkeys(members, version)), refused=errors)
+    return ReleaseOutcome(changes=Changes(versions=dict.fromkeys(members, version)), errors=errors)
 
 
 _withdrawn_query = (
@@ -606,7 +606,7 @@ def _read_readable_partitions(
             ended=row.abandoned and row.end_offset is not None and not row.lost,
             assigned=row.partition_id in assigned_ids,
             lost=row.lost,
-            heard=row.heard or retention is not Retention.ACKED,
+            is_announced=row.heard or retention is not Retention.ACKED,
             start_pending=row.start_pending,
         )
         for row in rows

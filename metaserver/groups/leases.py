@@ -72,7 +72,7 @@ class GroupPartition:
     """True if its lease is held by, or promised to, a session of the group."""
     lost: bool = False
     """True if an operator accepted its loss: its data is gone, but its parents may be unread."""
-    heard: bool = True
+    is_announced: bool = True
     """True if its broker has stored the group, or if retention is by time alone and does not wait
     for groups.
     """
@@ -140,7 +140,7 @@ def readable_partitions(
         for partition in by_id.values()
         if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
         and partition.partition_id not in drained_ids
-        and (partition.heard or partition.assigned)
+        and (partition.is_announced or partition.assigned)
         and not partition.start_pending
         and not any(blocks(parent_id, partition.assigned) for parent_id in partition.parents)
     ]

@@ -188,4 +188,4 @@ def switch_group(
     connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
     connection.execute(sa.update(groups).where(is_this_group).values(strategy=strategy))
     mark_unsettled(connection, group_id)
-    return Changes(versions={}, ended=session_ids)
+    return Changes(versions={}, ended_sessions=session_ids)

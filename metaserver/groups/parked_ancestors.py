@@ -57,7 +57,7 @@ class Ancestor:
     """Token of the last lease; 0 if there was none, or if the partition was lost along with
     unfinished work of its owners.
     """
-    passed: bool = False
+    is_finished: bool = False
     """True if the group may read its children, because it is drained or its loss was accepted."""
     has_parked: bool = False
     """True if the group has drained it but still has parked messages there."""
@@ -82,7 +82,7 @@ def adopted_ranges(
     pending_visits = [
         (parent, *_overlap(partition, ancestors[parent]), ancestors[parent].token)
         for parent in parents
-        if ancestors[parent].passed
+        if ancestors[parent].is_finished
     ]
     visited = set(pending_visits)
     ancestor_ranges: dict[int, set[tuple[int, int]]] = {}
@@ -104,7 +104,7 @@ def adopted_ranges(
             ):
                 ancestor_ranges.setdefault(ancestor_id, set()).add(overlap)
             visit = (ancestor_id, *overlap, max(newest_token, ancestor.token))
-            if ancestor.passed and visit not in visited:
+            if ancestor.is_finished and visit not in visited:
                 visited.add(visit)
                 pending_visits.append(visit)
     return parent_ranges | {
@@ -140,7 +140,7 @@ def find_finished_partitions(
         finished_ids.append(partition_id)
         if partition_id in updated_ancestors:
             updated_ancestors[partition_id] = replace(
-                updated_ancestors[partition_id], passed=True, has_parked=partition_id in parked
+                updated_ancestors[partition_id], is_finished=True, has_parked=partition_id in parked
             )
     return finished_ids
 
@@ -324,7 +324,7 @@ def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, 
             range_end=row.range_end,
             parents=parents.get(row.partition_id, ()),
             token=row.token,
-            passed=row.drained or row.lost,
+            is_finished=row.drained or row.lost,
             has_parked=bool(row.parked) and row.state != PartitionState.EXPIRED,
         )
         for row in rows

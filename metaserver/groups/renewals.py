@@ -35,8 +35,8 @@ class SessionRenewer:
         StorageError.
         """
         renewed = await self._renew_flight.run(None, session)
-        if session in renewed.locked:
-            renewed = await self._renew_flight.run(renewed.locked[session], session)
+        if session in renewed.locked_groups:
+            renewed = await self._renew_flight.run(renewed.locked_groups[session], session)
         return renewed.rows.get(session)
 
     async def _renew(
@@ -50,5 +50,7 @@ class SessionRenewer:
         for start in range(0, len(sessions), BATCH_MAX):
             chunk = sessions[start : start + BATCH_MAX]
             result = await self._database.renew(renew_unlocked, chunk)
-            total = RenewalResult(total.rows | result.rows, total.locked | result.locked)
+            total = RenewalResult(
+                total.rows | result.rows, total.locked_groups | result.locked_groups
+            )
         return total

@@ -221,12 +221,14 @@ class GroupService:
             creation = CreateGroup(start=request.start, strategy=request.strategy)
             await self._begin(request.subject, request.group, creation)
         row = await self._join(request)
-        self.end_sessions(row.replaced, why="another process with its instance name was started")
+        self.end_sessions(
+            row.replaced_sessions, why="another process with its instance name was started"
+        )
         first_grants = None
         if row.new_group:
             await self._wait_for_joins(row.group_id)
             settle = partial(_settle_and_read, group_id=row.group_id, session=row.session)
-            first_grants = await self._announce(row.group_id, row.unheard, settle)
+            first_grants = await self._announce(row.group_id, row.pending_announcements, settle)
         if first_grants is None:
             grants = await self._read_first_grants(row)
         else:
@@ -456,17 +458,17 @@ class GroupService:
             self._evict_grants(SessionId(request.session))
         return Done()
 
-    async def group(self, subject: str, group: str) -> GroupView:
+    async def read_group(self, subject: str, group: str) -> GroupView:
         """Return a group with the owner of each partition. Raises SubjectUnknownError,
         GroupUnknownError.
         """
         return await self._database.read(read_group, subject, ConsumerGroup(group))
 
-    async def groups(self, subject: str) -> GroupList:
+    async def list_groups(self, subject: str) -> GroupList:
         """Return all groups of a subject. Raises SubjectUnknownError."""
         return await self._database.read(list_groups, subject)
 
-    async def switch(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
+    async def switch_strategy(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
         """
         Change the strategy of a group, which ends its sessions; they must join again.
 
@@ -477,9 +479,9 @@ class GroupService:
             await self._database.write(switch_group, subject, group, request.strategy),
             why="the strategy of its group was changed",
         )
-        return await self.group(subject, group)
+        return await self.read_group(subject, group)
 
-    async def settings(self, subject: str, group: str) -> GroupSettings:
+    async def read_settings(self, subject: str, group: str) -> GroupSettings:
         """Return the stored settings of a group. Raises SubjectUnknownError, GroupUnknownError."""
         return await self._database.read(group_settings, subject, group)
 
@@ -492,7 +494,7 @@ class GroupService:
         """
         _, changes = await self._database.write(set_policy, subject, group, request)
         self._wake_heartbeats(changes)
-        return await self.settings(subject, group)
+        return await self.read_settings(subject, group)
 
     async def suspend_members(
         self, subject: str, group: str, request: SuspendGroup
@@ -506,7 +508,7 @@ class GroupService:
         group_id, changes = await self._database.write(suspend_members, subject, group, request)
         await self.settle(group_id)
         self._wake_heartbeats(changes)
-        return await self.settings(subject, group)
+        return await self.read_settings(subject, group)
 
     async def settle(self, group_id: int) -> None:
         """Adjust a group's leases to its sessions and partitions; concurrent calls share a run that
@@ -553,7 +555,7 @@ class GroupService:
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that were ended in the database, and log why."""
-        self._wake_heartbeats(Changes(versions={}, ended=ended), why=why)
+        self._wake_heartbeats(Changes(versions={}, ended_sessions=ended), why=why)
 
     def close(self) -> None:
         """Answer every waiting heartbeat."""
@@ -571,7 +573,7 @@ class GroupService:
     ) -> Mapping[ReleaseGrant, KeylaneError]:
         outcome = await self._writes.write(group, release_leases, requests)
         self._wake_heartbeats(outcome.changes)
-        return outcome.refused
+        return outcome.errors
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
         await self._wait_for_joins(group_id)
@@ -611,11 +613,11 @@ class GroupService:
 
     def _wake_heartbeats(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         """Wake the heartbeats of sessions that have ended or have new grants."""
-        for session in changes.ended:
+        for session in changes.ended_sessions:
             log.info("session %s ended: %s", session, why)
             self._evict_grants(session)
         self._wakeups.wake(changes.versions)
-        self._wakeups.wake(changes.ended)
+        self._wakeups.wake(changes.ended_sessions)
 
     def _evict_grants(self, session: SessionId) -> None:
         self._grants_cache.pop(session, None)

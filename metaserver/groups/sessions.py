@@ -115,13 +115,13 @@ class SessionRow:
     """True if a lease was withdrawn from it and not released yet; set by `renew_sessions` only."""
     new_group: bool = False
     """True if its join created the group; set by `join_group` only."""
-    unheard: tuple[Announcement, ...] = ()
+    pending_announcements: tuple[Announcement, ...] = ()
     """Partitions of a new group whose brokers do not know the group yet; set by
     `join_group` only.
     """
     start: GroupStart | None = None
     """Where its group starts; set by `join_group` only."""
-    replaced: tuple[SessionId, ...] = ()
+    replaced_sessions: tuple[SessionId, ...] = ()
     """Sessions of the same instance that this join ended; set by `join_group` only."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of its subject; set by `join_group` only."""
@@ -245,9 +245,9 @@ def join_group(
         grants_version=version,
         suspended=request.suspended,
         new_group=new_group,
-        unheard=_read_unheard(connection, group_id) if new_group else (),
+        pending_announcements=_read_unheard(connection, group_id) if new_group else (),
         start=start,
-        replaced=replaced_sessions,
+        replaced_sessions=replaced_sessions,
         order_strategy=subject.order_strategy,
     )
 
@@ -352,7 +352,7 @@ def _insert_identical(
             ttl_ms=join.join.ttl_ms,
             suspended=join.join.suspended,
             new_group=False,
-            unheard=(),
+            pending_announcements=(),
         )
         for join in joins
     }
@@ -615,7 +615,7 @@ class RenewalResult(NamedTuple):
     """The result of renewals that did not wait for locks."""
 
     rows: dict[str, SessionRow]
-    locked: dict[str, int]
+    locked_groups: dict[str, int]
     """Live sessions that were not renewed because their rows are locked → ids of their groups."""
 
 

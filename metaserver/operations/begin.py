@@ -158,7 +158,7 @@ def begin_operations(
     if request.accept_loss:
         cancel_removals(connection, request.broker_group)
     for planned in plan_operations(connection, request):
-        operation_id = planned.continued
+        operation_id = planned.continued_id
         if operation_id:
             continue_without(connection, operation_id, request)
         elif planned.plan.sealed:

@@ -308,14 +308,14 @@ class OperationDriver:
     async def _dry_run(self, request: Reshape) -> OperationList:
         """Return the plans of a dry run in the form in which `begin` returns operations."""
         plans = await self._database.read(plan_operations, request)
-        losses = {planned.continued: planned.losses for planned in plans}
+        losses = {planned.continued_id: planned.losses for planned in plans}
         continued_operations = await self._database.read(
-            operation_views, [planned.continued for planned in plans]
+            operation_views, [planned.continued_id for planned in plans]
         )
         new_plans = [
             planned
             for planned in plans
-            if not planned.continued and (planned.plan.sealed or not planned.busy)
+            if not planned.continued_id and (planned.plan.sealed or not planned.busy)
         ]
         return OperationList(
             operations=[
@@ -340,7 +340,7 @@ class OperationDriver:
         (view,) = await self._database.read(operation_views, [operation_id])
         return view
 
-    async def operations(self, subject: str) -> OperationList:
+    async def list_operations(self, subject: str) -> OperationList:
         """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
         return OperationList(operations=[await self._add_waiting_reason(view) for view in views])
@@ -356,7 +356,7 @@ class OperationDriver:
             return view
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
-    async def history(self, subject: str) -> SubjectHistory:
+    async def read_history(self, subject: str) -> SubjectHistory:
         """Return every partition that a subject ever had. Raises SubjectUnknownError."""
         return await self._database.read(subject_history, subject)
 
@@ -582,7 +582,7 @@ class OperationDriver:
 
     async def _announce_route(self, operation: Operation) -> None:
         """Wake the calls that wait for a new route, and settle the subject's groups."""
-        self._catalogue.wake([operation.subject])
+        self._catalogue.wake_route_waiters([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 

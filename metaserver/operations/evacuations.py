@@ -90,8 +90,8 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
     report = last_report(connection, source)
     if report.left_ms > 0 and without_broker:
         raise InvalidRequestError(
-            f"broker group {source!r} {report.age}, and counts as alive. If it is dead, "
-            f"{report.ask_again}. If it "
+            f"broker group {source!r} {report.age_text}, and counts as alive. If it is dead, "
+            f"{report.advice}. If it "
             "is running, evacuate it without --without-source and --accept-loss: then it "
             "seals its partitions, and order is kept"
         )
@@ -272,7 +272,7 @@ def _plan_busy(
     return PlannedOperation(
         subject=subject,
         plan=EMPTY_PLAN,
-        continued=continued_id,
+        continued_id=continued_id,
         busy=busy_subject if problem else None,
         losses=read_losses(connection, unsealed_ids)
         if continued_id and request.accept_loss

@@ -31,7 +31,7 @@ class PlannedOperation:
 
     subject: SubjectRow
     plan: Plan
-    continued: int = 0
+    continued_id: int = 0
     """Id of a running operation that waited for the evacuated broker group and now continues
     without it, or 0.
     """

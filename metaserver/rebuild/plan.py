@@ -350,7 +350,7 @@ def _plan_subject(
             )
             rows[status.partition_id] = RebuiltPartition(partition=expired_partition)
             subject.partitions.append(rows[status.partition_id])
-    subject.canceled = cancel_operation(rows)
+    subject.canceled_operation = cancel_operation(rows)
     _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
     problems = list(add_gone_partitions(subject, statuses, rows, options))
     if problems:
@@ -360,8 +360,8 @@ def _plan_subject(
     for group in subject.groups:
         # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
         # longer take over anything there.
-        blocking_parents = parents | dict.fromkeys(group.frozen, frozenset[int]())
-        group.drained = set(drained_after_parents(group.drained, blocking_parents))
+        blocking_parents = parents | dict.fromkeys(group.frozen_ids, frozenset[int]())
+        group.drained_ids = set(drained_after_parents(group.drained_ids, blocking_parents))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
     if not _has_full_route(subject) and not (
@@ -446,11 +446,11 @@ def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
             group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
             is_sealed = status.state is PartitionState.SEALED
             if at_broker.token and is_sealed and at_broker.cursor >= status.next_offset:
-                group.drained.add(status.partition_id)
+                group.drained_ids.add(status.partition_id)
                 if at_broker.parked or at_broker.left_to_children:
-                    group.parked.add(status.partition_id)
+                    group.parked_ids.add(status.partition_id)
                 if at_broker.frozen:
-                    group.frozen.add(status.partition_id)
+                    group.frozen_ids.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]

@@ -85,7 +85,7 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group, subject.gone)
         # The running operation gets the highest id, because it is the subject's latest one.
-        for operation in (subject.canceled, *subject.fences, subject.operation):
+        for operation in (subject.canceled_operation, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
 
@@ -206,9 +206,9 @@ def _store_group(
         {
             "group_id": group_id,
             "partition_id": partition_id,
-            "parked": partition_id in group.parked,
+            "parked": partition_id in group.parked_ids,
         }
-        for partition_id in sorted(group.drained)
+        for partition_id in sorted(group.drained_ids)
     ]
     if drained_rows:
         connection.execute(sa.insert(drained), drained_rows)

@@ -39,7 +39,7 @@ class BegunDeletion:
 
     subject_id: int
     group_id: int = 0
-    ended: Collection[SessionId] = ()
+    ended_sessions: Collection[SessionId] = ()
     """Sessions that this call ended."""
 
 
@@ -101,7 +101,7 @@ def begin_subject_deletion(
     connection.execute(sa.update(partitions).where(is_partition).values(expired_column))
     connection.execute(sa.update(groups).where(is_group).values(deleting=True, told=True))
     finish_deletions(connection)
-    return BegunDeletion(subject_id=row.subject_id, ended=ended_sessions)
+    return BegunDeletion(subject_id=row.subject_id, ended_sessions=ended_sessions)
 
 
 def begin_group_deletion(
@@ -153,7 +153,9 @@ def begin_group_deletion(
         partitions.c.state != PartitionState.EXPIRED,
     )
     plan_removals(connection, has_data, group_id=group_id, token=token)
-    return BegunDeletion(subject_id=row.subject_id, group_id=group_id, ended=ended_sessions)
+    return BegunDeletion(
+        subject_id=row.subject_id, group_id=group_id, ended_sessions=ended_sessions
+    )
 
 
 def _live_sessions(

@@ -98,7 +98,7 @@ class RemovalService:
             InvalidRequestError, SubjectUnknownError, BusyError: nothing was changed.
         """
         deletion = await self._database.write(begin_subject_deletion, name, request)
-        self._catalogue.wake([Subject(name)])
+        self._catalogue.wake_route_waiters([Subject(name)])
         await self._end_sessions_and_ask(deletion, "its subject was deleted")
         view = await self._database.read(subject_deletion, name, deletion.subject_id)
         return self._add_problem(view, deletion)
@@ -119,7 +119,7 @@ class RemovalService:
     async def _end_sessions_and_ask(self, deletion: BegunDeletion, why: str) -> None:
         """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
-        self._groups.end_sessions(deletion.ended, why=why)
+        self._groups.end_sessions(deletion.ended_sessions, why=why)
         await self._ask_brokers()
 
     def _add_problem(self, view: D, deletion: BegunDeletion) -> D:
@@ -151,7 +151,7 @@ class RemovalService:
                 self._after_step("asked")
                 deleted_names = await self._database.write(complete_removals, tokens_by_key)
                 self._after_step("removed")
-                self._catalogue.wake(map(Subject, deleted_names))
+                self._catalogue.wake_route_waiters(map(Subject, deleted_names))
             after = pending[-1].key
         self._next_run_s = asyncio.get_running_loop().time() + (
             RETRY_PAUSE_S if self._problems else 0
@@ -161,7 +161,7 @@ class RemovalService:
         """Ask a broker to drop a partition or forget a group; returns the highest token that the
         broker now refuses, or None if it has not done its part.
         """
-        if removal.obsolete:
+        if removal.is_obsolete:
             return removal.token
         key = removal.subject_id, removal.group_id
         if removal.address is None:

@@ -46,7 +46,7 @@ class PartitionOffsets:
     partition: Partition
     first_offset: int
     next_offset: int
-    at_time: int | None = None
+    offset_at_time: int | None = None
     """Offset of the first message at or after the requested time, if there is one."""
     cursor: int | None = None
     """The group's current cursor; None if the broker does not know the group."""
@@ -54,14 +54,17 @@ class PartitionOffsets:
     """Highest token of the group that the broker has seen."""
 
     @property
-    def present(self) -> int:
+    def current_offset(self) -> int:
         """Offset of the first message that the group has not acked."""
         return self.first_offset if self.cursor is None else max(self.cursor, self.first_offset)
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """True if the partition is sealed, and the group has acked it to its end."""
-        return self.partition.state is PartitionState.SEALED and self.present >= self.next_offset
+        return (
+            self.partition.state is PartitionState.SEALED
+            and self.current_offset >= self.next_offset
+        )
 
     @property
     def segment(self) -> Segment:
@@ -176,12 +179,14 @@ def _target_offset(
             return _clamp_to_queue(segments, offset, begun)
         case ResetTo.TIME:
             for part in chain:
-                if part.at_time is not None:
-                    return part.partition.logic_start + part.at_time
+                if part.offset_at_time is not None:
+                    return part.partition.logic_start + part.offset_at_time
             return queue_max(segments)
         case ResetTo.SHIFT:
             assert request.shift is not None
-            current_offsets = {int(part.partition.partition_id): part.present for part in chain}
+            current_offsets = {
+                int(part.partition.partition_id): part.current_offset for part in chain
+            }
             offset = logic_cursor(segments, current_offsets) + request.shift
             return min(max(offset, queue_min(segments)), queue_max(segments))
         case ResetTo.CURSORS:
@@ -238,15 +243,17 @@ def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -
             assert request.offset is not None
             return _clamp_to_partition(part, request.offset, begun)
         case ResetTo.TIME:
-            return part.next_offset if part.at_time is None else part.at_time
+            return part.next_offset if part.offset_at_time is None else part.offset_at_time
         case ResetTo.SHIFT:
             assert request.shift is not None
-            if part.drained:  # its children are shifted, so that no message counts twice
+            if part.is_drained:  # its children are shifted, so that no message counts twice
                 return part.next_offset
-            return min(max(part.present + request.shift, part.first_offset), part.next_offset)
+            return min(
+                max(part.current_offset + request.shift, part.first_offset), part.next_offset
+            )
         case ResetTo.CURSORS:
             assert request.cursors is not None
-            cursor = request.cursors.get(int(part.partition.partition_id), part.present)
+            cursor = request.cursors.get(int(part.partition.partition_id), part.current_offset)
             return _clamp_to_partition(part, cursor, begun)
 
 

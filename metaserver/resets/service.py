@@ -150,7 +150,7 @@ class ResetService:
         scope = await self._database.read(read_reset_scope, subject, group, request)
         parts = await self._read_offsets(scope, group, request)
         cursors = compute_cursors(request, parts, static=scope.static)
-        current_offsets = {int(part.partition.partition_id): part.present for part in parts}
+        current_offsets = {int(part.partition.partition_id): part.current_offset for part in parts}
         tokens = dict.fromkeys(cursors, 0)
         plan = _build_result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(

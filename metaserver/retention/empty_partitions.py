@@ -305,7 +305,7 @@ class PartitionExpirer:
             if not ends:
                 return expired_count
             changed_subjects = await self._database.write(mark_expired, ends)
-            self._catalogue.wake(changed_subjects)
+            self._catalogue.wake_route_waiters(changed_subjects)
             expired_count += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 

@@ -162,7 +162,7 @@ class HiddenExpirer:
         or UnreachableError unless all of them respond.
         """
         message_count = 0
-        for partition in (await self._catalogue.subject(subject)).route.partitions:
+        for partition in (await self._catalogue.read_subject(subject)).route.partitions:
             if partition.address is None:
                 raise NotSentError(f"broker group {partition.broker_group} is not available")
             broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)

@@ -27,7 +27,7 @@ def compute_start_cursors(
     parts: Sequence[PartitionOffsets],
     *,
     static: bool,
-    expired: Mapping[int, int | None] | None = None,
+    expired_ends: Mapping[int, int | None] | None = None,
     history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
@@ -38,7 +38,7 @@ def compute_start_cursors(
     where it was.
 
     Args:
-        expired: id of a partition whose data is gone → its end offset.
+        expired_ends: id of a partition whose data is gone → its end offset.
         history: every partition of the subject; needed for a start at cursors.
 
     Raises:
@@ -49,7 +49,9 @@ def compute_start_cursors(
     if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
         return {}
     if start.at is StartAt.CURSORS:
-        return _backfill_cursors(start.cursors or {}, parts, expired or {}, history, static=static)
+        return _backfill_cursors(
+            start.cursors or {}, parts, expired_ends or {}, history, static=static
+        )
     request = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
     return compute_cursors(request, parts, static=static)
 
@@ -57,7 +59,7 @@ def compute_start_cursors(
 def _backfill_cursors(
     cursors: Mapping[int, int],
     parts: Sequence[PartitionOffsets],
-    expired: Mapping[int, int | None],
+    expired_ends: Mapping[int, int | None],
     history: Sequence[PartitionHistory],
     *,
     static: bool,
@@ -71,13 +73,15 @@ def _backfill_cursors(
     newest_id = max(cursors)
     cursors = {**cursors, **behind_rows(ids_replaced_by_rows, parents, end_offsets, cursors)}
     cursors_of_later = {
-        partition_id: 0 for partition_id, end in expired.items() if end and partition_id > newest_id
+        partition_id: 0
+        for partition_id, end in expired_ends.items()
+        if end and partition_id > newest_id
     }
     ids_with_rows = frozenset().union(*ids_replaced_by_rows.values())
     for partition_id, cursor in sorted({**cursors_of_later, **cursors}.items()):
         if partition_id in ids_with_rows:
             continue
-        if partition_id in expired and cursor != expired[partition_id]:
+        if partition_id in expired_ends and cursor != expired_ends[partition_id]:
             raise OffsetOutOfRangeError(
                 f"partition {partition_id} has expired, and the messages from offset "
                 f"{cursor} on with it",
@@ -99,7 +103,7 @@ def _backfill_cursors(
     stored_cursors = {
         partition_id: cursor
         for partition_id, cursor in cursors.items()
-        if partition_id not in expired
+        if partition_id not in expired_ends
     }
     if not stored_cursors:
         return {}

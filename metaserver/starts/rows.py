@@ -42,11 +42,11 @@ class StartScope:
 
     subject: SubjectRow
     group_id: int | None = None
-    stored: GroupSettings | None = None
+    settings: GroupSettings | None = None
     partitions: tuple[Partition, ...] = ()
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
-    expired: Mapping[int, int | None] = field(default_factory=dict)
+    expired_ends: Mapping[int, int | None] = field(default_factory=dict)
     """Ids of partitions whose data is gone → end offset."""
 
 
@@ -90,8 +90,10 @@ def read_start_scope(connection: Connection, subject: str, group: str) -> StartS
     if group_row is None:
         selected, left_out = settable_partitions(connection, row.subject_id)
         expired_rows = connection.execute(_expired_query, {"of_subject": row.subject_id})
-        end_offsets = {each.partition_id: each.end_offset for each in expired_rows}
-        return StartScope(subject=row, partitions=selected, left_out=left_out, expired=end_offsets)
+        expired_ends = {each.partition_id: each.end_offset for each in expired_rows}
+        return StartScope(
+            subject=row, partitions=selected, left_out=left_out, expired_ends=expired_ends
+        )
     if group_row.deleting:
         raise GroupDeletedError(
             f"consumer group {group!r} is being deleted; it can be created again once its brokers "
@@ -103,7 +105,7 @@ def read_start_scope(connection: Connection, subject: str, group: str) -> StartS
     return StartScope(
         subject=row,
         group_id=group_row.group_id,
-        stored=read_stored(connection, group_row.group_id, subject=subject, group=group),
+        settings=read_stored(connection, group_row.group_id, subject=subject, group=group),
     )
 
 
@@ -137,7 +139,7 @@ def begin_group(
         cursors and {partition.partition_id for partition in current_scope.partitions} != ids
     )
     is_replaced = current_scope.subject.subject_id != scope.subject.subject_id
-    if current_scope.stored is not None or is_replaced or has_changed:
+    if current_scope.settings is not None or is_replaced or has_changed:
         return False
     insert_group(
         connection, current_scope.subject, group, strategy=request.strategy, start=request.start

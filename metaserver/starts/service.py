@@ -137,7 +137,7 @@ class StartService:
         for _ in range(PLANS_MAX):
             scope = await self._database.read(read_start_scope, subject, group)
             if scope.group_id is not None:
-                if scope.stored is not None and scope.stored.unstarted:
+                if scope.settings is not None and scope.settings.unstarted:
                     await self._store_starts(
                         await self._database.read(read_pending_starts, scope.group_id)
                     )
@@ -150,7 +150,7 @@ class StartService:
                 request.start,
                 parts,
                 static=scope.subject.static,
-                expired=scope.expired,
+                expired_ends=scope.expired_ends,
                 history=history,
             )
             fence = max((part.fence for part in parts), default=0)
@@ -189,9 +189,9 @@ class StartService:
 
     async def _read_settings(self, subject: str, group: str) -> GroupSettings:
         scope = await self._database.read(read_start_scope, subject, group)
-        if scope.stored is None:
+        if scope.settings is None:
             raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
-        return scope.stored
+        return scope.settings
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def _read_offsets(

@@ -46,8 +46,8 @@ class GroupRow:
     last_token: int
     route_version: int
     tokens: Mapping[int, int] = field(default_factory=dict)
-    drained: Collection[int] = ()
-    heard: Collection[int] = ()
+    drained_ids: Collection[int] = ()
+    announced_ids: Collection[int] = ()
     """Ids of partitions whose brokers have the group on their disks."""
     deleting: bool = False
     """True while brokers are forgetting the group."""
@@ -567,7 +567,7 @@ def _check_cursors(index: Index) -> Iterator[str]:
 
 def _check_drained(index: Index) -> Iterator[str]:
     for group in index.before.groups:
-        for partition_id in sorted(group.drained):
+        for partition_id in sorted(group.drained_ids):
             row = index.before.partitions.get(partition_id)
             subject_text = f"partition {partition_id}, group {group.name!r}"
             if row is None or row.partition.state in {OPEN, PLANNED}:
@@ -591,7 +591,7 @@ def _has_changed(index: Index, group: GroupRow, partition_id: int) -> bool:
     A reset deletes such rows and grants new tokens; expiry deletes those of removed partitions.
     """
     current = index.group(group.subject_id, group.name)
-    if current is None or partition_id not in current.drained:
+    if current is None or partition_id not in current.drained_ids:
         return True
     return current.tokens.get(partition_id) != group.tokens.get(partition_id)
 
@@ -742,12 +742,12 @@ def find_early_drains(view: SqlView, group: GroupRow) -> Iterator[str]:
     published after the child was drained. A parent with a higher token was granted later, or was
     reset without the child.
     """
-    for partition_id in sorted(group.drained):
+    for partition_id in sorted(group.drained_ids):
         row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
         for parent_id in () if row is None else keep_visible_parents(view.partitions, row).parents:
             parent = view.partitions.get(parent_id)
-            if parent is None or parent_id in group.drained:
+            if parent is None or parent_id in group.drained_ids:
                 continue
             if row is not None and len(row.partition.parents) > 1:
                 common_parents = set(parent.partition.parents) & set(row.partition.parents)
@@ -778,11 +778,11 @@ def find_unknown_groups(
     partition_id = row.partition.partition_id
     known_groups = {each.group for each in status.groups}
     is_served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-    reading_groups = [group for group in groups if partition_id not in group.drained]
+    reading_groups = [group for group in groups if partition_id not in group.drained_ids]
     for group in reading_groups:
         if not is_served or group.name in known_groups:
             continue
-        if partition_id in group.heard:
+        if partition_id in group.announced_ids:
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
         elif not is_timed and group.tokens.get(partition_id, 0):
             yield (

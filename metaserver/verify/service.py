@@ -76,9 +76,9 @@ def _groups(connection: Connection) -> list[GroupRow]:
     drained_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(drained)):
         drained_ids[row.group_id].add(row.partition_id)
-    heard_ids: dict[int, set[int]] = defaultdict(set)
+    announced_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(heard)):
-        heard_ids[row.group_id].add(row.partition_id)
+        announced_ids[row.group_id].add(row.partition_id)
     return [
         GroupRow(
             group_id=row.group_id,
@@ -87,8 +87,8 @@ def _groups(connection: Connection) -> list[GroupRow]:
             last_token=row.last_token,
             route_version=row.route_version,
             tokens=tokens[row.group_id],
-            drained=drained_ids[row.group_id],
-            heard=heard_ids[row.group_id],
+            drained_ids=drained_ids[row.group_id],
+            announced_ids=announced_ids[row.group_id],
             deleting=row.deleting,
         )
         for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))

@@ -80,7 +80,7 @@ class Abandoned:
         return await self.database.write(finish_round, self.operation_id, {self.child: None})
 
     async def view(self) -> OperationView:
-        (view,) = (await self._operations.operations("s")).operations
+        (view,) = (await self._operations.list_operations("s")).operations
         return view
 
 

@@ -113,7 +113,7 @@ class DriverAndBrokers:
             rng=random.Random(1),
         )
         stack.push_async_callback(self.driver.stop)
-        await catalogue.create(CreateSubject(subject="s", partitions=2))
+        await catalogue.create_subject(CreateSubject(subject="s", partitions=2))
         self.database.version = (await self.database.read(read_route, "s")).version
         self.events.clear()
 

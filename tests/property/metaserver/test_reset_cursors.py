@@ -68,7 +68,11 @@ def partition_offsets(
         **more,
     )
     return PartitionOffsets(
-        partition=partition, first_offset=first, next_offset=count, at_time=at_time, cursor=cursor
+        partition=partition,
+        first_offset=first,
+        next_offset=count,
+        offset_at_time=at_time,
+        cursor=cursor,
     )
 
 
@@ -181,8 +185,8 @@ def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask
             assert cursor == each.first_offset
         elif ask.to is ResetTo.LATEST:
             assert cursor == each.next_offset
-        elif each.at_time is not None:
-            assert cursor <= each.at_time
+        elif each.offset_at_time is not None:
+            assert cursor <= each.offset_at_time
 
 
 @given(chains(), targets)
@@ -195,13 +199,13 @@ def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
         chain = [each for each in lineage if each.partition.queue == queue]
         check_no_gap(chain, cursors)
         if ask.to is ResetTo.TIME:
-            hit = next((each for each in chain if each.at_time is not None), None)
+            hit = next((each for each in chain if each.offset_at_time is not None), None)
             if hit is None:
                 assert all(
                     cursors[each.partition.partition_id] == each.next_offset for each in chain
                 )
             else:
-                assert cursors[hit.partition.partition_id] == hit.at_time
+                assert cursors[hit.partition.partition_id] == hit.offset_at_time
 
 
 @st.composite

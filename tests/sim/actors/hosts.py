@@ -184,7 +184,7 @@ class MetaHost(Host):
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
-            details = {"brokers": to_builtins(await catalogue.brokers())}
+            details = {"brokers": to_builtins(await catalogue.list_brokers())}
             return Health(program="metaserver", ready=True, details=details)
 
         resetter = LiveResets(

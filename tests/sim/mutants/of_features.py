@@ -270,7 +270,7 @@ def first_messages_do_not_wait_for_each_other(patches: Patches) -> None:
             running.discard(row.subject_id)
 
     running: set[int] = set()
-    real = patches.set(catalogue_service.Catalogue, "complete", complete)
+    real = patches.set(catalogue_service.Catalogue, "complete_creation", complete)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -117,7 +117,7 @@ def unheard_grants_stay(patches: Patches) -> None:
 
 
 def releases_ignored(patches: Patches) -> None:
-    nothing = lease_rows.ReleaseOutcome(changes=lease_rows.NO_CHANGES, refused={})
+    nothing = lease_rows.ReleaseOutcome(changes=lease_rows.NO_CHANGES, errors={})
     patches.set(groups_service, "release_leases", lambda connection, asks: nothing)
     unheard_grants_stay(patches)
 

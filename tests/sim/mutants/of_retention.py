@@ -41,7 +41,9 @@ def granted_counts_as_heard(patches: Patches) -> None:
     """
 
     def readable(partitions: Any, drained: Any) -> Any:
-        return real_readable([_replace(partition, heard=True) for partition in partitions], drained)
+        return real_readable(
+            [_replace(partition, is_announced=True) for partition in partitions], drained
+        )
 
     def settle(connection: Any, group_id: int, **how: Any) -> Any:
         changes = real_settle(connection, group_id, **how)
@@ -99,7 +101,8 @@ def opens_before_groups_are_told(patches: Patches) -> None:
         lease_rows,
         "readable_partitions",
         lambda partitions, drained, real=leases_module.readable_partitions: real(
-            [leases_module.replace(partition, heard=True) for partition in partitions], drained
+            [leases_module.replace(partition, is_announced=True) for partition in partitions],
+            drained,
         ),
     )
 

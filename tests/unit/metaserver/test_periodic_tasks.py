@@ -154,7 +154,7 @@ async def test_creations_are_repaired_when_a_round_has_seen_one(
         repaired.append(len(rounds))
 
     monkeypatch.setattr(periodic_tasks_module, "read_due_work", creations_due)
-    monkeypatch.setattr(Catalogue, "repair", repair)
+    monkeypatch.setattr(Catalogue, "continue_creations", repair)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while not repaired:
             await asyncio.sleep(0.01)

@@ -36,7 +36,7 @@ def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path)
 
     async def waited_s(catalogue: Catalogue, known_version: int) -> float:
         began_s = loop.time()
-        route = await catalogue.route("s", known_version=known_version, wait_ms=WAIT_MS)
+        route = await catalogue.wait_for_route("s", known_version=known_version, wait_ms=WAIT_MS)
         assert route.version == known_version
         return loop.time() - began_s
 
@@ -50,7 +50,9 @@ def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path)
         for version in (3, 1, 2):
             set_version(version)
             assert await waited_s(catalogue, version) * 1_000 >= WAIT_MS
-        woken = asyncio.ensure_future(catalogue.route("s", known_version=2, wait_ms=WAIT_MS))
+        woken = asyncio.ensure_future(
+            catalogue.wait_for_route("s", known_version=2, wait_ms=WAIT_MS)
+        )
         await asyncio.sleep(0.1)
         set_version(4)
         await catalogue.check_for_changes()

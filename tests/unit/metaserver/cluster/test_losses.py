@@ -139,11 +139,11 @@ def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
     rows.silence("g1")
     (planned,) = rows.run(plan_operations, LOSE_G1)
-    assert planned.continued
+    assert planned.continued_id
     assert {loss.partition_id for loss in planned.losses} == there
 
     rows.begin(LOSE_G1)
-    assert rows.drive(planned.continued) is None
+    assert rows.drive(planned.continued_id) is None
     assert lost(rows, "s") == there
 
 

@@ -40,7 +40,7 @@ def partition(number: int, *parents: int, start: int = 0, end: int = 1024) -> Pa
 
 def drained(token: int, *parents: int, start: int = 0, end: int = 1024, **more: Any) -> Ancestor:
     return Ancestor(
-        range_start=start, range_end=end, parents=parents, token=token, passed=True, **more
+        range_start=start, range_end=end, parents=parents, token=token, is_finished=True, **more
     )
 
 

@@ -65,7 +65,7 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
     assert [
-        (planned_operation.subject.name, planned_operation.continued)
+        (planned_operation.subject.name, planned_operation.continued_id)
         for planned_operation in planned
     ] == [
         ("quiet", 0),

@@ -77,7 +77,7 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
     assert states(subject) == {1: EXPIRED, 2: OPEN}
     (gone,) = subject.gone
     assert (gone.partition.partition_id, gone.unread_by) == (1, ())
-    assert subject.canceled is None
+    assert subject.canceled_operation is None
     assert subject.operation is None
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)

@@ -61,8 +61,8 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
     given_up = rebuilt(HALVES[0], *old, status(5, 0, 512, parents=(1,)))
     assert states(given_up) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN}
     for running in (done, under_way, again, given_up):
-        assert running.canceled is not None
-        assert {key: running.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
+        assert running.canceled_operation is not None
+        assert {key: running.canceled_operation.steps[key] for key in (3, 4)} == dict.fromkeys(
             (3, 4), (StepAction.SEAL, sealed)
         )
 

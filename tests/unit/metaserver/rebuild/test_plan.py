@@ -87,7 +87,7 @@ def test_resized_subject_keeps_its_lineage() -> None:
     )
     assert states(subject) == {1: SEALED, 2: OPEN, 3: OPEN, 4: OPEN}
     assert subject.partitions[0].end_offset == 10
-    assert subject.groups[0].drained == {1}
+    assert subject.groups[0].drained_ids == {1}
     assert subject.partitions_named == 4
 
 
@@ -96,7 +96,7 @@ def test_not_drained_before_the_end() -> None:
     subject = rebuilt(
         status(1, 0, 1024, sealed=True, token=1, cursor=9), status(2, 0, 1024, parents=(1,))
     )
-    assert subject.groups[0].drained == set()
+    assert subject.groups[0].drained_ids == set()
 
 
 def test_operation_before_the_first_seal_is_forgotten() -> None:
@@ -108,9 +108,12 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
     )
     assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: EXPIRED}
     assert subject.operation is None
-    assert subject.canceled is not None
-    assert subject.canceled.state is OperationState.CANCELED
-    assert subject.canceled.steps == {3: (StepAction.SEAL, False), 4: (StepAction.SEAL, False)}
+    assert subject.canceled_operation is not None
+    assert subject.canceled_operation.state is OperationState.CANCELED
+    assert subject.canceled_operation.steps == {
+        3: (StepAction.SEAL, False),
+        4: (StepAction.SEAL, False),
+    }
     assert subject.partitions_named == 4
 
 

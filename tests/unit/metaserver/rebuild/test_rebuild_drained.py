@@ -66,8 +66,8 @@ def test_children_take_over_what_one_of_them_has_begun_to_after_a_rebuild() -> N
     (group,) = first.groups
     frozen = replace(first, groups=(replace(group, left_to_children=True),))
     child = status(2, 0, 1024, parents=(1,))
-    assert rebuilt(first, child).groups[0].parked == set()
-    assert rebuilt(frozen, child).groups[0].parked == {1}
+    assert rebuilt(first, child).groups[0].parked_ids == set()
+    assert rebuilt(frozen, child).groups[0].parked_ids == {1}
 
 
 def test_partition_that_children_took_over_counts_as_drained_though_its_parent_was_reset_alone() -> (
@@ -79,8 +79,8 @@ def test_partition_that_children_took_over_counts_as_drained_though_its_parent_w
     middle = status(2, 0, 1024, parents=(1,), sealed=True, messages=10, token=2, cursor=10)
     (group,) = middle.groups
     frozen = replace(group, left_to_children=True, frozen=True)
-    assert rebuilt(*chain(5, middle)).groups[0].drained == set()
-    assert rebuilt(*chain(5, replace(middle, groups=(frozen,)))).groups[0].drained == {2}
+    assert rebuilt(*chain(5, middle)).groups[0].drained_ids == set()
+    assert rebuilt(*chain(5, replace(middle, groups=(frozen,)))).groups[0].drained_ids == {2}
 
 
 def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -> None:
@@ -88,6 +88,6 @@ def test_partition_counts_as_drained_when_it_was_granted_and_its_parents_are() -
     the parent.
     """
     brought = status(2, 0, 1024, parents=(1,), sealed=True, messages=0, token=12)
-    assert rebuilt(*chain(5, brought)).groups[0].drained == set()
-    assert rebuilt(*chain(10, brought)).groups[0].drained == {1, 2}
-    assert rebuilt(*chain(10, heard(EMPTY))).groups[0].drained == {1}
+    assert rebuilt(*chain(5, brought)).groups[0].drained_ids == set()
+    assert rebuilt(*chain(10, brought)).groups[0].drained_ids == {1, 2}
+    assert rebuilt(*chain(10, heard(EMPTY))).groups[0].drained_ids == {1}

@@ -103,7 +103,7 @@ def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRow
     assert "force=True (--force)" in busy.value.message
     assert "live" not in busy.value.hint
     assert rows.pending() == []
-    assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended) == [SESSION]
+    assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended_sessions) == [SESSION]
     with pytest.raises(SessionUnknownError):
         rows.run(store_drained, SESSION, [1])
 
@@ -116,7 +116,7 @@ def test_rows_of_a_group_go_when_every_broker_has_forgotten_it_and_not_before(ro
     granted = rows.last_token()
     rows.run(begin_group_deletion, "s", "g", FORCE_GROUP)
     again = rows.run(begin_group_deletion, "s", "g", DeleteGroup())
-    assert (again.group_id, list(again.ended)) == (group_id, [])
+    assert (again.group_id, list(again.ended_sessions)) == (group_id, [])
     first, second = rows.pending()
     assert first.token > granted
     assert (first.subject, first.group) == ("s", "g")
@@ -160,7 +160,7 @@ def test_settling_of_a_group_that_is_gone_changes_nothing(rows: DeletionRows):
     group_id = rows.join()
     rows.run(begin_group_deletion, "s", "g", FORCE_GROUP)
     rows.remove(rows.pending())
-    assert rows.run(settle_group, group_id).ended == ()
+    assert rows.run(settle_group, group_id).ended_sessions == ()
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────

@@ -327,7 +327,7 @@ def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: 
     scope = rows.scope()
     assert order_generations(scope.partitions) == [[4], [1, 2]]
     parts = [
-        PartitionOffsets(partition=each, first_offset=0, next_offset=10, at_time=5)
+        PartitionOffsets(partition=each, first_offset=0, next_offset=10, offset_at_time=5)
         for each in scope.partitions
     ]
     ask = ResetGroup(to=ResetTo.TIME, at_ms=1)

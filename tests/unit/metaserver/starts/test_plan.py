@@ -52,9 +52,9 @@ def test_start_at_a_time_reads_all_children_of_what_it_reads():
     """A parent that has a message of that time is not at its end: what follows it is read from the
     first message.
     """
-    parts = [offsets(1, at_time=60), offsets(2, parents=(1,), end=30, at_time=20)]
+    parts = [offsets(1, offset_at_time=60), offsets(2, parents=(1,), end=30, offset_at_time=20)]
     assert compute_start_cursors(AT_TIME, parts, static=False) == {1: 60, 2: 10}
-    late = [offsets(1), offsets(2, parents=(1,), end=30, at_time=20)]
+    late = [offsets(1), offsets(2, parents=(1,), end=30, offset_at_time=20)]
     assert compute_start_cursors(AT_TIME, late, static=False) == {1: 100, 2: 20}
 
 
@@ -113,7 +113,7 @@ def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
         PartitionHistory(partition=rows.partition, end_offset=100),
         PartitionHistory(partition=behind_cut.partition),
     ]
-    more = {"static": False, "expired": {1: 100}, "history": history}
+    more = {"static": False, "expired_ends": {1: 100}, "history": history}
     assert compute_start_cursors(behind(p1=100), parts, **more) == {2: 100, 3: 0}
     assert compute_start_cursors(behind(p1=0), parts, **more) == {}
     with raises(Reason.MANIFEST):
@@ -124,15 +124,17 @@ def test_start_behind_a_backfill_is_refused_when_a_later_partition_has_expired()
     """Its messages were never read, and it is in no list of partitions any more."""
     with pytest.raises(OffsetOutOfRangeError, match="partition 2 has expired"):
         compute_start_cursors(
-            behind(p1=100), [first(3, parents=(2,))], static=False, expired={1: 100, 2: 7}
+            behind(p1=100), [first(3, parents=(2,))], static=False, expired_ends={1: 100, 2: 7}
         )
 
 
 def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its_end():
     parts = [first(2, parents=(1,))]
-    cursors = compute_start_cursors(behind(p1=100, p2=7), parts, static=False, expired={1: 100})
+    cursors = compute_start_cursors(
+        behind(p1=100, p2=7), parts, static=False, expired_ends={1: 100}
+    )
     assert cursors == {2: 7}
-    assert compute_start_cursors(behind(p1=100), parts, static=False, expired={1: 100}) == {}
+    assert compute_start_cursors(behind(p1=100), parts, static=False, expired_ends={1: 100}) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its
 )
 def test_start_behind_a_backfill_is_refused_when_messages_between_are_gone(start, parts, expired):
     with pytest.raises(OffsetOutOfRangeError):
-        compute_start_cursors(start, parts, static=False, expired=expired)
+        compute_start_cursors(start, parts, static=False, expired_ends=expired)
 
 
 def test_start_behind_a_backfill_is_refused_when_it_names_a_strange_partition():

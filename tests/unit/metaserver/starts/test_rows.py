@@ -77,7 +77,7 @@ def test_partition_is_granted_once_its_broker_has_stored_the_start(rows: Rows):
     rows.run(complete_starts, group_id, [second])
     assert granted(rows, group_id) == {2}
     assert rows.run(read_pending_starts, group_id) == [first]
-    assert rows.run(read_start_scope, "s", "g").stored.unstarted == (1,)
+    assert rows.run(read_start_scope, "s", "g").settings.unstarted == (1,)
     rows.run(complete_starts, group_id, [first, second])  # a repeat
     assert granted(rows, group_id) == {1, 2}
     tokens = {grant.token for grant in rows.run(read_grants, A).grants}
