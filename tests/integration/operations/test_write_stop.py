@@ -125,7 +125,7 @@ class DriverAndBrokers:
         operations: tuple[OperationView, ...] = ()
         while not operations or operations[0].state is not OperationState.DONE:
             await asyncio.sleep(0.01)
-            operations = (await self.driver.operations("s")).operations
+            operations = (await self.driver.list_operations("s")).operations
         return self.events[: self.events.index(ROUTE) + 1]
 
 
