@@ -10,35 +10,42 @@ from ..protocol.control import AutoCreate, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
+from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
+from .cluster.queues import read_queues
+from .groups.operators import group_settings
 from .groups.service import GroupService
+from .groups.views import list_groups, read_group
 from .operations.driver import OperationDriver
+from .operations.views import subject_history
 from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
+from .sql.database import Database
 from .starts.service import StartService
-from .verify.service import VerifyService
+from .verify.service import verify_cluster
 
 
 def control_routes(
+    database: Database,
+    network: Network,
     catalogue: Catalogue,
     groups: GroupService,
     health: Callable[[], Awaitable[Health]],
     operations: OperationDriver,
-    verify_service: VerifyService,
-    resets: LiveResets,
     *,
+    resets: LiveResets,
     removals: RemovalService,
     starts: StartService,
     publications: PublicationService,
 ) -> list[ControlRoute]:
     """Return the routes of all endpoints but those that manage access."""
     return [
-        *_subject_routes(catalogue),
-        *_consumer_routes(groups, catalogue),
-        *_operation_routes(operations),
+        *_subject_routes(database, catalogue),
+        *_consumer_routes(database, groups, catalogue),
+        *_operation_routes(database, operations),
         ControlRoute(
             endpoints.CREATE_GROUP,
             lambda body, params: starts.create(params["subject"], params["group"], body),
@@ -61,7 +68,7 @@ def control_routes(
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         *probe_routes(health),
-        ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
+        ControlRoute(endpoints.VERIFY, lambda _body, _: verify_cluster(database, network)),
         ControlRoute(
             endpoints.RESET_GROUP,
             lambda body, params: resets.reset(params["subject"], params["group"], body),
@@ -73,7 +80,7 @@ def control_routes(
     ]
 
 
-def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
+def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
         fetch = partial(
             catalogue.wait_for_route,
@@ -106,12 +113,14 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
         ),
         ControlRoute(endpoints.ROUTE, route),
         ControlRoute(
-            endpoints.QUEUES, lambda _body, params: catalogue.read_queues(params["subject"])
+            endpoints.QUEUES, lambda _body, params: database.read(read_queues, params["subject"])
         ),
     ]
 
 
-def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[ControlRoute]:
+def _consumer_routes(
+    database: Database, groups: GroupService, catalogue: Catalogue
+) -> list[ControlRoute]:
     return [
         ControlRoute(
             endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
@@ -122,16 +131,18 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
         ControlRoute(
             endpoints.GROUP,
-            lambda _body, params: groups.read_group(params["subject"], params["group"]),
+            lambda _body, params: database.read(read_group, params["subject"], params["group"]),
         ),
-        ControlRoute(endpoints.GROUPS, lambda _body, params: groups.list_groups(params["subject"])),
+        ControlRoute(
+            endpoints.GROUPS, lambda _body, params: database.read(list_groups, params["subject"])
+        ),
         ControlRoute(
             endpoints.SWITCH_GROUP,
             lambda body, params: groups.switch_strategy(params["subject"], params["group"], body),
         ),
         ControlRoute(
             endpoints.GROUP_SETTINGS,
-            lambda _body, params: groups.read_settings(params["subject"], params["group"]),
+            lambda _body, params: database.read(group_settings, params["subject"], params["group"]),
         ),
         ControlRoute(
             endpoints.SET_GROUP,
@@ -144,7 +155,7 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
     ]
 
 
-def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
+def _operation_routes(database: Database, operations: OperationDriver) -> list[ControlRoute]:
     return [
         ControlRoute(endpoints.RESHAPE, lambda body, _: operations.begin(body)),
         ControlRoute(
@@ -160,7 +171,8 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
             lambda _body, params: operations.list_operations(params["subject"]),
         ),
         ControlRoute(
-            endpoints.HISTORY, lambda _body, params: operations.read_history(params["subject"])
+            endpoints.HISTORY,
+            lambda _body, params: database.read(subject_history, params["subject"]),
         ),
     ]
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from ..protocol.control import Health
 from .cached_read import CachedRead
-from .catalogue.service import Catalogue
+from .cluster.brokers import broker_views, refused_views
+from .cluster.lost_database import database_lost_error
 from .membership import ClusterMember, cluster_view
 from .sql.database import Database
 
@@ -43,11 +44,8 @@ class HealthyDatabase(Database, Protocol):
 class MetaserverHealth:
     """The health of one metaserver."""
 
-    def __init__(
-        self, database: HealthyDatabase, catalogue: Catalogue, member: ClusterMember | None
-    ) -> None:
+    def __init__(self, database: HealthyDatabase, member: ClusterMember | None) -> None:
         self._database = database
-        self._catalogue = catalogue
         self._member = member
         self._cache = CachedRead(self._read)
 
@@ -77,9 +75,9 @@ class MetaserverHealth:
         """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.read_state()
-        brokers = await self._catalogue.list_brokers()
-        refused_brokers = await self._catalogue.list_refused_brokers()
-        loss_error = await self._catalogue.read_loss_error()
+        brokers = await self._database.read(broker_views)
+        refused_brokers = await self._database.read(refused_views)
+        loss_error = await self._database.read(database_lost_error)
         details = {
             "database": self._database.name,
             "brokers": to_builtins(brokers),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import endpoints
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route
-from .access.service import AccessOff
+from .access.service import refusing_routes
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
@@ -30,7 +30,6 @@ from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
-from .verify.service import VerifyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
@@ -130,20 +129,20 @@ def build_services(
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
         background=(agreement.run,),
     )
-    health = MetaserverHealth(database, catalogue, member)
-    verify_service = VerifyService(database, network)
+    health = MetaserverHealth(database, member)
     routes = control_routes(
+        database,
+        network,
         catalogue,
         groups,
         health.read_health,
         operations,
-        verify_service,
-        resets,
+        resets=resets,
         removals=removals,
         starts=starts,
         publications=publications,
     )
-    routes += (access or AccessOff()).routes()
+    routes += refusing_routes() if access is None else access.routes()
     database.on_new_connection(agreement.request_comparison)
     return Services(
         catalogue=catalogue,

@@ -359,13 +359,12 @@ class AccessService:
         return self.news()
 
 
-class AccessOff:
-    """Replaces `AccessService` on a metaserver without access control: it refuses all its calls."""
+def refusing_routes() -> list[ControlRoute]:
+    """Return a route for each of `endpoints.ACCESS`, for a metaserver without access control: it
+    refuses all these calls.
+    """
 
-    def routes(self) -> list[ControlRoute]:
-        """Return a route for each of `endpoints.ACCESS`."""
+    async def refuse(_body: object, _params: object) -> object:
+        raise InvalidRequestError(Reason.ACCESS_OFF)
 
-        async def refuse(_body: object, _params: object) -> object:
-            raise InvalidRequestError(Reason.ACCESS_OFF)
-
-        return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]
+    return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy.engine import Connection
@@ -52,7 +52,6 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import Subject, check_name
 from ...protocol.operations import Cordon
-from ...protocol.queues import QueueList
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
@@ -62,13 +61,11 @@ from ..cluster.brokers import (
     broker_views,
     cordon_broker,
     find_broker,
-    refused_views,
     renew_broker,
     store_refusal,
     store_report,
 )
-from ..cluster.lost_database import database_lost_error, has_higher_id, is_empty
-from ..cluster.queues import read_queues
+from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
@@ -84,6 +81,7 @@ from ..cluster.subjects import (
     subject_names,
     subject_summaries,
 )
+from ..membership import ClusterMember
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import Wakeups
@@ -124,19 +122,6 @@ class _Creation:
     task: asyncio.Task[None] | None = None
 
 
-class ClusterChecks(Protocol):
-    """Provides the cluster's version, and checks which brokers may join the cluster."""
-
-    @property
-    def version(self) -> str:
-        """The cluster's version."""
-        ...
-
-    def check(self, report: BrokerHeartbeat) -> None:
-        """Check that a broker may join the cluster. Raises the errors of `ClusterMember.check`."""
-        ...
-
-
 class Catalogue:
     """Manages the broker groups, subjects and routes of one database."""
 
@@ -147,7 +132,7 @@ class Catalogue:
         settings: MetaserverSettings,
         *,
         news: Callable[[], AccessNews] | None = None,
-        member: ClusterChecks | None = None,
+        member: ClusterMember | None = None,
         request_comparison: Callable[[str], None] = lambda _broker_group: None,
     ) -> None:
         """
@@ -327,25 +312,11 @@ class Catalogue:
         )
         return accepted
 
-    async def read_loss_error(self) -> UnavailableError | None:
-        """Return an error if brokers have partitions but the database has no subject, else
-        None.
-        """
-        return await self._database.read(database_lost_error)
-
-    async def list_refused_brokers(self) -> list[RefusedBroker]:
-        """Return the refused brokers that report themselves, by broker group."""
-        return await self._database.read(refused_views)
-
     async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
         await self._database.write(cordon_broker, broker_group, request.cordoned)
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
-
-    async def list_brokers(self) -> list[BrokerView]:
-        """Return all known broker groups, by name."""
-        return await self._database.read(broker_views)
 
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
     async def create_subject(self, request: CreateSubject) -> SubjectView:
@@ -590,12 +561,6 @@ class Catalogue:
     async def read_subject(self, name: str) -> SubjectView:
         """Return one subject with its route. Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
-
-    async def read_queues(self, name: str) -> QueueList:
-        """Return the logic queues of a static subject. Raises SubjectUnknownError,
-        ConflictError.
-        """
-        return await self._database.read(read_queues, name)
 
     def trust_database(self) -> None:
         """Assume that an empty database was not lost, so that lookups of unknown subjects fail

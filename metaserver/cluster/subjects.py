@@ -318,17 +318,17 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-PLANNED = sa.select(subjects.c.name).where(
+_is_planned = sa.and_(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
+PLANNED = sa.select(subjects.c.name).where(_is_planned)
 """Names of the subjects whose creation is not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
     """Return the rows of the subjects whose creation is not finished."""
-    names = connection.execute(PLANNED).scalars().all()
-    rows = [find_subject(connection, name) for name in names]
-    return [row for row in rows if row is not None]
+    rows = connection.execute(sa.select(subjects).where(_is_planned))
+    return [_subject_row(row) for row in rows]
 
 
 def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:

@@ -30,7 +30,7 @@ from .group_rows import POLICY_COLUMNS, build_policy, policy_values, read_stored
 from .lease_rows import NO_CHANGES, Changes
 from .locked_group import lock_group, raise_group_versions
 from .sessions import end_sessions
-from .views import find_group, grants_versions
+from .views import find_open_group, grants_versions
 
 SUSPENDED_CLIENTS_MAX = 1_000
 
@@ -42,8 +42,7 @@ def group_settings(connection: Connection, subject: str, group: str) -> GroupSet
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     return read_stored(connection, group_id, subject=subject, group=group)
 
 
@@ -152,8 +151,7 @@ def _suspend_client(connection: Connection, group_id: int, client: str, *, suspe
 
 def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
     """Lock a group until the transaction ends, and return its id."""
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     lock_group(connection, group_id)
     return group_id
 
@@ -173,8 +171,7 @@ def switch_group(
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     is_this_group = groups.c.group_id == group_id
     locked_row = connection.execute(
         sa.select(groups.c.strategy).where(is_this_group).with_for_update()

@@ -25,7 +25,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import (
     Done,
     Grants,
-    GroupList,
     GroupView,
     Heartbeat,
     Join,
@@ -42,7 +41,7 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.ids import SessionId, check_name
 from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
 from ..cluster.announcements import Announcement
@@ -72,7 +71,7 @@ from .sessions import (
     leave_group,
     suspend_session,
 )
-from .views import grants_versions, group_versions, list_groups, read_group
+from .views import grants_versions, group_versions, read_group
 
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
@@ -458,16 +457,6 @@ class GroupService:
             self._evict_grants(SessionId(request.session))
         return Done()
 
-    async def read_group(self, subject: str, group: str) -> GroupView:
-        """Return a group with the owner of each partition. Raises SubjectUnknownError,
-        GroupUnknownError.
-        """
-        return await self._database.read(read_group, subject, ConsumerGroup(group))
-
-    async def list_groups(self, subject: str) -> GroupList:
-        """Return all groups of a subject. Raises SubjectUnknownError."""
-        return await self._database.read(list_groups, subject)
-
     async def switch_strategy(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
         """
         Change the strategy of a group, which ends its sessions; they must join again.
@@ -479,11 +468,7 @@ class GroupService:
             await self._database.write(switch_group, subject, group, request.strategy),
             why="the strategy of its group was changed",
         )
-        return await self.read_group(subject, group)
-
-    async def read_settings(self, subject: str, group: str) -> GroupSettings:
-        """Return the stored settings of a group. Raises SubjectUnknownError, GroupUnknownError."""
-        return await self._database.read(group_settings, subject, group)
+        return await self._database.read(read_group, subject, group)
 
     async def set_policy(self, subject: str, group: str, request: SetGroup) -> GroupSettings:
         """
@@ -494,7 +479,7 @@ class GroupService:
         """
         _, changes = await self._database.write(set_policy, subject, group, request)
         self._wake_heartbeats(changes)
-        return await self.read_settings(subject, group)
+        return await self._database.read(group_settings, subject, group)
 
     async def suspend_members(
         self, subject: str, group: str, request: SuspendGroup
@@ -508,7 +493,7 @@ class GroupService:
         group_id, changes = await self._database.write(suspend_members, subject, group, request)
         await self.settle(group_id)
         self._wake_heartbeats(changes)
-        return await self.read_settings(subject, group)
+        return await self._database.read(group_settings, subject, group)
 
     async def settle(self, group_id: int) -> None:
         """Adjust a group's leases to its sessions and partitions; concurrent calls share a run that

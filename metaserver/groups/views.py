@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ...protocol.errors import GroupUnknownError
-from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.ids import SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.losses import read_given_up
@@ -207,7 +207,7 @@ def list_groups(connection: Connection, subject: str) -> GroupList:
     return GroupList(groups=[summary.group for summary in summaries], summaries=summaries)
 
 
-def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
+def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     """
     Return a group with the owner of each partition.
 
@@ -297,6 +297,19 @@ def _read_pending_reset(connection: Connection, group_id: int) -> PendingReset |
     request = msgspec.json.decode(row.ask, type=ResetGroup)
     owners = connection.execute(OWNERS, {"of_group": group_id}).scalars()
     return PendingReset(to=request.to, begun=row.begun, waits_for=tuple(owners))
+
+
+def find_open_group(
+    connection: Connection, subject: str, group: str
+) -> tuple[int, ConsumeStrategy]:
+    """
+    Return the id and the strategy of a group of an open subject.
+
+    Raises:
+        InvalidRequestError, GroupUnknownError
+        the errors of `open_subject_row`
+    """
+    return find_group(connection, open_subject_row(connection, subject).subject_id, subject, group)
 
 
 def find_group(

@@ -57,7 +57,6 @@ from ...protocol.operations import (
     OperationView,
     Reshape,
     SetSubject,
-    SubjectHistory,
 )
 from ...protocol.progress import KnowGroups
 from ...protocol.routing import Partition, PartitionState
@@ -88,7 +87,7 @@ from .states import (
     next_action,
     waiting_reason,
 )
-from .views import operation_views, subject_history, subject_operations
+from .views import operation_views, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -355,10 +354,6 @@ class OperationDriver:
         if operation.state is not view.state:
             return view
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
-
-    async def read_history(self, subject: str) -> SubjectHistory:
-        """Return every partition that a subject ever had. Raises SubjectUnknownError."""
-        return await self._database.read(subject_history, subject)
 
     @property
     def driver_id(self) -> str:

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
 from ..access.rows import create_access_state, raise_version
-from ..backup.rows import skip_ids
+from ..backup.rows import skip_later_ids
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
@@ -85,4 +85,4 @@ def store_rights(connection: Connection, rights: ImportedRights, *, now_ms: int)
             rows = [row | version_columns for row in rows]
         if rows:
             connection.execute(sa.insert(table), rows)
-    skip_ids(connection, access_tokens)
+    skip_later_ids(connection, access_tokens)

@@ -21,7 +21,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.removals import plan_removals
 from ..operations.states import RULES
-from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.dialect import insert_new, insert_or_replace, now_ms, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
     brokers,
@@ -152,28 +152,12 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
     for rows in (sorted(numbered_rows, key=lambda row: row["partition_id"]), unnumbered_rows):
         if rows is unnumbered_rows:
             highest_id = max([cluster.dropped_id, *(row["partition_id"] for row in numbered_rows)])
-            _skip_partition_ids(connection, highest_id)
+            if highest_id:
+                skip_ids(connection, partitions, highest_id)
         if rows:
             connection.execute(sa.insert(partitions), rows)
     if lineage_rows:
         connection.execute(sa.insert(partition_parents), lineage_rows)
-
-
-def _skip_partition_ids(connection: Connection, highest_id: int) -> None:
-    """Make the database assign only partition ids above `highest_id`."""
-    if not highest_id:
-        return
-    if connection.dialect.name == "postgresql":
-        sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
-        connection.execute(sa.select(sa.func.setval(sequence, highest_id)))
-        return
-    # SQLite stores the highest id that it has ever assigned in a special table.
-    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    this_table = sequences.c.name == partitions.name
-    if connection.execute(sa.select(sequences.c.seq).where(this_table)).one_or_none() is None:
-        connection.execute(sa.insert(sequences).values(name=partitions.name, seq=highest_id))
-    is_lower = sa.and_(this_table, sequences.c.seq < highest_id)
-    connection.execute(sa.update(sequences).where(is_lower).values(seq=highest_id))
 
 
 def _store_group(

@@ -51,8 +51,7 @@ from ...protocol.errors import (
 from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
 from ..cluster.announcements import mark_unsettled
-from ..cluster.subjects import open_subject_row
-from ..groups.views import OWNERS, find_group
+from ..groups.views import OWNERS, find_open_group
 from ..sql.database import Database
 from ..sql.schema import groups, live_resets, subjects
 from .service import ResetService
@@ -200,8 +199,7 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
         ConflictError: some cursors may be set already, or the group has no reset.
     """
-    subject_id = open_subject_row(connection, subject).subject_id
-    group_id, _ = find_group(connection, subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     connection.execute(_lock_query, {"of_group": group_id})
     row = connection.execute(_group_reset_query, {"of_group": group_id}).one_or_none()
     if row is None:

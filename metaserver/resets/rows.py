@@ -26,7 +26,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import (
     BusyError,
     ConflictError,
-    GroupUnknownError,
     NotFoundError,
     PartitionUnknownError,
     Reason,
@@ -42,6 +41,7 @@ from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_after_parents, raise_token_floor
 from ..groups.parked_ancestors import read_finished_partitions
 from ..groups.sessions import end_expired_sessions
+from ..groups.views import find_group
 from ..sql.dialect import insert_new, insert_or_replace
 from ..sql.duties import duty_left_ms, rebuilt_duty, release_duty, reset_duty, take_duty
 from ..sql.schema import (
@@ -133,14 +133,10 @@ def read_reset_scope(
     if request.queue is not None and not row.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_request(request, static=row.static)
-    is_this_group = sa.and_(
-        groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
+    group_id, strategy = find_group(connection, row.subject_id, subject, group)
+    selected, left_out = settable_partitions(
+        connection, row.subject_id, queue=request.queue, partition_id=request.partition_id
     )
-    query = sa.select(groups.c.group_id, groups.c.strategy).where(is_this_group)
-    group_row = connection.execute(query).one_or_none()
-    if group_row is None:
-        raise GroupUnknownError(subject=subject, group=group)
-    selected, left_out = _selected(connection, row.subject_id, request)
     if not selected and not begun and request.queue is not None:
         raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=request.queue)
     if not selected and not begun and request.partition_id is not None:
@@ -156,8 +152,8 @@ def read_reset_scope(
         others = tuple(each for each in served if each.partition_id not in ids)
         lineage = subject_parents(connection, row.subject_id)
     return ResetScope(
-        group_id=group_row.group_id,
-        strategy=ConsumeStrategy(group_row.strategy),
+        group_id=group_id,
+        strategy=strategy,
         subject_id=row.subject_id,
         static=row.static,
         request=request,
@@ -165,15 +161,6 @@ def read_reset_scope(
         left_out=left_out,
         others=others,
         lineage=lineage,
-    )
-
-
-def _selected(
-    connection: Connection, subject_id: int, request: ResetGroup
-) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return `settable_partitions` for a request."""
-    return settable_partitions(
-        connection, subject_id, queue=request.queue, partition_id=request.partition_id
     )
 
 
@@ -256,7 +243,12 @@ def begin_reset(
     stored_token, strategy = row
     end_expired_sessions(connection, group_id)
     _check_reset_allowed(connection, group_id, reset_id)
-    selected, _ = _selected(connection, scope.subject_id, scope.request)
+    selected, _ = settable_partitions(
+        connection,
+        scope.subject_id,
+        queue=scope.request.queue,
+        partition_id=scope.request.partition_id,
+    )
     if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):

@@ -184,6 +184,22 @@ def prepare_sqlite(
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]
 
 
+def skip_ids(connection: Connection, table: sa.Table, highest_id: int) -> None:
+    """Make the database assign only ids above `highest_id` to new rows of a table."""
+    (column,) = table.primary_key.columns
+    if connection.dialect.name == "postgresql":
+        sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
+        connection.execute(sa.select(sa.func.setval(sequence, highest_id)))
+        return
+    # SQLite stores the highest id that it has ever assigned in a special table.
+    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    is_of_table = sequences.c.name == table.name
+    assigned_id = connection.execute(sa.select(sequences.c.seq).where(is_of_table)).scalar() or 0
+    connection.execute(sa.delete(sequences).where(is_of_table))
+    row = {"name": table.name, "seq": max(highest_id, assigned_id)}
+    connection.execute(sa.insert(sequences).values(row))
+
+
 Id = TypeVar("Id", int, str)
 
 IDS_PER_STATEMENT = 5_000

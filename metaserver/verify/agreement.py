@@ -16,15 +16,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from ...protocol.errors import KeylaneError
 from ...protocol.text import counted
-from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..cluster.lost_database import database_behind_error, read_missing_data, store_missing_data
 from ..sql.database import Database
-from .checks import BrokerAnswer, BrokerRow, Index, Missing, Views, missing
-from .service import read_sql_view
+from .checks import BrokerAnswer, BrokerRow, Index, Missing, missing
+from .service import read_views
 
 log = logging.getLogger("keylane.metaserver")
 CHECK_INTERVAL_S = 5.0
@@ -36,7 +36,6 @@ PAUSE_FACTOR = 4
 when all brokers were late.
 """
 CALL_TIMEOUT_MS = 3_000
-CONCURRENT_CALLS_MAX = 16
 SETTLE_TIMEOUT_S = 4.0
 """Seconds for which a call that changes partitions waits for the comparison after a start or a new
 connection.
@@ -136,39 +135,20 @@ class AgreementWatch:
         """Return everything that these broker groups have and the database lacks; None: all
         groups.
         """
-        before = await self._database.read(read_sql_view)
-        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-        brokers = [row for row in before.brokers if groups is None or row.broker_group in groups]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._fetch_hosted(broker, slots)) for broker in brokers]
-        answers = [answer for task in tasks if (answer := task.result()) is not None]
-        after = await self._database.read(read_sql_view)
-        differences = set(missing(Index(Views(before=before, answers=answers, after=after))))
+        views = await read_views(
+            self._database, self._network, broker_groups=groups, timeout_ms=CALL_TIMEOUT_MS
+        )
+        rows = {row.broker_group: row for row in views.before.brokers}
+        # A broker that does not respond will be compared when it reports itself.
+        answers = [each for each in views.answers if _is_from(rows[each.broker_group], each)]
+        differences = set(missing(Index(replace(views, answers=answers))))
         # A group that does not respond now may still be ahead, unless its row was deleted.
         answered_groups = {answer.broker_group for answer in answers}
         silent_groups = (self._ahead_groups - answered_groups) & {
-            row.broker_group for row in after.brokers
+            row.broker_group for row in views.after.brokers
         }
         self._ahead_groups = silent_groups | {each.broker_group for each in differences}
         return differences
-
-    async def _fetch_hosted(
-        self, broker: BrokerRow, slots: asyncio.Semaphore
-    ) -> BrokerAnswer | None:
-        """Return a broker group's partitions; None if its broker does not respond, or if another
-        broker is at its address.
-        """
-        async with slots:
-            client = BrokerClient(self._network, broker.address, timeout_ms=CALL_TIMEOUT_MS)
-            try:
-                hosted = await client.partitions()
-            except KeylaneError:
-                return None  # the broker will be compared when it reports itself
-        if hosted.broker_group != broker.broker_group:
-            return None
-        if broker.broker_id and hosted.broker_id not in {"", broker.broker_id}:
-            return None
-        return BrokerAnswer(broker_group=broker.broker_group, address=broker.address, hosted=hosted)
 
     def _log_change(self, behind: str) -> None:
         """Log that the fact was stored or deleted, by this or another metaserver."""
@@ -182,8 +162,18 @@ class AgreementWatch:
             log.warning("the database again has everything that brokers have")
 
 
+def _is_from(broker: BrokerRow, answer: BrokerAnswer) -> bool:
+    """Return whether the broker of this row answered, and not another one at its address."""
+    hosted = answer.hosted
+    return (
+        hosted is not None
+        and hosted.broker_group == broker.broker_group
+        and (not broker.broker_id or hosted.broker_id in {"", broker.broker_id})
+    )
+
+
 def _describe(differences: Collection[Missing]) -> str:
     """Return a sentence with the first difference and the number of further ones."""
-    first, *other_count = sorted(differences)
-    suffix = f", and {counted(len(other_count), 'difference')} more" if other_count else ""
+    first, *others = sorted(differences)
+    suffix = f", and {counted(len(others), 'difference')} more" if others else ""
     return f"{first.text}{suffix}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -13,7 +14,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import KeylaneError
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.verification import Verification
-from ...rpc.client import BrokerClient
+from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient
 from ...rpc.network import Network
 from ..cluster.partitions import PartitionFilter, read_partitions
 from ..cluster.subjects import all_subjects
@@ -136,34 +137,50 @@ def _refused(connection: Connection) -> list[BrokerRow]:
 CONCURRENT_CALLS_MAX = 16
 
 
-class VerifyService:
-    """Compares the database with the brokers."""
+async def verify_cluster(database: Database, network: Network) -> Verification:
+    """Run all checks; a broker that does not respond is a violation, not an error. Raises
+    StorageError.
+    """
+    return await asyncio.to_thread(verify, await read_views(database, network))
 
-    def __init__(self, database: Database, network: Network) -> None:
-        self._database = database
-        self._network = network
 
-    async def verify(self) -> Verification:
-        """Run all checks; a broker that does not respond is a violation, not an error. Raises
-        StorageError.
-        """
-        before = await self._database.read(read_sql_view)
-        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._fetch_hosted(broker, slots)) for broker in before.brokers
-            ]
-        after = await self._database.read(read_sql_view)
-        answers = [task.result() for task in tasks]
-        return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
+async def read_views(
+    database: Database,
+    network: Network,
+    *,
+    broker_groups: Collection[str] | None = None,
+    timeout_ms: int = CALL_TIMEOUT_MS,
+) -> Views:
+    """
+    Read the database, ask brokers for their partitions, and read the database again.
 
-    async def _fetch_hosted(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer:
+    Args:
+        broker_groups: the broker groups to ask; None: all.
+
+    Raises:
+        StorageError
+    """
+    before = await database.read(read_sql_view)
+    slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
+
+    async def fetch_hosted(broker: BrokerRow) -> BrokerAnswer:
         hosted, problem = None, ""
         async with slots:
             try:
-                hosted = await BrokerClient(self._network, broker.address).partitions()
+                client = BrokerClient(network, broker.address, timeout_ms=timeout_ms)
+                hosted = await client.partitions()
             except KeylaneError as error:
                 problem = error.message
         return BrokerAnswer(
             broker_group=broker.broker_group, address=broker.address, hosted=hosted, problem=problem
         )
+
+    answers = await asyncio.gather(
+        *(
+            fetch_hosted(row)
+            for row in before.brokers
+            if broker_groups is None or row.broker_group in broker_groups
+        )
+    )
+    after = await database.read(read_sql_view)
+    return Views(before=before, answers=answers, after=after)

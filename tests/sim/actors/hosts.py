@@ -33,6 +33,7 @@ from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.cluster.brokers import broker_views
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.periodic_tasks import PeriodicTasks
@@ -46,7 +47,6 @@ from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import adopt_boot
 from keylane.metaserver.starts.service import StartService
-from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health, Retention
 from keylane.protocol.errors import KeylaneError
@@ -184,7 +184,7 @@ class MetaHost(Host):
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
-            details = {"brokers": to_builtins(await catalogue.list_brokers())}
+            details = {"brokers": to_builtins(await database.read(broker_views))}
             return Health(program="metaserver", ready=True, details=details)
 
         resetter = LiveResets(
@@ -199,17 +199,17 @@ class MetaHost(Host):
             groups.settle,
             clock=self.machine,
         )
-        verify_service = VerifyService(database, network)
         removals = RemovalService(
             database, network, catalogue=catalogue, groups=groups, after_step=self._stepped
         )
         routes = control_routes(
+            database,
+            network,
             catalogue,
             groups,
             health,
             operations,
-            verify_service,
-            resetter,
+            resets=resetter,
             removals=removals,
             starts=starts,
             publications=PublicationService(
