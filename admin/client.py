@@ -1086,12 +1086,12 @@ class Admin(LoopBoundClient):
         of each key come oldest first.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: see `parked_message`.
+            key, dead, partition_id, older_than_ms, error: see `parked`.
             first: maximum number of messages of each key on a partition, oldest first; None: all.
 
         Raises:
             NotFoundError: no messages of this key are parked.
-            The errors of `parked_message`.
+            The errors of `parked`.
         """
         limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1122,7 +1122,7 @@ class Admin(LoopBoundClient):
         harmless.
 
         Args:
-            key, dead, partition_id, older_than_ms, error: see `views`.
+            key, dead, partition_id, older_than_ms, error: see `parked`.
             all: select every parked key; required if no other argument selects keys.
 
         Returns:
@@ -1132,7 +1132,7 @@ class Admin(LoopBoundClient):
             NotFoundError: no messages of `key` are parked.
             StaleRouteError: a partition was sealed, and its children now have these messages: call
                 again.
-            The errors of `views`.
+            The errors of `parked`.
         """
         refuse_call(flag_problems(all=all))
         if not (all or _is_selective(key, dead, partition_id, older_than_ms, error)):
@@ -1259,7 +1259,7 @@ class Admin(LoopBoundClient):
                 the one that fails. If both a partition and its child have parked the key, the
                 parent has the oldest. With `partition_id`: the oldest that this partition has
                 parked.
-            dead: with a key: see `parked_message`.
+            dead: with a key: see `parked`.
             value: the new value; None keeps the old one.
             properties: the new properties, which replace all old ones; None keeps those.
 
@@ -1276,7 +1276,7 @@ class Admin(LoopBoundClient):
             OverloadedError: the group has too many edited messages.
             StaleRouteError: the partition was sealed, and its children now have the message: call
                 again.
-            The errors of `parked_message`.
+            The errors of `parked`.
         """
         if value is None and properties is None:
             raise InvalidRequestError("pass the new value, the new properties, or both")

@@ -621,7 +621,7 @@ class RenewalResult(NamedTuple):
 
 def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
     """Renew sessions without waiting for locks; on PostgreSQL, those whose rows are locked are
-    listed in `locked_rows` instead.
+    listed in `locked_groups` instead.
     """
     if connection.dialect.name != "postgresql":
         return RenewalResult(renew_sessions(connection, ids), {})

@@ -27,7 +27,7 @@ from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
 NO_PARENT = 0
-"""Placeholder id for the parent of a partition exclude_partitions parents; real ids begin at 1."""
+"""Placeholder id for the parent of a partition without parents; real ids begin at 1."""
 
 
 def expire_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:

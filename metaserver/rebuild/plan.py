@@ -9,32 +9,21 @@ Invariants
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is above every fence, and above every granted token that has not reached a
     broker.
-    An operation exclude_partitions a sealed parent is canceled, and its children are sealed at
+    An operation without a sealed parent is canceled, and its children are sealed at
     their brokers. An operation with a sealed parent continues.
     A subject is not restored if a broker has dropped partitions of it: its deletion continues.
-
-The partitions that brokers have dropped show which hidden subjects were published:
-
-    P sealed, H hidden and child of P, C child of P and H
-        no parent of H is dropped       H is given up: the messages from which it was made exist
-        a parent of H is dropped        H is published: its remaining parents are dropped too
-
-Invariants
-    Brokers drop partitions of a live subject only after a publication has replaced them.
-    Original messages are given up only if a publication has replaced them; if that is unknown, the
-    hidden subject's messages are given up.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.errors import InvalidRequestError
-from ...protocol.ids import PartitionId, check_name, partition_name, partition_number
+from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import MESSAGE_BYTES_MAX, TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
 from ...protocol.reading.bounds import nearest_ancestors
@@ -49,6 +38,15 @@ from ...protocol.routing import (
 from ..groups.leases import drained_after_parents
 from .gone import add_gone_partitions
 from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
+from .replaced import (
+    exclude_partitions,
+    is_dropped,
+    remaining_lineage,
+    replaced_rows,
+    status_parents,
+    unpublished_partitions,
+    was_replaced,
+)
 from .rows import (
     BrokerSource,
     RebuildOptions,
@@ -58,112 +56,10 @@ from .rows import (
     RebuiltSubject,
 )
 
-
-def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Return whether a subject still exists, in partitions that continue the dropped ones: those up
-    to `last_id`.
-    """
-    return any(
-        status.partition_id > last_id and any(parent <= last_id for parent in _read_parents(status))
-        for status in statuses
-    )
-
-
-def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[RebuiltPartition]:
-    """Return the rows of partitions that a publication has replaced, but that brokers have not
-    dropped yet.
-    """
-    return [
-        RebuiltPartition(
-            partition=msgspec.structs.replace(
-                status.facts.partition, state=PartitionState.EXPIRED, parents=()
-            ),
-            replaced=True,
-        )
-        for status in statuses
-        if status.partition_id <= last_id and status.facts is not None
-    ]
-
-
-def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """Return the partitions above `last_id`, exclude_partitions the parents that were dropped."""
-    by_id = {status.partition_id: status for status in statuses}
-    return [
-        _with_parents(
-            status,
-            tuple(
-                each
-                for each in _read_parents(status)
-                if each > last_id and (each in by_id or not is_dropped(each, status, by_id))
-            ),
-        )
-        for status in statuses
-        if status.partition_id > last_id
-    ]
-
-
-def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, PartitionStatus]) -> bool:
-    """
-    Return whether a parent that no broker has belonged to a deleted hidden subject.
-
-    This is inferred if a partition's other parents cover its whole range: then the missing parent
-    is the hidden one of a cut.
-    """
-    if status.facts is None:
-        return False
-    covered_count = 0
-    for each in _read_parents(status):
-        facts = by_id[each].facts if each in by_id and each != parent else None
-        if facts is not None and not facts.hidden:
-            start = max(facts.partition.range_start, status.facts.partition.range_start)
-            end = min(facts.partition.range_end, status.facts.partition.range_end)
-            covered_count += max(0, end - start)
-    child = status.facts.partition
-    return covered_count >= child.range_end - child.range_start
-
-
-def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """Return the ids of unpublished hidden partitions: other partitions continue them, and their
-    own parents still exist.
-    """
-    existing_ids = {status.partition_id for status in statuses}
-    continued_ids = {parent for status in statuses for parent in _read_parents(status)}
-    return {
-        status.partition_id
-        for status in statuses
-        if status.facts is not None
-        and status.facts.hidden
-        and status.partition_id in continued_ids
-        and existing_ids.intersection(_read_parents(status))
-    }
-
-
-def exclude_partitions(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
-    """Return the partitions that are not in `ids`, with `ids` removed from their parents."""
-    return [
-        _with_parents(status, tuple(each for each in _read_parents(status) if each not in ids))
-        for status in statuses
-        if status.partition_id not in ids
-    ]
-
-
-def _read_parents(status: PartitionStatus) -> tuple[PartitionId, ...]:
-    return () if status.facts is None else status.facts.partition.parents
-
-
-def _with_parents(status: PartitionStatus, parents: tuple[PartitionId, ...]) -> PartitionStatus:
-    if status.facts is None or parents == status.facts.partition.parents:
-        return status
-    partition = msgspec.structs.replace(status.facts.partition, parents=parents)
-    return msgspec.structs.replace(
-        status, facts=msgspec.structs.replace(status.facts, partition=partition)
-    )
-
-
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
 """Distance of the next token from the highest one at a broker: more than the number of tokens that
-can have been granted exclude_partitions reaching a broker.
+can have been granted without reaching a broker.
 """
 PROBLEMS_LISTED_MAX = 20
 
@@ -198,7 +94,7 @@ def plan_rebuild(
             last_id = dropped_ids.get(status.subject, 0)
             problems += [
                 _missing_parent(status, parent)
-                for parent in _read_parents(status)
+                for parent in status_parents(status)
                 if parent not in statuses
                 and parent > last_id
                 and not is_dropped(parent, status, statuses)

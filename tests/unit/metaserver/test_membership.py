@@ -91,7 +91,7 @@ async def test_view_names_the_members_that_hold_the_cluster_back() -> None:
 
 
 async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
-    """A send_heartbeat that raises nothing may be lost with the machine."""
+    """A heartbeat that raises nothing may be lost with the machine."""
     database = Inline()
     written: list[str] = []
 
