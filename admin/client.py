@@ -1096,13 +1096,13 @@ class Admin(LoopBoundClient):
         limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
-            remaining = limit
+            remaining_count = limit
             # A key that is no longer parked when it is read is skipped.
             with contextlib.suppress(NotFoundError):
                 async for parked_message in self._read_messages(subject, group, view, key_filter):
-                    if not remaining:
+                    if not remaining_count:
                         break
-                    remaining -= 1
+                    remaining_count -= 1
                     yield parked_message
 
     async def redrive(
@@ -1199,15 +1199,15 @@ class Admin(LoopBoundClient):
         for view in await self._find_views(subject, group, key_filter, partition_id):
             (partition,) = await self._fetch_partitions(subject, group, view.partition_id)
             broker = self._broker_client(partition)
-            remaining, rows = limit, list[Row]()
+            remaining_count, rows = limit, list[Row]()
             for row in await self._select_rows(subject, group, view, key_filter):
-                if remaining > 0:
-                    rows.append((row.source, row.start, min(row.end, row.start + remaining)))
-                remaining -= min(row.messages, remaining)
+                if remaining_count > 0:
+                    rows.append((row.source, row.start, min(row.end, row.start + remaining_count)))
+                remaining_count -= min(row.messages, remaining_count)
             for chunk in split_rows(rows):
                 body = ChangeParkedKey(group=group, key_hex=_key_hex(view.key), skip=chunk)
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
-            skipped_count += limit - remaining
+            skipped_count += limit - remaining_count
         return skipped_count
 
     async def parked_message(

@@ -199,7 +199,7 @@ def find_oldest_view(
         raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
     partition_ids = sorted({view.partition_id for view in nonempty_views})
     for earlier_id, later_id in pairwise(partition_ids):
-        if earlier_id not in _ancestors(later_id, parents):
+        if earlier_id not in _find_ancestors(later_id, parents):
             ids_text = ", ".join(map(str, partition_ids))
             raise ConflictError(
                 Reason.PARKED_KEY_AMBIGUOUS,
@@ -209,7 +209,7 @@ def find_oldest_view(
     return min(nonempty_views, key=lambda view: (view.first_source, view.first_offset))
 
 
-def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
+def _find_ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
     ancestors: set[int] = set()
     pending_ids = list(parents.get(partition_id, ()))
     while pending_ids:

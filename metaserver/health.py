@@ -57,7 +57,7 @@ class MetaserverHealth:
         health = result.value or Health(
             program="metaserver", ready=False, reason="the database has not answered yet"
         )
-        reason = result.error.message if result.error is not None else self._silence()
+        reason = result.error.message if result.error is not None else self._describe_silence()
         if reason:
             health = replace(health, ready=False, reason=reason)
         details = health.details | {"age_ms": round(result.age_s * 1000)}
@@ -67,7 +67,7 @@ class MetaserverHealth:
         """Cancel a running read."""
         await self._cache.close()
 
-    def _silence(self) -> str:
+    def _describe_silence(self) -> str:
         silence = self._database.silence()
         return f"the database does not answer: {silence}" if silence else ""
 

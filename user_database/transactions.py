@@ -121,12 +121,12 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
 
 def _create_engine(url: URL | str) -> AsyncEngine | Engine:
     try:
-        parsed = make_url(url)
+        parsed_url = make_url(url)
         if isinstance(url, str) and (problem := url_problem(url)):
             raise ConfigError(f"the URL of the database cannot be read: {problem}")
-        if parsed.get_dialect().is_async:
-            return create_async_engine(parsed)
-        return create_engine(parsed)
+        if parsed_url.get_dialect().is_async:
+            return create_async_engine(parsed_url)
+        return create_engine(parsed_url)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
     except ValueError:  # the error's text may contain a part of the password

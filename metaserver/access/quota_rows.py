@@ -79,10 +79,10 @@ def _store_limits(connection: Connection, row: QuotaRow, table: sa.Table, *, kee
 
 def _delete_limits(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
     """Delete a quota's row in a table; returns False if there was none."""
-    condition = table.c.name == name
+    is_named = table.c.name == name
     if "kind" in table.c:
-        condition &= table.c.kind == kind
-    return bool(connection.execute(sa.delete(table).where(condition)).rowcount)
+        is_named &= table.c.kind == kind
+    return bool(connection.execute(sa.delete(table).where(is_named)).rowcount)
 
 
 def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> None:

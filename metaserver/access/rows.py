@@ -211,12 +211,12 @@ def raise_version(connection: Connection) -> int:
 def record_principal_change(connection: Connection, principal: str, now_ms: int) -> None:
     """Record a change of a principal; the first change creates the principal's row."""
     version = raise_version(connection)
-    updated = connection.execute(
+    result = connection.execute(
         sa.update(access_principals)
         .where(access_principals.c.principal == principal)
         .values(version=version, changed_at=now_ms)
     )
-    if updated.rowcount:
+    if result.rowcount:
         return
     _evict_principal(connection, now_ms)
     row = {"principal": principal, "version": version, "changed_at": now_ms}

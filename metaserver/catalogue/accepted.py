@@ -112,18 +112,18 @@ def accept_complete_folder(
     connection: Connection,
     broker_group: str,
     request: AcceptFolder,
-    hosted: Iterable[PartitionStatus],
+    statuses: Iterable[PartitionStatus],
 ) -> RefusedBroker:
     """Call `accept_folder` and `check_folder_complete` in one transaction, because an operation may
     have advanced since the last check.
     """
-    accepted = accept_folder(connection, broker_group, request)
-    check_folder_complete(connection, broker_group, hosted)
-    return accepted
+    accepted_copy = accept_folder(connection, broker_group, request)
+    check_folder_complete(connection, broker_group, statuses)
+    return accepted_copy
 
 
 def check_folder_complete(
-    connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
+    connection: Connection, broker_group: str, statuses: Iterable[PartitionStatus]
 ) -> None:
     """
     Check that a copy has every partition of its broker group, and the end of each sealed one.
@@ -135,7 +135,7 @@ def check_folder_complete(
         InvalidRequestError: the text lists the partitions that the copy lacks, and says how to
             continue.
     """
-    copy_statuses = {status.partition_id: status for status in hosted}
+    copy_statuses = {status.partition_id: status for status in statuses}
     hosted_ids = sa.select(steps.c.partition_id).where(
         steps.c.action == StepAction.HOST, steps.c.done
     )

@@ -56,7 +56,7 @@ from ...protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
-from ..cluster.announcements import groups_missed
+from ..cluster.announcements import lacks_announced_groups
 from ..cluster.brokers import (
     broker_views,
     cordon_broker,
@@ -180,7 +180,9 @@ class Catalogue:
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
-        renewed, has_new_ids = await self._database.renew(_renew, report, ttl_ms=ttl_ms)
+        renewed, has_new_ids = await self._database.renew(
+            _renew_unless_changed, report, ttl_ms=ttl_ms
+        )
         if not renewed:
             try:
                 await self._check_no_copy(report)
@@ -196,7 +198,7 @@ class Catalogue:
             self._unannounced[report.broker_group] = report.untold
         is_group_missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may not have received a reply yet
-            is_group_missed = await self._database.read(groups_missed, report.broker_group)
+            is_group_missed = await self._database.read(lacks_announced_groups, report.broker_group)
             fence = await self._database.read(read_accepted_fence, report.broker_group)
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms,
@@ -295,22 +297,22 @@ class Catalogue:
         """
         dry_run = replace(request, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, dry_run)
-        hosted = await BrokerClient(self._network, copy.address).partitions()
-        await self._database.read(check_folder_complete, broker_group, hosted.partitions)
+        hosted_partitions = await BrokerClient(self._network, copy.address).partitions()
+        await self._database.read(check_folder_complete, broker_group, hosted_partitions.partitions)
         if request.dry_run:
             return copy
-        accepted = await self._database.write(
-            accept_complete_folder, broker_group, request, hosted.partitions
+        accepted_copy = await self._database.write(
+            accept_complete_folder, broker_group, request, hosted_partitions.partitions
         )
         log.warning(
             "broker group %s continues with the data folder at %s, whose log ends at %d; the last "
             "reported log ended at %d",
             broker_group,
-            accepted.address,
-            accepted.log_end,
-            accepted.known_log_end,
+            accepted_copy.address,
+            accepted_copy.log_end,
+            accepted_copy.known_log_end,
         )
-        return accepted
+        return accepted_copy
 
     async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
@@ -420,8 +422,8 @@ class Catalogue:
             creation.task = asyncio.create_task(self._run_creation(row, creation.hosted))
             creation.task.add_done_callback(partial(self._finish_creation, row.subject_id))
         assert creation.task is not None
-        done, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
-        if done:
+        finished, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
+        if finished:
             creation.task.result()
             return
         planned_count = len(await self._database.read(planned_partitions, row.subject_id))
@@ -446,12 +448,12 @@ class Catalogue:
         """
         problem = ""
         for _ in range(PLANS_MAX):
-            planned = await self._database.read(planned_partitions, row.subject_id)
-            if not planned:
+            partitions = await self._database.read(planned_partitions, row.subject_id)
+            if not partitions:
                 return  # another metaserver has opened it
-            problem = await self._host_partitions(row, planned, hosted_ids)
+            problem = await self._host_partitions(row, partitions, hosted_ids)
             if not problem:
-                planned_ids = [partition.partition_id for partition in planned]
+                planned_ids = [partition.partition_id for partition in partitions]
                 if await self._database.write(open_subject, row.name, planned_ids):
                     self._wakeups.wake([row.name])
                     return
@@ -465,7 +467,7 @@ class Catalogue:
         )
 
     async def _host_partitions(
-        self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
+        self, row: SubjectRow, partitions: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
         Ask brokers to host partitions; returns why some are not hosted, or "".
@@ -480,14 +482,14 @@ class Catalogue:
                 group.create_task(
                     self._host_partition(row, partition, slots, errors_of_used_ids, hosted_ids)
                 )
-                for partition in planned
+                for partition in partitions
             ]
         if errors_of_used_ids:
             await self._fail_creation(row, errors_of_used_ids)
         problems = [task.result() for task in tasks if task.result()]
         if not problems:
             return ""
-        count_text = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
+        count_text = f"{len(problems)} of {counted(len(partitions), 'partition')} of {row.name!r}"
         return f"{count_text} have no broker yet: {problems[0]}"
 
     async def _fail_creation(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
@@ -664,7 +666,9 @@ class Catalogue:
                 creation.task.cancel()
 
 
-def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
+def _renew_unless_changed(
+    connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
+) -> tuple[bool, bool]:
     """Renew a broker. Returns whether that was enough, so that the full report need not be stored,
     and whether the broker has a partition with a higher id than any in the database.
     """

@@ -284,13 +284,15 @@ def mark_announced(connection: Connection) -> None:
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(chunk)).values(told=True))
 
 
-def groups_missed(connection: Connection, broker_group: str) -> bool:
+def lacks_announced_groups(connection: Connection, broker_group: str) -> bool:
     """Return whether the broker group runs on an accepted copy of its data folder, and still lacks
     a group for one of its partitions.
     """
-    accepted = sa.select(sa.literal(1)).where(accepted_folders.c.broker_group == broker_group)
+    is_accepted_copy = sa.select(sa.literal(1)).where(
+        accepted_folders.c.broker_group == broker_group
+    )
     query = _unheard_pairs.where(
-        sa.exists(accepted),
+        sa.exists(is_accepted_copy),
         partitions.c.broker_group == broker_group,
         partitions.c.state.in_(SERVED),
         sa.not_(groups.c.told),
@@ -317,8 +319,8 @@ def forget_announced(connection: Connection, broker_group: str) -> None:
     hosted_query = sa.select(partitions.c.partition_id).where(is_on_broker)
     connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted_query)))
     for chunk in split_ids(ids):
-        condition = groups.c.group_id.in_(chunk)
-        connection.execute(sa.update(groups).where(condition).values(told=False, **_UNSETTLED))
+        is_in_chunk = groups.c.group_id.in_(chunk)
+        connection.execute(sa.update(groups).where(is_in_chunk).values(told=False, **_UNSETTLED))
 
 
 def unannounced_children(

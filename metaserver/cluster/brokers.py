@@ -233,12 +233,12 @@ def store_refusal(
         "problem": problem[:PROBLEM_CHARS_MAX],
     }
     insert_or_replace(connection, refused_brokers, row)
-    condition = sa.and_(
+    is_this_broker = sa.and_(
         refused_brokers.c.broker_group == report.broker_group,
         refused_brokers.c.address == report.address,
     )
     connection.execute(
-        sa.update(refused_brokers).where(condition).values(expires_at=now_ms() + ttl_ms)
+        sa.update(refused_brokers).where(is_this_broker).values(expires_at=now_ms() + ttl_ms)
     )
 
 

@@ -48,7 +48,7 @@ def mark_lost(connection: Connection, ids: Collection[int]) -> None:
     refuse_folders(connection, ids)
     unread_rows = [
         {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.unread}
-        for row in connection.execute(_unread_query(ids))
+        for row in connection.execute(_build_unread_query(ids))
     ]
     insert_new(connection, given_up, unread_rows)
     seal_steps = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
@@ -71,7 +71,7 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
             connection.execute(sa.update(brokers).where(is_refused).values(expires_at=0))
 
 
-def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
+def _build_unread_query(ids: Collection[int]) -> sa.Select[Any]:
     """
     Build a query for the groups that have not drained these partitions, each with the maximum
     number of its unread messages.
@@ -86,10 +86,13 @@ def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
     has_start = sa.and_(
         starts.c.group_id == groups.c.group_id, starts.c.partition_id == partitions.c.partition_id
     )
-    unread = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
+    unread_count = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
     return (
         sa.select(
-            partitions.c.partition_id, groups.c.group_id, groups.c.name, unread.label("unread")
+            partitions.c.partition_id,
+            groups.c.group_id,
+            groups.c.name,
+            unread_count.label("unread"),
         )
         .join(groups, groups.c.subject_id == partitions.c.subject_id)
         .outerjoin(starts, has_start)
@@ -108,19 +111,19 @@ _given_up_query = sa.select(
 
 
 def read_losses(
-    connection: Connection, ids: Collection[int], *, done: bool = False
+    connection: Connection, ids: Collection[int], *, is_done: bool = False
 ) -> tuple[LossView, ...]:
     """
     Return the loss of each of these partitions, by id: its end offset, and the groups that have not
     drained it.
 
     Args:
-        done: whether the partitions are already lost; if not, the result is a preview.
+        is_done: whether the partitions are already lost; if not, the result is a preview.
     """
     if not ids:
         return ()
-    query = _unread_query(ids)
-    if done:
+    query = _build_unread_query(ids)
+    if is_done:
         query = _given_up_query.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
     losses_by_partition: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
     for row in connection.execute(query):

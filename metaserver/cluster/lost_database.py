@@ -61,9 +61,9 @@ def database_behind_error(missing_data: str) -> UnavailableError:
 
 def check_database_complete(connection: Connection) -> None:
     """Raise UnavailableError if the database lacks data that brokers have."""
-    lost = database_lost_error(connection)
-    if lost is not None:
-        raise lost
+    error = database_lost_error(connection)
+    if error is not None:
+        raise error
 
 
 def read_missing_data(connection: Connection) -> str:

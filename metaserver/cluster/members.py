@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.membership.versions import MemberVersion, Version, raised_version
-from ..sql.cluster_facts import OF_CLUSTER, facts_of, raise_version
+from ..sql.cluster_facts import OF_CLUSTER, build_facts, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, facts, metaservers
 
@@ -104,10 +104,10 @@ def read_cluster(connection: Connection) -> ClusterState:
 
 
 def _build_state(rows: Sequence[sa.Row[Any]]) -> ClusterState:
-    stored = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
+    facts = build_facts({row.name: row.value for row in rows if row.kind == _FACT})
     members = [
         MemberVersion(f"{row.kind} {row.name}", row.value)
         for row in rows
         if row.kind in {_METASERVER, _BROKER}
     ]
-    return ClusterState(stored.name, stored.version, sorted(members))
+    return ClusterState(facts.name, facts.version, sorted(members))

@@ -179,8 +179,8 @@ def complete_removals(connection: Connection, tokens: Mapping[Removal, int]) -> 
         is_removal = sa.and_(
             removals.c.partition_id == partition_id, removals.c.group_id == group_id
         )
-        deleted = connection.execute(sa.delete(removals).where(is_removal)).rowcount
-        if deleted and token:
+        deleted_count = connection.execute(sa.delete(removals).where(is_removal)).rowcount
+        if deleted_count and token:
             subject_id = sa.select(partitions.c.subject_id).where(
                 partitions.c.partition_id == partition_id
             )

@@ -189,13 +189,13 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     Raises:
         SubjectDeletedError: the subject was deleted, and no later one exists.
     """
-    deleted = name_was_deleted(connection, name)
-    if deleted and find_subject(connection, name) is None:
+    was_name_deleted = name_was_deleted(connection, name)
+    if was_name_deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
             f"subject {name!r} was deleted; sending does not recreate it, but an operator can",
             subject=name,
         )
-    return deleted
+    return was_name_deleted
 
 
 def plan_subject(
@@ -265,16 +265,16 @@ def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
         "message_bytes_max": (row.message_bytes_max, request.message_bytes_max),
     }
     differences = [
-        f"{name} {stored}, not {requested}".lower()
-        for name, (stored, requested) in settings.items()
-        if stored != requested
+        f"{name} {stored_value}, not {requested_value}".lower()
+        for name, (stored_value, requested_value) in settings.items()
+        if stored_value != requested_value
     ]
     if differences:
         raise ConflictError(
             Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
-            **{name: stored for name, (stored, _requested) in settings.items()},
+            **{name: stored_value for name, (stored_value, _requested) in settings.items()},
         )
 
 
@@ -331,12 +331,14 @@ def planned_subjects(connection: Connection) -> list[SubjectRow]:
     return [_subject_row(row) for row in rows]
 
 
-def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
+def open_subject(
+    connection: Connection, name: str, hosted_ids: Collection[int] | None = None
+) -> bool:
     """
     Open the partitions of a planned subject, which begins to serve its route.
 
     Args:
-        hosted: the ids of the partitions that brokers host; None means all of them.
+        hosted_ids: the ids of the partitions that brokers host; None means all of them.
 
     Returns:
         False if the subject is already open or deleted, or was planned again and has partitions
@@ -348,7 +350,7 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
     planned_ids = {
         partition.partition_id for partition in planned_partitions(connection, row.subject_id)
     }
-    if hosted is not None and not planned_ids <= set(hosted):
+    if hosted_ids is not None and not planned_ids <= set(hosted_ids):
         return False
     is_this_subject = subjects.c.subject_id == row.subject_id
     is_planned = sa.and_(

@@ -393,7 +393,7 @@ def store_drained(
     connection: Connection,
     session: str,
     ids: Collection[int],
-    parked: Collection[int] = (),
+    parked_ids: Collection[int] = (),
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
@@ -404,7 +404,7 @@ def store_drained(
 
     Args:
         ids: the drained partitions.
-        parked: ids of those on which the group has parked messages.
+        parked_ids: ids of those on which the group has parked messages.
         holding: (partition id, token) of the leases that the session reports as held, or None if it
             does not report them. A drained partition with another token is ignored, because its
             report may be older than a reset of the cursor.
@@ -420,7 +420,7 @@ def store_drained(
     read_live_session(connection, session)  # it may have ended before the group was locked
     parameters = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     rows = [
-        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked_ids}
         for partition_id, token in connection.execute(_newly_drained_query, parameters)
         if holding is None or (partition_id, token) in holding
     ]

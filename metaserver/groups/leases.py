@@ -147,20 +147,20 @@ def readable_partitions(
 
 
 def drained_after_parents(
-    at_end: Collection[int], parents: Mapping[int, Collection[int]]
+    at_end_ids: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """
-    Return those partitions in `at_end` that a group has drained.
+    Return those partitions in `at_end_ids` that a group has drained.
 
     A partition counts as drained only after all its parents. A group is always at the end of an
     empty partition: without this rule, it would unblock its children too early.
 
     Args:
-        at_end: ids of the partitions whose end the group has reached.
+        at_end_ids: ids of the partitions whose end the group has reached.
         parents: partition id → the parents that may block it.
     """
     drained: set[int] = set()
-    for partition_id in sorted(at_end):  # parents have lower ids
+    for partition_id in sorted(at_end_ids):  # parents have lower ids
         if drained.issuperset(parents.get(partition_id, ())):
             drained.add(partition_id)
     return frozenset(drained)
@@ -201,7 +201,7 @@ def settle_leases(
         active_sessions,
         [partition.partition_id for partition in readable],
         current=owners,
-        preferred=_parent_owners(updated_leases, readable, set(active_sessions)),
+        preferred=_preferred_owners(updated_leases, readable, set(active_sessions)),
     )
     target_owners = avoid_unreachable(
         target_owners, active_sessions, current=owners, unreachable=unreachable
@@ -331,7 +331,7 @@ def _current_owners(
     return {key: session for key, session in owners.items() if session is not None}
 
 
-def _parent_owners(
+def _preferred_owners(
     leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[GroupPartition],
     live_sessions: Collection[SessionId],

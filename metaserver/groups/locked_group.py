@@ -98,10 +98,12 @@ def end_expired_members(
     """
     rows = connection.execute(_members_query, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
-    ended = end_expired_sessions(connection, group_id) if any(row.expired for row in rows) else []
-    for session in ended:
+    ended_sessions = (
+        end_expired_sessions(connection, group_id) if any(row.expired for row in rows) else []
+    )
+    for session in ended_sessions:
         members.pop(session, None)
-    return members, ended
+    return members, ended_sessions
 
 
 _lock_sessions = select_locked_in_order(sessions.c.session.in_(sa.bindparam("ids")))

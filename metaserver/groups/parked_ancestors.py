@@ -113,24 +113,25 @@ def adopted_ranges(
 
 
 def find_finished_partitions(
-    at_end: Iterable[Partition],
+    partitions_at_end: Iterable[Partition],
     ancestors: Mapping[PartitionId, Ancestor],
-    parked: Collection[int],
+    parked_ids: Collection[int],
 ) -> list[int]:
     """
-    Return the ids of those partitions in `at_end` that the group has finished, in ascending order.
+    Return the ids of those partitions in `partitions_at_end` that the group has finished, in
+    ascending order.
 
     The others, and their children, still need an owner that adopts parked messages of ancestors.
 
     Args:
-        at_end: sealed partitions that the group has acked to their end; each of their parents is
-            drained or among them.
-        parked: ids of those on which the group has parked messages.
+        partitions_at_end: sealed partitions that the group has acked to their end; each of their
+            parents is drained or among them.
+        parked_ids: ids of those on which the group has parked messages.
     """
     updated_ancestors = dict(ancestors)
     finished_ids: list[int] = []
     waiting_ids: set[int] = set()
-    for partition in sorted(at_end, key=lambda candidate: candidate.partition_id):
+    for partition in sorted(partitions_at_end, key=lambda candidate: candidate.partition_id):
         partition_id = partition.partition_id
         if adopted_ranges(partition, updated_ancestors) or not waiting_ids.isdisjoint(
             partition.parents
@@ -140,7 +141,9 @@ def find_finished_partitions(
         finished_ids.append(partition_id)
         if partition_id in updated_ancestors:
             updated_ancestors[partition_id] = replace(
-                updated_ancestors[partition_id], is_finished=True, has_parked=partition_id in parked
+                updated_ancestors[partition_id],
+                is_finished=True,
+                has_parked=partition_id in parked_ids,
             )
     return finished_ids
 
@@ -282,7 +285,7 @@ def read_adopted(
 
 
 def _may_reach_past_parents(
-    partition: Partition, parked: Collection[int], tokens: Mapping[int, int]
+    partition: Partition, parked_ids: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
     """Return whether any partition with parked messages that may be a further ancestor has a newer
     lease than a parent. This cheap check may have false positives.
@@ -295,22 +298,25 @@ def _may_reach_past_parents(
         tokens[ancestor_id] > oldest_token
         and ancestor_id < newest_parent
         and ancestor_id not in partition.parents
-        for ancestor_id in parked
+        for ancestor_id in parked_ids
     )
 
 
 def read_finished_partitions(
-    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
+    connection: Connection, group_id: int, at_end_ids: Sequence[int], parked_ids: Collection[int]
 ) -> Sequence[int]:
     """Read the state that `find_finished_partitions` needs for a locked group, and return its
     result.
     """
-    if not at_end:
-        return at_end
-    if not parked and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None:
-        return at_end
-    candidates = read_partitions(connection, BY_ID, ids=list(at_end))
-    return find_finished_partitions(candidates, _read_ancestors(connection, group_id), parked)
+    if not at_end_ids:
+        return at_end_ids
+    if (
+        not parked_ids
+        and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None
+    ):
+        return at_end_ids
+    candidates = read_partitions(connection, BY_ID, ids=list(at_end_ids))
+    return find_finished_partitions(candidates, _read_ancestors(connection, group_id), parked_ids)
 
 
 def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:

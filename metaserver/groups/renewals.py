@@ -34,10 +34,10 @@ class SessionRenewer:
         """Renew a session, waiting for its row if it is locked; return None if it has ended. Raises
         StorageError.
         """
-        renewed = await self._renew_flight.run(None, session)
-        if session in renewed.locked_groups:
-            renewed = await self._renew_flight.run(renewed.locked_groups[session], session)
-        return renewed.rows.get(session)
+        result = await self._renew_flight.run(None, session)
+        if session in result.locked_groups:
+            result = await self._renew_flight.run(result.locked_groups[session], session)
+        return result.rows.get(session)
 
     async def _renew(
         self, locked_group: int | None, requested_sessions: Sequence[SessionId]

@@ -385,8 +385,10 @@ class GroupService:
         task = asyncio.create_task(self._store_reports(request, row))
         self._report_tasks.add(task)
         task.add_done_callback(self._report_tasks.discard)
-        done, _ = await asyncio.wait([task], timeout=min(REPORT_MS_MAX, row.ttl_ms // 10) / 1000)
-        if done:
+        finished, _ = await asyncio.wait(
+            [task], timeout=min(REPORT_MS_MAX, row.ttl_ms // 10) / 1000
+        )
+        if finished:
             task.result()
         else:
             task.add_done_callback(_retrieve_error)

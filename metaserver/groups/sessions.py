@@ -300,11 +300,11 @@ def join_batch(
             except KeylaneError as error:
                 row = error
             results[join.join.session] = row
-            remaining = identical_joins[index + 1 :]
-            if isinstance(row, KeylaneError) or not remaining:
+            remaining_joins = identical_joins[index + 1 :]
+            if isinstance(row, KeylaneError) or not remaining_joins:
                 continue
-            if _has_capacity(connection, row.group_id, remaining, sessions_max):
-                results |= _insert_identical(connection, row, remaining)
+            if _has_capacity(connection, row.group_id, remaining_joins, sessions_max):
+                results |= _insert_identical(connection, row, remaining_joins)
                 break
     return results
 
@@ -700,11 +700,11 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
     """
     row = read_live_session(connection, request.session)
     mark_unsettled(connection, row.group_id)
-    condition = sessions.c.session == request.session
+    is_this_session = sessions.c.session == request.session
     version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
     connection.execute(
         sa.update(sessions)
-        .where(condition)
+        .where(is_this_session)
         .values(suspended=request.suspended, grants_version=version.scalar_subquery())
     )
     return row.group_id

@@ -111,7 +111,9 @@ def read_due_work(connection: Connection) -> DueWork:
         and cached_entry is not None
         and db_version.commits == cached_entry[0].commits
     ):
-        cached_work = _advance_cached(cached_entry[1], db_version.now_ms - cached_entry[0].now_ms)
+        cached_work = _advance_cached_work(
+            cached_entry[1], db_version.now_ms - cached_entry[0].now_ms
+        )
         if cached_work is not None:
             return cached_work
     work, cacheable = _read_due(connection)
@@ -122,7 +124,7 @@ def read_due_work(connection: Connection) -> DueWork:
     return work
 
 
-def _advance_cached(cached: DueWork, elapsed_ms: int) -> DueWork | None:
+def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
     """Return the cached result after `elapsed_ms` without a write; None if a session may have
     expired.
     """

@@ -150,7 +150,7 @@ def begin_operations(
     Raises:
         KeylaneError: any error of `plan_operations`; nothing is stored.
     """
-    journaled = []
+    begun_operations = []
     is_evacuation = request.kind is OperationKind.EVACUATE
     lock_brokers(connection, alone=is_evacuation)
     if is_evacuation:
@@ -165,8 +165,8 @@ def begin_operations(
             operation_id = journal_operation(
                 connection, request, planned, driver=driver, lease_ms=lease_ms
             )
-        journaled.append((operation_id, planned))
-    return journaled
+        begun_operations.append((operation_id, planned))
+    return begun_operations
 
 
 _subject_name_query = (

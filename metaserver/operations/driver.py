@@ -275,13 +275,13 @@ class OperationDriver:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
         if request.dry_run:
             return await self._dry_run(request)
-        journaled = await self._database.write(
+        begun_operations = await self._database.write(
             begin_operations,
             request,
             driver=self._driver,
             lease_ms=self._settings.operation_lease_ms,
         )
-        ids = [operation_id for operation_id, _ in journaled if operation_id]
+        ids = [operation_id for operation_id, _ in begun_operations if operation_id]
         if ids:
             self._after_step("planned")
         for operation_id in ids[:CONCURRENT_OPERATIONS_MAX]:
@@ -289,12 +289,12 @@ class OperationDriver:
         # Operations beyond the limit are resumed by any metaserver once their lease has expired.
         unchanged_operations = [
             planned.view(request)
-            for operation_id, planned in journaled
+            for operation_id, planned in begun_operations
             if not (operation_id or planned.busy)
         ]
         return OperationList(
             operations=[*await self._database.read(operation_views, ids), *unchanged_operations],
-            busy=[planned.busy for _, planned in journaled if planned.busy],
+            busy=[planned.busy for _, planned in begun_operations if planned.busy],
             cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
 
@@ -307,14 +307,12 @@ class OperationDriver:
     async def _dry_run(self, request: Reshape) -> OperationList:
         """Return the plans of a dry run in the form in which `begin` returns operations."""
         plans = await self._database.read(plan_operations, request)
-        losses = {planned.continued_id: planned.losses for planned in plans}
+        losses = {plan.continued_id: plan.losses for plan in plans}
         continued_operations = await self._database.read(
-            operation_views, [planned.continued_id for planned in plans]
+            operation_views, [plan.continued_id for plan in plans]
         )
         new_plans = [
-            planned
-            for planned in plans
-            if not planned.continued_id and (planned.plan.sealed or not planned.busy)
+            plan for plan in plans if not plan.continued_id and (plan.plan.sealed or not plan.busy)
         ]
         return OperationList(
             operations=[
@@ -322,9 +320,9 @@ class OperationDriver:
                     replace(view, without_source=True, losses=losses[view.operation_id])
                     for view in continued_operations
                 ),
-                *(planned.view(request) for planned in new_plans),
+                *(plan.view(request) for plan in new_plans),
             ],
-            busy=[planned.busy for planned in plans if planned.busy],
+            busy=[plan.busy for plan in plans if plan.busy],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:

@@ -130,7 +130,7 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
             else ()
         )
         busy_subject = None
-        if sealed_ids and _may_continue(subject, request):
+        if sealed_ids and _may_continue_without_source(subject, request):
             plan = replace(plan, sealed=plan.sealed + sealed_ids)
         elif sealed_ids:
             problem = (
@@ -152,7 +152,7 @@ def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
         start_behind_loss(name)
 
 
-def _may_continue(subject: SubjectRow, request: Reshape) -> bool:
+def _may_continue_without_source(subject: SubjectRow, request: Reshape) -> bool:
     """Return whether the subject's operations may continue without the silent broker group."""
     return may_reorder(subject.order_strategy, static=subject.static) or request.accept_loss
 
@@ -252,7 +252,7 @@ def _plan_busy(
         problem = (
             "its operation will open partitions on the broker group; cancel it, then evacuate again"
         )
-    elif unsealed_ids and not _may_continue(subject, request):
+    elif unsealed_ids and not _may_continue_without_source(subject, request):
         problem = "it is strict or static; its operation waits until the broker group is back"
     elif unsealed_ids or (request.accept_loss and hosted_flags):
         continued_id = running_id

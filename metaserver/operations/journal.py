@@ -454,8 +454,8 @@ def _enter_state(connection: Connection, operation: Operation, state: OperationS
     old_rule, rule = RULES[operation.state], RULES[state]
     if old_rule.runs and not rule.runs:
         _change_route(connection, operation, rule)
-    running = operation.subject_id if rule.runs else None
-    values = {"of_operation": operation.operation_id, "state": state, "running": running}
+    running_subject_id = operation.subject_id if rule.runs else None
+    values = {"of_operation": operation.operation_id, "state": state, "running": running_subject_id}
     connection.execute(_update_operation, values)
 
 

@@ -103,21 +103,21 @@ def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> Oper
         losses=read_losses(
             connection,
             [partition_id for partition_id in sealed_ids if steps_by_partition[partition_id].lost],
-            done=True,
+            is_done=True,
         ),
         cordoned=cordoned_group,
     )
 
 
 def _cordoned_source(
-    connection: Connection, children: Collection[int], sealed: Collection[int]
+    connection: Connection, child_partition_ids: Collection[int], sealed_ids: Collection[int]
 ) -> str:
     """Return the broker group that an evacuation leaves, if it is still cordoned, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
-        partition_parents.c.partition_id.in_(children)
+        partition_parents.c.partition_id.in_(child_partition_ids)
     )
     is_source = sa.or_(
-        partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents)
+        partitions.c.partition_id.in_(sealed_ids), partitions.c.partition_id.in_(parents)
     )
     query = (
         sa.select(brokers.c.broker_group)

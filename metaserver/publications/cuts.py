@@ -234,7 +234,7 @@ def check_cut(
         partitions.c.state != PartitionState.EXPIRED,
     )
     for partition in connection.execute(older_query.order_by(partitions.c.partition_id)):
-        expected = None if request.ends is None else request.ends.get(partition.partition_id, 0)
+        expected_end = None if request.ends is None else request.ends.get(partition.partition_id, 0)
         if partition.end_offset is None:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
@@ -243,14 +243,14 @@ def check_cut(
                 subject=target.name,
                 partition_id=partition.partition_id,
             )
-        if expected is not None and partition.end_offset > expected:
+        if expected_end is not None and partition.end_offset > expected_end:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
-                f"{partition.end_offset - expected} messages of partition "
-                f"{partition.partition_id}, from offset {expected} on, are not in {row.name!r}; "
-                "nothing was changed",
+                f"{partition.end_offset - expected_end} messages of partition "
+                f"{partition.partition_id}, from offset {expected_end} on, are not in "
+                f"{row.name!r}; nothing was changed",
                 subject=target.name,
                 partition_id=partition.partition_id,
-                from_offset=expected,
-                messages=partition.end_offset - expected,
+                from_offset=expected_end,
+                messages=partition.end_offset - expected_end,
             )

@@ -56,9 +56,9 @@ def plan_hidden(
     check_database_complete(connection)
     lock_brokers(connection)
     _check_unpublished(connection, request.hidden, target)
-    existing = find_subject(connection, request.hidden)
-    if existing is not None:
-        return _renew_existing(connection, existing, target, request)
+    existing_row = find_subject(connection, request.hidden)
+    if existing_row is not None:
+        return _renew_existing(connection, existing_row, target, request)
     target_row = find_subject(connection, target)
     if target_row is None and not request.partitions:
         raise SubjectUnknownError(
@@ -94,7 +94,7 @@ def _check_unpublished(connection: Connection, hidden: str, target: str) -> None
 
 
 def _renew_existing(
-    connection: Connection, existing: SubjectRow, target: str, request: HideSubject
+    connection: Connection, existing_row: SubjectRow, target: str, request: HideSubject
 ) -> SubjectRow:
     """
     Restart the idle time of an existing hidden subject, and return it.
@@ -103,29 +103,31 @@ def _renew_existing(
         SubjectDeletedError: it is being deleted.
         PublishError: it is not the requested hidden subject, or another job fills it.
     """
-    if existing.deleting:
-        raise being_deleted_error(connection, existing.subject_id, existing.name)
-    if existing.hidden_for != target:
-        state_text = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
+    if existing_row.deleting:
+        raise being_deleted_error(connection, existing_row.subject_id, existing_row.name)
+    if existing_row.hidden_for != target:
+        state_text = (
+            f"made for {existing_row.hidden_for!r}" if existing_row.hidden_for else "not hidden"
+        )
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {existing.name!r} exists and is {state_text}",
-            subject=existing.name,
+            f"subject {existing_row.name!r} exists and is {state_text}",
+            subject=existing_row.name,
             target=target,
         )
-    if request.filled_by and existing.filled_by not in {"", request.filled_by}:
+    if request.filled_by and existing_row.filled_by not in {"", request.filled_by}:
         raise PublishError(
             Reason.HIDDEN_TAKEN,
-            f"{existing.name!r} is filled by {existing.filled_by}",
-            subject=existing.name,
-            filled_by=existing.filled_by,
+            f"{existing_row.name!r} is filled by {existing_row.filled_by}",
+            subject=existing_row.name,
+            filled_by=existing_row.filled_by,
         )
-    this_subject = subjects.c.subject_id == existing.subject_id
-    filled_by = existing.filled_by or request.filled_by
+    this_subject = subjects.c.subject_id == existing_row.subject_id
+    filled_by = existing_row.filled_by or request.filled_by
     connection.execute(
         sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filled_by)
     )
-    return existing
+    return existing_row
 
 
 def _insert_new(

@@ -48,8 +48,8 @@ def add_gone_partitions(
     if not missing_ids:
         return
     if not subject.static:
-        yield from _unread_ancestors(statuses, rows, children)
-    read_ids = _read_ancestors(statuses, rows)
+        yield from _find_unread_ancestors(statuses, rows, children)
+    read_ids = _find_read_ancestors(statuses, rows)
     for partition_id in missing_ids:
         unread_by = tuple(
             group.name
@@ -108,7 +108,7 @@ def _infer_parents(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionI
     return (max(candidates),) if candidates else ()
 
 
-def _unread_ancestors(
+def _find_unread_ancestors(
     statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
@@ -125,12 +125,12 @@ def _unread_ancestors(
     reported_ids: set[int] = set()
     for partition_id, row in sorted(rows.items()):
         partition = row.partition
-        gone_ranges = _uncontinued_ranges(partition, children.get(partition_id, ()))
+        gone_ranges = _find_uncontinued_ranges(partition, children.get(partition_id, ()))
         if partition.state is not PartitionState.SEALED or not gone_ranges:
             continue
         unread_ids = {
             each
-            for each in ({partition_id} | _ancestors(partition_id, rows)) & ids_with_messages
+            for each in ({partition_id} | _find_ancestors(partition_id, rows)) & ids_with_messages
             if any(_overlaps(rows[each].partition, start, end) for start, end in gone_ranges)
         }
         for ancestor in sorted(unread_ids - reported_ids):
@@ -142,7 +142,7 @@ def _unread_ancestors(
         reported_ids |= unread_ids
 
 
-def _uncontinued_ranges(
+def _find_uncontinued_ranges(
     partition: Partition, children: Sequence[Partition]
 ) -> list[tuple[int, int]]:
     """Return the parts of a partition's range that none of these children continues."""
@@ -162,7 +162,7 @@ def _overlaps(partition: Partition, start: int, end: int) -> bool:
     return partition.range_start < end and start < partition.range_end
 
 
-def _read_ancestors(
+def _find_read_ancestors(
     statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
     """Return consumer group → ids of partitions that the group has read to the end, because it was
@@ -170,20 +170,20 @@ def _read_ancestors(
     """
     ancestors: dict[str, set[int]] = {}
     for status in statuses:
-        for at_broker in status.groups:
-            if at_broker.token and not at_broker.by_operator:
-                ancestor_ids = _ancestors(status.partition_id, rows)
-                ancestors.setdefault(at_broker.group, set()).update(ancestor_ids)
+        for group_status in status.groups:
+            if group_status.token and not group_status.by_operator:
+                ancestor_ids = _find_ancestors(status.partition_id, rows)
+                ancestors.setdefault(group_status.group, set()).update(ancestor_ids)
     return ancestors
 
 
-def _ancestors(partition_id: int, rows: Mapping[int, RebuiltPartition]) -> set[int]:
+def _find_ancestors(partition_id: int, rows: Mapping[int, RebuiltPartition]) -> set[int]:
     ancestors: set[int] = set()
-    pending = [partition_id]
-    while pending:
-        row = rows.get(pending.pop())
+    pending_ids = [partition_id]
+    while pending_ids:
+        row = rows.get(pending_ids.pop())
         for parent in () if row is None else row.partition.parents:
             if parent not in ancestors:
                 ancestors.add(parent)
-                pending.append(parent)
+                pending_ids.append(parent)
     return ancestors

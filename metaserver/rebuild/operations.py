@@ -83,8 +83,8 @@ def cancel_operation(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | No
     return RebuiltOperation(state=OperationState.CANCELED, steps=steps) if steps else None
 
 
-def unfinished_operations(
-    hosted: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
+def infer_unfinished_operations(
+    hosted_statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
     Infer the unfinished operations, and set the states of their partitions in `rows`.
@@ -94,13 +94,15 @@ def unfinished_operations(
     Returns:
         The operations in FENCE, and the running operation or None.
     """
-    statuses = {status.partition_id: status for status in hosted}
+    statuses = {status.partition_id: status for status in hosted_statuses}
     opened_ids: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
     # A hidden subject's partitions have messages even before the publication seals their parents.
-    opened_ids |= {each.partition_id for each in hosted if is_used(each) and not _is_hidden(each)}
+    opened_ids |= {
+        each.partition_id for each in hosted_statuses if is_used(each) and not _is_hidden(each)
+    }
     fence_operations: list[RebuiltOperation] = []
     running_steps: dict[int, tuple[StepAction, bool]] = {}
-    for parents, children in _generations(rows):
+    for parents, children in _group_by_operation(rows):
         sealed_ids = {parent for parent in parents if parent not in statuses}  # gone
         sealed_ids |= {
             parent for parent in parents & statuses.keys() if statuses[parent].state is SEALED
@@ -151,7 +153,7 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
     row.partition = msgspec.structs.replace(row.partition, state=state)
 
 
-def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
+def _group_by_operation(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
     """Return (parent ids, child ids) for each operation; children that share a parent belong to the
     same operation.
     """

@@ -37,12 +37,12 @@ from ...protocol.routing import (
 )
 from ..groups.leases import drained_after_parents
 from .gone import add_gone_partitions
-from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
+from .operations import cancel_operation, expire_canceled, infer_unfinished_operations, is_used
 from .replaced import (
+    build_replaced_rows,
     exclude_partitions,
     is_dropped,
     remaining_lineage,
-    replaced_rows,
     status_parents,
     unpublished_partitions,
     was_replaced,
@@ -76,7 +76,7 @@ def plan_rebuild(
     """
     for name in options.gone:
         check_name("broker group", name)
-    problems = list(_contradictions(sources))
+    problems = list(_find_contradictions(sources))
     problems += [
         f"{source.address} is broker group {source.hosted.broker_group!r}, which "
         f"--gone names as gone"
@@ -93,7 +93,7 @@ def plan_rebuild(
         if not options.gone:
             last_id = dropped_ids.get(status.subject, 0)
             problems += [
-                _missing_parent(status, parent)
+                _describe_missing_parent(status, parent)
                 for parent in status_parents(status)
                 if parent not in statuses
                 and parent > last_id
@@ -101,13 +101,15 @@ def plan_rebuild(
             ]
     subjects = []
     if not problems:
-        for name, hosted in sorted(by_subject.items()):
+        for name, subject_statuses in sorted(by_subject.items()):
             try:
                 last_id = dropped_ids.get(name, 0)
-                if hosted[0].partition_id <= last_id and not was_replaced(hosted, last_id):
-                    subjects.append(_plan_deleted_subject(name, hosted, last_id))
+                if subject_statuses[0].partition_id <= last_id and not was_replaced(
+                    subject_statuses, last_id
+                ):
+                    subjects.append(_plan_deleted_subject(name, subject_statuses, last_id))
                 else:
-                    subjects.append(_plan_subject(name, hosted, options, last_id))
+                    subjects.append(_plan_subject(name, subject_statuses, options, last_id))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
@@ -164,7 +166,7 @@ def _plan_deleted_subject(
     )
 
 
-def _missing_parent(status: PartitionStatus, parent: int) -> str:
+def _describe_missing_parent(status: PartitionStatus, parent: int) -> str:
     return (
         f"partition {status.partition_id} continues partition {parent}, which none of these "
         "brokers has: name every broker, and name with --gone the broker groups that no longer "
@@ -172,21 +174,21 @@ def _missing_parent(status: PartitionStatus, parent: int) -> str:
     )
 
 
-def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
+def _find_contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
     """Yield a problem for each contradiction between the brokers' replies."""
-    groups: dict[str, str] = {}
-    ids: dict[str, str] = {}
-    hosts: dict[int, str] = {}
+    group_hosts: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    partition_hosts: dict[int, str] = {}
     for source in sources:
         hosted = source.hosted
-        if hosted.broker_group in groups:
+        if hosted.broker_group in group_hosts:
             yield (
-                f"{groups[hosted.broker_group]} and {source.address} are both broker group "
+                f"{group_hosts[hosted.broker_group]} and {source.address} are both broker group "
                 f"{hosted.broker_group!r}: one data folder is a copy of the other"
             )
-        elif hosted.broker_id and hosted.broker_id in ids:
-            yield f"{ids[hosted.broker_id]} and {source.address} have the same data folder"
-        groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
+        elif hosted.broker_id and hosted.broker_id in folders:
+            yield f"{folders[hosted.broker_id]} and {source.address} have the same data folder"
+        group_hosts[hosted.broker_group] = folders[hosted.broker_id] = source.address
         for status in hosted.partitions:
             if status.facts is None:
                 yield f"{source.address} does not describe partition {status.partition_id}"
@@ -194,34 +196,38 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
                 yield (
                     f"{source.address} has partition {status.partition_id} of another broker group"
                 )
-            elif status.partition_id in hosts:
+            elif status.partition_id in partition_hosts:
                 yield (
-                    f"{hosts[status.partition_id]} and {source.address} both have partition "
-                    f"{status.partition_id}"
+                    f"{partition_hosts[status.partition_id]} and {source.address} both have "
+                    f"partition {status.partition_id}"
                 )
-            hosts[status.partition_id] = source.address
+            partition_hosts[status.partition_id] = source.address
 
 
 def _plan_subject(
-    name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
+    name: str, hosted_statuses: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
     """Plan a live subject; a publication has replaced its partitions up to `last_id`. Raises
     InvalidRequestError.
     """
-    replaced_partitions = replaced_rows(hosted, last_id)
-    lineage = remaining_lineage(hosted, last_id)
+    replaced_partitions = build_replaced_rows(hosted_statuses, last_id)
+    lineage = remaining_lineage(hosted_statuses, last_id)
     unpublished_ids = unpublished_partitions(lineage)
     statuses = exclude_partitions(lineage, unpublished_ids)
     facts = {status.partition_id: _require_facts(status) for status in statuses}
     if len({each.static for each in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
     wanted_counts = {each.partitions_wanted for each in facts.values()} - {0}
-    numbers = [number for status in hosted if (number := partition_number(status.name)) is not None]
+    numbers = [
+        number
+        for status in hosted_statuses
+        if (number := partition_number(status.name)) is not None
+    ]
     subject = RebuiltSubject(
         name=name,
         order_strategy=OrderStrategy.STRICT,
         partitions_wanted=min(wanted_counts, default=len(statuses)),
-        partitions_named=max([number + 1 for number in numbers] + [len(hosted)]),
+        partitions_named=max([number + 1 for number in numbers] + [len(hosted_statuses)]),
         partitions=[],
         groups=_build_groups(statuses),
         static=facts[statuses[0].partition_id].static,
@@ -238,7 +244,7 @@ def _plan_subject(
     }
     subject.partitions = list(rows.values())
     expire_canceled(statuses, rows)
-    subject.fences, subject.operation = unfinished_operations(statuses, rows)
+    subject.fences, subject.operation = infer_unfinished_operations(statuses, rows)
     for status in lineage:
         if status.partition_id in unpublished_ids:
             expired_partition = msgspec.structs.replace(
@@ -333,19 +339,19 @@ def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
-        for at_broker in status.groups:
-            group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
-            if at_broker.token > max(group.tokens.values(), default=0):
-                group.strategy = at_broker.strategy
-            group.tokens[status.partition_id] = at_broker.token
-            group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
-            group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
+        for group_status in status.groups:
+            group = groups.setdefault(group_status.group, RebuiltGroup(name=group_status.group))
+            if group_status.token > max(group.tokens.values(), default=0):
+                group.strategy = group_status.strategy
+            group.tokens[status.partition_id] = group_status.token
+            group.ttl_ms = max(group.ttl_ms, group_status.ttl_ms)
+            group.last_token = max(group.last_token, group_status.token + TOKENS_BETWEEN)
             is_sealed = status.state is PartitionState.SEALED
-            if at_broker.token and is_sealed and at_broker.cursor >= status.next_offset:
+            if group_status.token and is_sealed and group_status.cursor >= status.next_offset:
                 group.drained_ids.add(status.partition_id)
-                if at_broker.parked or at_broker.left_to_children:
+                if group_status.parked or group_status.left_to_children:
                     group.parked_ids.add(status.partition_id)
-                if at_broker.frozen:
+                if group_status.frozen:
                     group.frozen_ids.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT

@@ -35,7 +35,9 @@ def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
     )
 
 
-def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[RebuiltPartition]:
+def build_replaced_rows(
+    statuses: Sequence[PartitionStatus], last_id: int
+) -> list[RebuiltPartition]:
     """Return the rows of partitions that a publication has replaced, but that brokers have not
     dropped yet.
     """

@@ -66,7 +66,9 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     insert_or_replace(connection, brokers, rows)
     # Operators see gone broker groups as silent and cordoned.
     gone_groups = {
-        lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone
+        gone_partition.partition.broker_group
+        for subject in cluster.subjects
+        for gone_partition in subject.gone
     }
     for name in sorted(gone_groups):
         gone_broker = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}

@@ -137,14 +137,16 @@ class RemovalService:
     async def _ask_brokers(self) -> None:
         """Ask brokers for all pending removals, and record those that are done."""
         self._problems.clear()
-        after: Removal = (0, 0)
-        while pending := await self._database.read(
-            pending_removals, limit=REMOVALS_MAX, after=after
+        last_key: Removal = (0, 0)
+        while pending_batch := await self._database.read(
+            pending_removals, limit=REMOVALS_MAX, after=last_key
         ):
-            tokens = await asyncio.gather(*(self._send_removal(removal) for removal in pending))
+            tokens = await asyncio.gather(
+                *(self._send_removal(removal) for removal in pending_batch)
+            )
             tokens_by_key = {
                 removal.key: token
-                for removal, token in zip(pending, tokens, strict=True)
+                for removal, token in zip(pending_batch, tokens, strict=True)
                 if token is not None
             }
             if tokens_by_key:
@@ -152,7 +154,7 @@ class RemovalService:
                 deleted_names = await self._database.write(complete_removals, tokens_by_key)
                 self._after_step("removed")
                 self._catalogue.wake_route_waiters(map(Subject, deleted_names))
-            after = pending[-1].key
+            last_key = pending_batch[-1].key
         self._next_run_s = asyncio.get_running_loop().time() + (
             RETRY_PAUSE_S if self._problems else 0
         )

@@ -112,7 +112,11 @@ def check_request(request: ResetGroup, *, static: bool) -> None:
 
 
 def compute_cursors(
-    request: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool, begun: bool = False
+    request: ResetGroup,
+    all_offsets: Sequence[PartitionOffsets],
+    *,
+    static: bool,
+    begun: bool = False,
 ) -> dict[int, int]:
     """
     Return partition id → its new cursor.
@@ -123,39 +127,47 @@ def compute_cursors(
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
-        PartitionUnknownError: the request names a partition that is not among `parts`.
+        PartitionUnknownError: the request names a partition that is not among `all_offsets`.
     """
-    unknown_ids = set(request.cursors or ()) - {int(part.partition.partition_id) for part in parts}
+    unknown_ids = set(request.cursors or ()) - {
+        int(offsets.partition.partition_id) for offsets in all_offsets
+    }
     if unknown_ids and not begun:
         raise PartitionUnknownError(
             f"partition {min(unknown_ids)} is not among those to set", partition_id=min(unknown_ids)
         )
     by_queue = static and request.to is not ResetTo.CURSORS
-    parts_by_id = {int(part.partition.partition_id): part for part in parts}
+    offsets_by_id = {int(offsets.partition.partition_id): offsets for offsets in all_offsets}
     if by_queue:
-        target_cursors = _queue_cursors(request, parts, begun)
+        target_cursors = _queue_cursors(request, all_offsets, begun)
     else:
         target_cursors = {
-            partition_id: _physical_cursor(request, part, begun)
-            for partition_id, part in parts_by_id.items()
+            partition_id: _physical_cursor(request, offsets, begun)
+            for partition_id, offsets in offsets_by_id.items()
         }
     points = {
-        partition_id: LocalPoint(part.first_offset, part.next_offset, target_cursors[partition_id])
-        for partition_id, part in parts_by_id.items()
+        partition_id: LocalPoint(
+            offsets.first_offset, offsets.next_offset, target_cursors[partition_id]
+        )
+        for partition_id, offsets in offsets_by_id.items()
     }
-    parents = {partition_id: part.partition.parents for partition_id, part in parts_by_id.items()}
+    parents = {
+        partition_id: offsets.partition.parents for partition_id, offsets in offsets_by_id.items()
+    }
     return order_points(points, parents)
 
 
 def _queue_cursors(
-    request: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool
+    request: ResetGroup, all_offsets: Sequence[PartitionOffsets], begun: bool
 ) -> dict[int, int]:
     """Return partition id → cursor for a request by queue."""
     cursors: dict[int, int] = {}
-    for queue in sorted({part.partition.queue for part in parts}):
-        chain = [part for part in parts if part.partition.queue == queue]
-        chain.sort(key=lambda part: (part.partition.logic_start, part.partition.partition_id))
-        segments = [part.segment for part in chain]
+    for queue in sorted({offsets.partition.queue for offsets in all_offsets}):
+        chain = [offsets for offsets in all_offsets if offsets.partition.queue == queue]
+        chain.sort(
+            key=lambda offsets: (offsets.partition.logic_start, offsets.partition.partition_id)
+        )
+        segments = [offsets.segment for offsets in chain]
         logic_offset = _target_offset(request, chain, segments, begun)
         ids = [segment.partition_id for segment in segments]
         cursors |= dict(zip(ids, physical_cursors(segments, logic_offset), strict=True))
@@ -178,14 +190,14 @@ def _target_offset(
                 offset = max(offset, segments[0].logic_start)
             return _clamp_to_queue(segments, offset, begun)
         case ResetTo.TIME:
-            for part in chain:
-                if part.offset_at_time is not None:
-                    return part.partition.logic_start + part.offset_at_time
+            for offsets in chain:
+                if offsets.offset_at_time is not None:
+                    return offsets.partition.logic_start + offsets.offset_at_time
             return queue_max(segments)
         case ResetTo.SHIFT:
             assert request.shift is not None
             current_offsets = {
-                int(part.partition.partition_id): part.current_offset for part in chain
+                int(offsets.partition.partition_id): offsets.current_offset for offsets in chain
             }
             offset = logic_cursor(segments, current_offsets) + request.shift
             return min(max(offset, queue_min(segments)), queue_max(segments))
@@ -213,14 +225,14 @@ def _clamp_to_queue(segments: Sequence[Segment], offset: int, begun: bool) -> in
     return offset
 
 
-def _clamp_to_partition(part: PartitionOffsets, offset: int, begun: bool) -> int:
+def _clamp_to_partition(offsets: PartitionOffsets, offset: int, begun: bool) -> int:
     """Do the same as `_clamp_to_queue` for an offset of one partition."""
-    low, high = part.first_offset, part.next_offset
+    low, high = offsets.first_offset, offsets.next_offset
     if begun:
         return min(max(offset, low), high)
     if low <= offset <= high:
         return offset
-    partition_id = int(part.partition.partition_id)
+    partition_id = int(offsets.partition.partition_id)
     error = OffsetOutOfRangeError(
         f"offset {offset} of partition {partition_id} is not in [{low}, {high}]",
         partition_id=partition_id,
@@ -232,29 +244,32 @@ def _clamp_to_partition(part: PartitionOffsets, offset: int, begun: bool) -> int
     raise error
 
 
-def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
+def _physical_cursor(request: ResetGroup, offsets: PartitionOffsets, begun: bool) -> int:
     """Return the offset to which a request resets one partition. Raises OffsetOutOfRangeError."""
     match request.to:
         case ResetTo.EARLIEST:
-            return part.first_offset
+            return offsets.first_offset
         case ResetTo.LATEST:
-            return part.next_offset
+            return offsets.next_offset
         case ResetTo.OFFSET:
             assert request.offset is not None
-            return _clamp_to_partition(part, request.offset, begun)
+            return _clamp_to_partition(offsets, request.offset, begun)
         case ResetTo.TIME:
-            return part.next_offset if part.offset_at_time is None else part.offset_at_time
+            return offsets.next_offset if offsets.offset_at_time is None else offsets.offset_at_time
         case ResetTo.SHIFT:
             assert request.shift is not None
-            if part.is_drained:  # its children are shifted, so that no message counts twice
-                return part.next_offset
+            if offsets.is_drained:  # its children are shifted, so that no message counts twice
+                return offsets.next_offset
             return min(
-                max(part.current_offset + request.shift, part.first_offset), part.next_offset
+                max(offsets.current_offset + request.shift, offsets.first_offset),
+                offsets.next_offset,
             )
         case ResetTo.CURSORS:
             assert request.cursors is not None
-            cursor = request.cursors.get(int(part.partition.partition_id), part.current_offset)
-            return _clamp_to_partition(part, cursor, begun)
+            cursor = request.cursors.get(
+                int(offsets.partition.partition_id), offsets.current_offset
+            )
+            return _clamp_to_partition(offsets, cursor, begun)
 
 
 def order_generations(partitions: Sequence[Partition]) -> list[list[int]]:

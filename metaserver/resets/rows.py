@@ -134,22 +134,22 @@ def read_reset_scope(
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_request(request, static=row.static)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    selected, left_out = settable_partitions(
+    selected_partitions, left_out = settable_partitions(
         connection, row.subject_id, queue=request.queue, partition_id=request.partition_id
     )
-    if not selected and not begun and request.queue is not None:
+    if not selected_partitions and not begun and request.queue is not None:
         raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=request.queue)
-    if not selected and not begun and request.partition_id is not None:
+    if not selected_partitions and not begun and request.partition_id is not None:
         raise PartitionUnknownError(
             f"{subject!r} has no partition {request.partition_id} with data",
             partition_id=request.partition_id,
         )
-    others: tuple[Partition, ...] = ()
+    other_partitions: tuple[Partition, ...] = ()
     lineage: dict[PartitionId, tuple[PartitionId, ...]] = {}
     if request.queue is not None or request.partition_id is not None:
-        ids = {each.partition_id for each in selected}
-        served = subject_partitions(connection, row.subject_id, SERVED)
-        others = tuple(each for each in served if each.partition_id not in ids)
+        ids = {each.partition_id for each in selected_partitions}
+        served_partitions = subject_partitions(connection, row.subject_id, SERVED)
+        other_partitions = tuple(each for each in served_partitions if each.partition_id not in ids)
         lineage = subject_parents(connection, row.subject_id)
     return ResetScope(
         group_id=group_id,
@@ -157,9 +157,9 @@ def read_reset_scope(
         subject_id=row.subject_id,
         static=row.static,
         request=request,
-        partitions=selected,
+        partitions=selected_partitions,
         left_out=left_out,
-        others=others,
+        others=other_partitions,
         lineage=lineage,
     )
 
@@ -184,28 +184,29 @@ def settable_partitions(
     Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
     """
     abandoned_ids = set(connection.execute(_abandoned_query, {"of_subject": subject_id}).scalars())
-    selected: list[Partition] = []
+    selected_partitions: list[Partition] = []
     left_out: list[Partition] = []
-    served = subject_partitions(connection, subject_id, SERVED)
-    for partition in _with_nearest_ancestors(connection, subject_id, served):
+    served_partitions = subject_partitions(connection, subject_id, SERVED)
+    for partition in _with_nearest_ancestors(connection, subject_id, served_partitions):
         this_id = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, this_id}:
             continue
         is_silent = this_id in abandoned_ids and partition.address is None
-        (left_out if is_silent and partition_id is None else selected).append(partition)
-    return tuple(selected), tuple(left_out)
+        (left_out if is_silent and partition_id is None else selected_partitions).append(partition)
+    return tuple(selected_partitions), tuple(left_out)
 
 
 def _with_nearest_ancestors(
-    connection: Connection, subject_id: int, served: Sequence[Partition]
+    connection: Connection, subject_id: int, served_partitions: Sequence[Partition]
 ) -> list[Partition]:
     """Return the partitions, each with its nearest ancestors that have data as its parents."""
-    ids = {partition.partition_id for partition in served}
-    if all(ids.issuperset(partition.parents) for partition in served):
-        return list(served)
-    nearest = nearest_ancestors(subject_parents(connection, subject_id), ids)
+    ids = {partition.partition_id for partition in served_partitions}
+    if all(ids.issuperset(partition.parents) for partition in served_partitions):
+        return list(served_partitions)
+    nearest_by_id = nearest_ancestors(subject_parents(connection, subject_id), ids)
     return [
-        replace(each, parents=tuple(sorted(nearest.get(each.partition_id, ())))) for each in served
+        replace(each, parents=tuple(sorted(nearest_by_id.get(each.partition_id, ()))))
+        for each in served_partitions
     ]
 
 
@@ -243,13 +244,15 @@ def begin_reset(
     stored_token, strategy = row
     end_expired_sessions(connection, group_id)
     _check_reset_allowed(connection, group_id, reset_id)
-    selected, _ = settable_partitions(
+    selected_partitions, _ = settable_partitions(
         connection,
         scope.subject_id,
         queue=scope.request.queue,
         partition_id=scope.request.partition_id,
     )
-    if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
+    if {partition.partition_id for partition in selected_partitions} != set(
+        ids
+    ) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
@@ -328,7 +331,7 @@ def end_reset(
     *,
     holder: str,
     recorded_answer: tuple[int, str] = (0, ""),
-    parked: Collection[int] = (),
+    parked_ids: Collection[int] = (),
 ) -> None:
     """
     Let sessions join again, and store which partitions are drained.
@@ -337,8 +340,8 @@ def end_reset(
         tokens: the result of `begin_reset`.
         cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
         recorded_answer: id of the finished live reset, or 0, and its answer as JSON.
-        parked: ids of partitions that leave parked messages to their children, according to their
-            brokers.
+        parked_ids: ids of partitions that leave parked messages to their children, according to
+            their brokers.
     """
     this_group = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
@@ -352,7 +355,7 @@ def end_reset(
             partitions.c.state == PartitionState.SEALED,
         )
     )
-    at_end = [
+    at_end_ids = [
         row.partition_id
         for row in sealed_rows
         # With a newer token, a session was granted the partition since: it reads the same cursor
@@ -360,7 +363,7 @@ def end_reset(
         if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    record_drained(connection, group_id, at_end, parked)
+    record_drained(connection, group_id, at_end_ids, parked_ids)
     reset_id, answer = recorded_answer
     this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
     connection.execute(this_reset.values(answer=answer))
@@ -368,7 +371,10 @@ def end_reset(
 
 
 def record_drained(
-    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
+    connection: Connection,
+    group_id: int,
+    at_end_ids: Sequence[int],
+    parked_ids: Collection[int] = (),
 ) -> None:
     """
     Store that a locked group has drained these partitions, except those with undrained parents.
@@ -377,13 +383,13 @@ def record_drained(
     owner.
 
     Args:
-        at_end: ids of sealed partitions at whose end the group is.
-        parked: ids of those that leave parked messages to their children.
+        at_end_ids: ids of sealed partitions at whose end the group is.
+        parked_ids: ids of those that leave parked messages to their children.
     """
-    candidates = _filter_drained_after_parents(connection, group_id, at_end)
+    candidates = _filter_drained_after_parents(connection, group_id, at_end_ids)
     drained_rows = [
-        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id in read_finished_partitions(connection, group_id, candidates, parked)
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked_ids}
+        for partition_id in read_finished_partitions(connection, group_id, candidates, parked_ids)
     ]
     insert_new(connection, drained, drained_rows)
 
@@ -411,12 +417,12 @@ parents block.
 
 
 def _filter_drained_after_parents(
-    connection: Connection, group_id: int, at_end: Sequence[int]
+    connection: Connection, group_id: int, at_end_ids: Sequence[int]
 ) -> list[int]:
     """Return those of these partitions whose parents a group has drained too."""
     undrained_parents: dict[int, set[int]] = {}
     lost_ids: set[int] = set()
-    pending_ids = set(at_end)
+    pending_ids = set(at_end_ids)
     while pending_ids:
         parameters = {"of_group": group_id, "ids": sorted(pending_ids)}
         rows = connection.execute(_undrained_parents_query, parameters).all()
@@ -424,5 +430,5 @@ def _filter_drained_after_parents(
             undrained_parents.setdefault(row.partition_id, set()).add(row.parent_id)
         pending_ids = {row.parent_id for row in rows if row.lost} - lost_ids
         lost_ids |= pending_ids
-    drained_ids = drained_after_parents({*at_end, *lost_ids}, undrained_parents)
+    drained_ids = drained_after_parents({*at_end_ids, *lost_ids}, undrained_parents)
     return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost_ids]

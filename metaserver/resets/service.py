@@ -136,7 +136,7 @@ class ResetService:
             cursors_set,
             holder=holder,
             recorded_answer=(reset_id, msgspec.json.encode(result).decode()),
-            parked=[
+            parked_ids=[
                 partition_id for partition_id, status in statuses.items() if status.left_to_children
             ],
         )
@@ -148,9 +148,11 @@ class ResetService:
         id.
         """
         scope = await self._database.read(read_reset_scope, subject, group, request)
-        parts = await self._read_offsets(scope, group, request)
-        cursors = compute_cursors(request, parts, static=scope.static)
-        current_offsets = {int(part.partition.partition_id): part.current_offset for part in parts}
+        all_offsets = await self._read_offsets(scope, group, request)
+        cursors = compute_cursors(request, all_offsets, static=scope.static)
+        current_offsets = {
+            int(offsets.partition.partition_id): offsets.current_offset for offsets in all_offsets
+        }
         tokens = dict.fromkeys(cursors, 0)
         plan = _build_result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
@@ -184,14 +186,14 @@ class ResetService:
             scope = await self._database.read(
                 read_reset_scope, subject, group, request, begun=begun
             )
-            parts = await self._read_offsets(scope, group, request)
-            cursors = compute_cursors(request, parts, static=scope.static, begun=begun)
+            all_offsets = await self._read_offsets(scope, group, request)
+            cursors = compute_cursors(request, all_offsets, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
                 scope,
                 holder=holder,
                 lease_ms=self._settings.operation_lease_ms,
-                fence=max((part.fence for part in parts), default=0),
+                fence=max((offsets.fence for offsets in all_offsets), default=0),
                 reset_id=reset_id,
             )
             if tokens is not None:

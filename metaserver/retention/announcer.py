@@ -89,14 +89,14 @@ class Announcer:
     async def announce(
         self,
         group_id: int,
-        unheard: Sequence[Announcement] | None = None,
+        pending: Sequence[Announcement] | None = None,
         finish: Callable[[Connection, bool], T] | None = None,
     ) -> T | None:
         """
         Announce a new group to every broker of its partitions.
 
         Args:
-            unheard: the result of `pending_announcements` in the durable transaction that created
+            pending: the result of `pending_announcements` in the durable transaction that created
                 the group; None: it was not read.
             finish: called in the transaction that stores the last replies, to settle the group; its
                 second argument is True if the group may be granted more than before.
@@ -107,17 +107,19 @@ class Announcer:
         Raises:
             StorageError
         """
-        if unheard is None:
-            unheard = await self._database.write(begin_announcement, group_id)
-        while len(unheard) >= announcements.PARTITIONS_MAX:
-            await self._announce_all(unheard)
-            unheard = await self._database.read(
-                pending_announcements, after=unheard[-1].partition_id, group_id=group_id
+        if pending is None:
+            pending = await self._database.write(begin_announcement, group_id)
+        while len(pending) >= announcements.PARTITIONS_MAX:
+            await self._announce_all(pending)
+            pending = await self._database.read(
+                pending_announcements, after=pending[-1].partition_id, group_id=group_id
             )
-        delivered = await self._send_all(unheard)
-        if not delivered:
+        delivered_announcements = await self._send_all(pending)
+        if not delivered_announcements:
             return None
-        return await self._database.write(_store_and_finish, delivered, group_id, finish)
+        return await self._database.write(
+            _store_and_finish, delivered_announcements, group_id, finish
+        )
 
     async def run_once(self) -> int:
         """Announce groups to the brokers that lack them, and return the number of partitions whose
@@ -126,18 +128,18 @@ class Announcer:
         count = 0
         for ids in self._catalogue.pop_unannounced():
             count += await self._announce_all(await self._database.read(read_announcements, ids))
-        now = asyncio.get_running_loop().time()
-        if now < self._next_run_s or not await self._database.read(unannounced_groups):
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_run_s or not await self._database.read(unannounced_groups):
             return count
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
             return count
-        self._next_run_s = now + self._pause_s
+        self._next_run_s = now_s + self._pause_s
         last_id = 0
-        while unheard := await self._database.read(pending_announcements, after=last_id):
-            count += await self._announce_all(unheard)
-            last_id = unheard[-1].partition_id
+        while pending := await self._database.read(pending_announcements, after=last_id):
+            count += await self._announce_all(pending)
+            last_id = pending[-1].partition_id
         await self._database.write(mark_announced)
         return count
 
@@ -145,10 +147,10 @@ class Announcer:
         """Announce groups, and store which brokers know them; returns the number of partitions
         whose brokers have replied.
         """
-        delivered = await self._send_all(announcements)
-        if delivered:
-            await self._database.write(record_announced, delivered)
-        return len(delivered)
+        delivered_announcements = await self._send_all(announcements)
+        if delivered_announcements:
+            await self._database.write(record_announced, delivered_announcements)
+        return len(delivered_announcements)
 
     async def _send_all(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Send announcements to brokers; returns those that were delivered."""
@@ -227,11 +229,13 @@ def _split_into_batches(announcements: Sequence[Announcement]) -> list[list[Anno
 
 def _store_and_finish(
     connection: Connection,
-    delivered: Sequence[Announcement],
+    delivered_announcements: Sequence[Announcement],
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        record_announced(connection, delivered)
+        record_announced(connection, delivered_announcements)
         return None
-    return finish(connection, record_announced(connection, delivered, settling_id=group_id))
+    return finish(
+        connection, record_announced(connection, delivered_announcements, settling_id=group_id)
+    )

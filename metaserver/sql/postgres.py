@@ -204,7 +204,7 @@ class PostgresDatabase:
             ConfigError: connections share sessions, because of a pooler.
             StorageError
         """
-        observed: list[tuple[int, int]] = []
+        observed_processes: list[tuple[int, int]] = []
         are_settings_dropped = False
         try:
             async with self._engine.connect() as first, self._engine.connect() as second:
@@ -212,7 +212,7 @@ class PostgresDatabase:
                     for number, connection in enumerate((first, second)):
                         row = (await connection.execute(_session_query)).one()
                         await connection.rollback()
-                        observed.append((number, row.process))
+                        observed_processes.append((number, row.process))
                         are_settings_dropped |= row.idle == "0"
         except DBAPIError as error:
             is_pooler_error = getattr(error.orig, "sqlstate", None) in SHARED_SESSION_STATES
@@ -221,7 +221,7 @@ class PostgresDatabase:
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:
             raise storage_error(error, self._url) from error
-        if shares_sessions(observed):
+        if shares_sessions(observed_processes):
             raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}")
         if are_settings_dropped:
             log.warning("%s", SETTINGS_DROPPED)

@@ -149,8 +149,8 @@ class SqliteTransactions:
             if connection is None:
                 return
             release = asyncio.ensure_future(connection.run(self._close_connection))
-            done, _ = await asyncio.wait([release], timeout=CLOSE_S)
-            if not done:
+            finished, _ = await asyncio.wait([release], timeout=CLOSE_S)
+            if not finished:
                 await connection.interrupt()
                 await asyncio.wait([release])
             await connection.close()

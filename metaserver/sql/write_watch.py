@@ -95,15 +95,15 @@ class WatchedDatabase:
         if self._silent_since_ms is None:
             self._silent_since_ms = self._boot_ms()
         self._open_count += 1
-        failed = False
+        has_failed = False
         try:
             return await transaction
         except (StorageError, asyncio.CancelledError):
-            failed = True
+            has_failed = True
             raise
         finally:
             self._open_count -= 1
-            if not failed:
+            if not has_failed:
                 self._silent_since_ms = self._boot_ms() if self._open_count else None
 
     def silence(self) -> str:

@@ -24,7 +24,7 @@ def check_start(start: GroupStart) -> None:
 
 def compute_start_cursors(
     start: GroupStart,
-    parts: Sequence[PartitionOffsets],
+    all_offsets: Sequence[PartitionOffsets],
     *,
     static: bool,
     expired_ends: Mapping[int, int | None] | None = None,
@@ -46,19 +46,19 @@ def compute_start_cursors(
         JobError: a publication replaced messages on both sides of a cursor.
         OffsetOutOfRangeError: messages after a cursor are gone, or a cursor is after the end.
     """
-    if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
+    if start.at is StartAt.EARLIEST or any(offsets.fence for offsets in all_offsets):
         return {}
     if start.at is StartAt.CURSORS:
         return _backfill_cursors(
-            start.cursors or {}, parts, expired_ends or {}, history, static=static
+            start.cursors or {}, all_offsets, expired_ends or {}, history, static=static
         )
     request = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
-    return compute_cursors(request, parts, static=static)
+    return compute_cursors(request, all_offsets, static=static)
 
 
 def _backfill_cursors(
     cursors: Mapping[int, int],
-    parts: Sequence[PartitionOffsets],
+    all_offsets: Sequence[PartitionOffsets],
     expired_ends: Mapping[int, int | None],
     history: Sequence[PartitionHistory],
     *,
@@ -88,17 +88,19 @@ def _backfill_cursors(
                 partition_id=partition_id,
                 offset=cursor,
             )
-    later_parts = [part for part in parts if part.partition.partition_id > newest_id]
-    for part in later_parts:
-        if part.first_offset and part.partition.partition_id not in cursors:
+    later_offsets = [
+        offsets for offsets in all_offsets if offsets.partition.partition_id > newest_id
+    ]
+    for offsets in later_offsets:
+        if offsets.first_offset and offsets.partition.partition_id not in cursors:
             raise OffsetOutOfRangeError(
                 f"retention has removed the first messages of partition "
-                f"{part.partition.partition_id}, which was opened "
+                f"{offsets.partition.partition_id}, which was opened "
                 "after the backfill was planned",
-                partition_id=part.partition.partition_id,
+                partition_id=offsets.partition.partition_id,
                 offset=0,
-                first_offset=part.first_offset,
-                next_offset=part.next_offset,
+                first_offset=offsets.first_offset,
+                next_offset=offsets.next_offset,
             )
     stored_cursors = {
         partition_id: cursor
@@ -108,5 +110,5 @@ def _backfill_cursors(
     if not stored_cursors:
         return {}
     return compute_cursors(
-        ResetGroup(to=ResetTo.CURSORS, cursors=stored_cursors), parts, static=static
+        ResetGroup(to=ResetTo.CURSORS, cursors=stored_cursors), all_offsets, static=static
     )

@@ -140,18 +140,18 @@ class StartService:
                         await self._database.read(read_pending_starts, scope.group_id)
                     )
                 return
-            parts = await self._read_offsets(scope, group, request)
+            all_offsets = await self._read_offsets(scope, group, request)
             history: Sequence[PartitionHistory] = ()
             if request.start.at is StartAt.CURSORS:
                 history = (await self._database.read(subject_history, subject)).partitions
             cursors = compute_start_cursors(
                 request.start,
-                parts,
+                all_offsets,
                 static=scope.subject.static,
                 expired_ends=scope.expired_ends,
                 history=history,
             )
-            fence = max((part.fence for part in parts), default=0)
+            fence = max((offsets.fence for offsets in all_offsets), default=0)
             if fence:
                 log.warning(
                     "brokers hold progress of group %s of %s that the database lacks; the group "
@@ -159,10 +159,10 @@ class StartService:
                     group,
                     subject,
                 )
-            created = await self._database.write(
+            is_created = await self._database.write(
                 begin_group, scope, group, request, cursors=cursors, fence=fence
             )
-            if created:
+            if is_created:
                 log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
                 await self._store_new(subject, group)
@@ -180,10 +180,12 @@ class StartService:
 
     async def resume(self) -> None:
         """Ask brokers to store the pending starts of all groups. Raises StorageError."""
-        after = (0, 0)
-        while pending := await self._database.read(pending_starts, limit=PENDING_MAX, after=after):
-            await self._store_starts(pending)
-            after = pending[-1].group_id, pending[-1].partition_id
+        last_key = (0, 0)
+        while pending_batch := await self._database.read(
+            pending_starts, limit=PENDING_MAX, after=last_key
+        ):
+            await self._store_starts(pending_batch)
+            last_key = pending_batch[-1].group_id, pending_batch[-1].partition_id
 
     async def _read_settings(self, subject: str, group: str) -> GroupSettings:
         scope = await self._database.read(read_start_scope, subject, group)
@@ -206,11 +208,11 @@ class StartService:
 
         return await asyncio.gather(*map(read, scope.partitions))
 
-    async def _store_starts(self, pending: Sequence[PendingStart]) -> None:
+    async def _store_starts(self, pending_batch: Sequence[PendingStart]) -> None:
         """Ask brokers to store cursors, and record those that are stored."""
-        results = await asyncio.gather(*map(self._store_start, pending))
+        results = await asyncio.gather(*map(self._store_start, pending_batch))
         starts_by_group: dict[int, list[PendingStart]] = {}
-        for start, is_stored in zip(pending, results, strict=True):
+        for start, is_stored in zip(pending_batch, results, strict=True):
             if is_stored:
                 starts_by_group.setdefault(start.group_id, []).append(start)
         for group_id, starts in starts_by_group.items():

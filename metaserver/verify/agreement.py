@@ -3,8 +3,9 @@ lost commits or a restore of an older copy. Network I/O around `checks.py`.
 
     a start, a new connection to the database,
     a broker that returns, or has a higher id
-      ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing (`missing`)
-      ─▶ the same result again: the fact BEHIND is stored, so that calls create nothing, and
+      ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing
+      (`find_differences`) ─▶ the same result again: the fact BEHIND is stored, so that calls create
+      nothing, and
          readiness and a metric show it
       ─▶ nothing is missing any more: the fact is deleted
 
@@ -23,7 +24,7 @@ from ...protocol.text import counted
 from ...rpc.network import Network
 from ..cluster.lost_database import database_behind_error, read_missing_data, store_missing_data
 from ..sql.database import Database
-from .checks import BrokerAnswer, BrokerRow, Index, Missing, missing
+from .checks import BrokerAnswer, BrokerRow, Difference, Index, find_differences
 from .service import read_views
 
 log = logging.getLogger("keylane.metaserver")
@@ -131,7 +132,7 @@ class AgreementWatch:
         if not self._requested.is_set() or self._pending_groups is not None:
             self._settled.set()
 
-    async def _compare(self, groups: Collection[str] | None) -> set[Missing]:
+    async def _compare(self, groups: Collection[str] | None) -> set[Difference]:
         """Return everything that these broker groups have and the database lacks; None: all
         groups.
         """
@@ -141,7 +142,7 @@ class AgreementWatch:
         rows = {row.broker_group: row for row in views.before.brokers}
         # A broker that does not respond will be compared when it reports itself.
         answers = [each for each in views.answers if _is_from(rows[each.broker_group], each)]
-        differences = set(missing(Index(replace(views, answers=answers))))
+        differences = set(find_differences(Index(replace(views, answers=answers))))
         # A group that does not respond now may still be ahead, unless its row was deleted.
         answered_groups = {answer.broker_group for answer in answers}
         silent_groups = (self._ahead_groups - answered_groups) & {
@@ -172,7 +173,7 @@ def _is_from(broker: BrokerRow, answer: BrokerAnswer) -> bool:
     )
 
 
-def _describe(differences: Collection[Missing]) -> str:
+def _describe(differences: Collection[Difference]) -> str:
     """Return a sentence with the first difference and the number of further ones."""
     first, *others = sorted(differences)
     suffix = f", and {counted(len(others), 'difference')} more" if others else ""

@@ -121,7 +121,7 @@ IDLE_MS_MAX = 30_000
 """Milliseconds after which an operation without a driver counts as stuck."""
 
 
-class Missing(NamedTuple):
+class Difference(NamedTuple):
     """A partition, seal or removal that a broker group has and the database lacks."""
 
     broker_group: str
@@ -320,7 +320,7 @@ def _check_hosted_facts(index: Index) -> Iterator[str]:
             continue
         subject = index.before.subjects[row.subject_id]
         gone_parents = _gone_parents(index, status, partition)
-        for name, expected_value, hosted_value in _differences(
+        for name, expected_value, hosted_value in _compare_facts(
             subject, partition, status, gone_parents
         ):
             if partition.state is SEALED and name in _SETTINGS:
@@ -347,7 +347,7 @@ def _gone_parents(
     return frozenset(facts) - known_ids - set(partition.parents)
 
 
-def _differences(
+def _compare_facts(
     subject: SubjectRow,
     partition: Partition,
     status: PartitionStatus,
@@ -361,15 +361,15 @@ def _differences(
         hosted_facts: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
         expected_facts, hosted_facts = (
-            _facts(subject, partition),
-            _hosted_facts(status.facts, subject, gone_parents),
+            _expected_facts(subject, partition),
+            _reported_facts(status.facts, subject, gone_parents),
         )
     for name, value in expected_facts.items():
         if hosted_facts[name] != value:
             yield name, value, hosted_facts[name]
 
 
-def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
+def _expected_facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     return {
         "subject": subject.hosted_name,
         "name": partition.name,
@@ -385,7 +385,7 @@ def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     }
 
 
-def _hosted_facts(
+def _reported_facts(
     facts: HostPartition, subject: SubjectRow, gone_parents: Collection[PartitionId]
 ) -> dict[str, object]:
     partition = facts.partition
@@ -405,11 +405,11 @@ def _hosted_facts(
 
 
 def _check_unknown_partitions(index: Index) -> Iterator[str]:
-    for each in _missing_partitions(index):
+    for each in _find_missing_partitions(index):
         yield each.text
 
 
-def _missing_partitions(index: Index) -> Iterator[Missing]:
+def _find_missing_partitions(index: Index) -> Iterator[Difference]:
     """Yield the partitions that brokers host, and that SQL does not know or assigns to other
     brokers.
     """
@@ -428,10 +428,10 @@ def _missing_partitions(index: Index) -> Iterator[Missing]:
             )
         else:
             continue
-        yield Missing(group, partition_id, text)
+        yield Difference(group, partition_id, text)
 
 
-def _missing_seals(index: Index) -> Iterator[Missing]:
+def _find_missing_seals(index: Index) -> Iterator[Difference]:
     """Yield the partitions that are open in SQL but sealed at their brokers, although no operation
     seals them.
     """
@@ -448,10 +448,10 @@ def _missing_seals(index: Index) -> Iterator[Missing]:
         is_sealed = status is not None and status.state is SEALED
         if row.partition.state is OPEN and is_sealed and partition_id not in sealing_ids:
             text = f"partition {partition_id} is open in SQL and sealed at its broker"
-            yield Missing(row.partition.broker_group, partition_id, text)
+            yield Difference(row.partition.broker_group, partition_id, text)
 
 
-def _missing_removals(index: Index) -> Iterator[Missing]:
+def _find_missing_removals(index: Index) -> Iterator[Difference]:
     """Yield the partitions that both snapshots have, but that their brokers do not host."""
     for row in index.before.partitions.values():
         partition = row.partition
@@ -464,10 +464,10 @@ def _missing_removals(index: Index) -> Iterator[Missing]:
             continue
         if index.status(row) is None:
             text = f"partition {partition.partition_id} is not hosted by {partition.broker_group!r}"
-            yield Missing(partition.broker_group, partition.partition_id, text)
+            yield Difference(partition.broker_group, partition.partition_id, text)
 
 
-def missing(index: Index) -> Iterator[Missing]:
+def find_differences(index: Index) -> Iterator[Difference]:
     """
     Yield the partitions, seals and removals that brokers have and the database lacks.
 
@@ -475,14 +475,14 @@ def missing(index: Index) -> Iterator[Missing]:
     asked to apply it.
     """
     known_ids = index.before.partitions.keys() | index.after.partitions.keys()
-    highest = max(known_ids, default=0)
-    for each in _missing_partitions(index):
+    highest_id = max(known_ids, default=0)
+    for each in _find_missing_partitions(index):
         # An unknown but not higher id belongs to a deleted partition in an older copy of a data
         # folder.
-        if each.partition_id in known_ids or each.partition_id > highest:
+        if each.partition_id in known_ids or each.partition_id > highest_id:
             yield each
-    yield from _missing_seals(index)
-    yield from _missing_removals(index)
+    yield from _find_missing_seals(index)
+    yield from _find_missing_removals(index)
 
 
 def _check_seals(index: Index) -> Iterator[str]:
@@ -502,7 +502,7 @@ def _check_seals(index: Index) -> Iterator[str]:
                 f"partition {partition_id} ends at {row.end_offset} in SQL, "
                 f"at {status.next_offset} at its broker"
             )
-    for each in _missing_seals(index):
+    for each in _find_missing_seals(index):
         yield each.text
 
 
@@ -531,25 +531,26 @@ def _check_folders(index: Index) -> Iterator[str]:
 
 def _check_tokens(index: Index) -> Iterator[str]:
     for group in index.after.groups:
-        highest = max(group.tokens.values(), default=0)
-        if highest > group.last_token:
+        highest_token = max(group.tokens.values(), default=0)
+        if highest_token > group.last_token:
             yield (
-                f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
+                f"group {group.name!r}: token {highest_token} is above its last token, "
+                f"{group.last_token}"
             )
     for row in index.after.partitions.values():
         status = index.status(row)
-        for at_broker in () if status is None else status.groups:
+        for group_status in () if status is None else status.groups:
             partition_id = row.partition.partition_id
-            group_row = index.group(row.subject_id, at_broker.group)
-            if group_row is None and not index.was_known(row.subject_id, at_broker.group):
-                yield f"partition {partition_id}: group {at_broker.group!r} is not known in SQL"
+            group_row = index.group(row.subject_id, group_status.group)
+            if group_row is None and not index.was_known(row.subject_id, group_status.group):
+                yield f"partition {partition_id}: group {group_status.group!r} is not known in SQL"
             elif (
                 group_row is not None
-                and group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token
+                and group_row.tokens.get(partition_id, group_row.last_token) < group_status.token
             ):
                 yield (
-                    f"partition {partition_id}, group {at_broker.group!r}: the fence is "
-                    f"{at_broker.token}, above every token in SQL"
+                    f"partition {partition_id}, group {group_status.group!r}: the fence is "
+                    f"{group_status.token}, above every token in SQL"
                 )
 
 

@@ -164,15 +164,18 @@ async def read_views(
     slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
 
     async def fetch_hosted(broker: BrokerRow) -> BrokerAnswer:
-        hosted, problem = None, ""
+        hosted_partitions, problem = None, ""
         async with slots:
             try:
                 client = BrokerClient(network, broker.address, timeout_ms=timeout_ms)
-                hosted = await client.partitions()
+                hosted_partitions = await client.partitions()
             except KeylaneError as error:
                 problem = error.message
         return BrokerAnswer(
-            broker_group=broker.broker_group, address=broker.address, hosted=hosted, problem=problem
+            broker_group=broker.broker_group,
+            address=broker.address,
+            hosted=hosted_partitions,
+            problem=problem,
         )
 
     answers = await asyncio.gather(

@@ -352,7 +352,7 @@ def test_partition_that_is_reset_to_its_end_is_noted_with_what_it_leaves_to_its_
     rows: ResetRows,
 ):
     tokens = rows.begin(partition_id=1)
-    rows.run(end_reset, 1, tokens, {1: 10}, holder="one", parked=[1])
+    rows.run(end_reset, 1, tokens, {1: 10}, holder="one", parked_ids=[1])
     assert parked_rows(rows) == {1: True}
 
 
@@ -378,7 +378,7 @@ def test_partitions_that_are_reset_to_their_end_together_wait_for_what_the_first
     sealed = sa.update(partitions).where(partitions.c.partition_id == 4)
     rows.say(sealed.values(state=PartitionState.SEALED, end_offset=0))
     tokens = rows.begin()
-    rows.run(end_reset, 1, tokens, {1: 10, 2: 0, 3: 0, 4: 0}, holder="one", parked=[1])
+    rows.run(end_reset, 1, tokens, {1: 10, 2: 0, 3: 0, 4: 0}, holder="one", parked_ids=[1])
     assert parked_rows(rows) == {1: True}
     rows.clock.advance(10_000)
     tokens = rows.begin("two")
