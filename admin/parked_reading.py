@@ -122,9 +122,9 @@ class ParkedReader:
         self,
         subject: str,
         partitions: dict[int, Partition],
-        broker_of: Callable[[Partition], BrokerClient],
+        find_broker: Callable[[Partition], BrokerClient],
     ) -> None:
-        self._broker_of = broker_of
+        self._find_broker = find_broker
         self._subject = subject
         self._partitions = partitions
         self._cached_messages: dict[int, Message[bytes]] = {}
@@ -155,7 +155,7 @@ class ParkedReader:
         partition = self._partitions.get(source)
         if partition is None:
             return _REMOVED
-        broker = self._broker_of(partition)
+        broker = self._find_broker(partition)
         try:
             response, payload = await broker.call(Read(source, offset, READ_BYTES))
         except OffsetOutOfRangeError as error:

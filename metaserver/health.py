@@ -30,7 +30,7 @@ class HealthyDatabase(Database, Protocol):
         """Return why the database cannot be written now, or ""."""
         ...
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return how long the database has not responded, as text; "" if it responds."""
         ...
 
@@ -68,7 +68,7 @@ class MetaserverHealth:
         await self._cache.close()
 
     def _describe_silence(self) -> str:
-        silence = self._database.silence()
+        silence = self._database.describe_silence()
         return f"the database does not answer: {silence}" if silence else ""
 
     async def _read(self) -> Health:

@@ -20,9 +20,9 @@ from ..protocol.membership.versions import OWN, VERSION, check_member, holding_b
 from ..protocol.membership.views import ClusterView, MemberView
 from .cluster.members import (
     ClusterState,
-    leave,
     read_cluster,
     register_metaserver,
+    remove_metaserver,
     renew_metaserver,
 )
 from .sql.cluster_facts import check_cluster
@@ -109,21 +109,21 @@ class ClusterMember:
             await self._leave()
 
     async def _heartbeat_loop(self, address: str) -> None:
-        failures, loop = LogFilter(), asyncio.get_running_loop()
+        failures, event_loop = LogFilter(), asyncio.get_running_loop()
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             try:
                 await self.send_heartbeat(address)
             except KeylaneError as error:
-                if failure_text := failures.met(error.message, round(loop.time() * 1000)):
+                if failure_text := failures.met(error.message, round(event_loop.time() * 1000)):
                     log.warning("cannot register this metaserver in the database: %s", failure_text)
             else:
-                if failures_text := failures.over(round(loop.time() * 1000)):
+                if failures_text := failures.over(round(event_loop.time() * 1000)):
                     log.warning("this metaserver is registered again, after %s", failures_text)
 
     async def _leave(self) -> None:
         try:
-            await self._database.write(leave, holder=self._holder)
+            await self._database.write(remove_metaserver, holder=self._holder)
         except KeylaneError as error:
             log.debug("cannot remove this metaserver's registration: %s", error.message)
 

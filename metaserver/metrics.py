@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ENDED = (OperationState.DONE, OperationState.CANCELED)
 
 
-class _Cluster(NamedTuple):
+class _ClusterFigures(NamedTuple):
     """The figures from one read of the database."""
 
     brokers: dict[Labels, float]
@@ -82,7 +82,7 @@ class MetaserverMetrics:
         """Cancel a running read."""
         await self._cache.close()
 
-    async def _read(self) -> _Cluster:
+    async def _read(self) -> _ClusterFigures:
         """Read the figures from the database. Raises StorageError."""
         started_ns = self._clock.boot_ns()
         cluster = await self._database.read(_read)
@@ -97,7 +97,7 @@ class MetaserverMetrics:
         )
 
 
-def _families(cluster: _Cluster) -> Iterable[Metric]:
+def _families(cluster: _ClusterFigures) -> Iterable[Metric]:
     yield labelled(
         "keylane_metaserver_broker_available",
         "1 if the broker group reports itself in time.",
@@ -139,7 +139,7 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     )
 
 
-def _read(connection: Connection) -> _Cluster:
+def _read(connection: Connection) -> _ClusterFigures:
     views = broker_views(connection)
     is_live = sessions.c.expires_at > now_ms()
     live_by_group = (
@@ -160,7 +160,7 @@ def _read(connection: Connection) -> _Cluster:
     ).all()
     is_unfinished = operations.c.state.not_in(_ENDED)
     is_held = sa.and_(leases.c.session == sessions.c.session, is_live)
-    return _Cluster(
+    return _ClusterFigures(
         brokers={(("broker_group", view.broker_group),): int(view.available) for view in views},
         cordoned=_count(connection, brokers, brokers.c.cordoned),
         subjects=_count(connection, subjects),

@@ -83,13 +83,13 @@ class PeriodicTasks:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
-                group.create_task(self._repair_loop())
+                group.create_task(self._run_creation_loop())
                 for run in self._background:
                     group.create_task(run())
                 for duty in self._duties:
                     group.create_task(self._run_duty_loop(duty))
-                for duty, requested in zip(self._quick_duties, self._quick_requested, strict=True):
-                    group.create_task(self._run_quick_loop(duty, requested))
+                for duty, event in zip(self._quick_duties, self._quick_requested, strict=True):
+                    group.create_task(self._run_quick_loop(duty, event))
                 # Removals have their own loop, so a hanging broker delays nothing else.
                 group.create_task(
                     self._run_quick_loop(self._run_removals, self._removals_requested)
@@ -163,7 +163,7 @@ class PeriodicTasks:
             pause_ms = await self.poll()
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _repair_loop(self) -> None:
+    async def _run_creation_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             if not self._has_creations:
@@ -179,11 +179,11 @@ class PeriodicTasks:
             await self._run(duty)
 
     async def _run_quick_loop(
-        self, duty: Callable[[], Awaitable[object]], requested: asyncio.Event
+        self, duty: Callable[[], Awaitable[object]], event: asyncio.Event
     ) -> None:
         while True:
-            await requested.wait()
-            requested.clear()
+            await event.wait()
+            event.clear()
             await self._run(duty)
 
     async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:

@@ -90,7 +90,11 @@ def build_services(
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
     locked = database.name == "postgresql"
     groups = GroupService(
-        database, settings, announce=announcer.announce, begin=starts.begin, rows_are_locked=locked
+        database,
+        settings,
+        announce=announcer.announce,
+        create_group=starts.begin,
+        rows_are_locked=locked,
     )
     operations = OperationDriver(
         database,

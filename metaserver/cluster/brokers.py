@@ -172,16 +172,16 @@ def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None
         )
 
 
-def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
+def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
     """Check that the reporting data folder is not an older copy of the group's. Raises
     FolderRefusedError.
     """
     problem = ""
-    if stored.opening not in {"", report.opening, *report.opened_after}:
+    if stored_row.opening not in {"", report.opening, *report.opened_after}:
         problem = "does not know the last start of its broker"
-    elif report.log_end < stored.log_end:
+    elif report.log_end < stored_row.log_end:
         problem = (
-            f"has a log that ends at {report.log_end}, while its known end is {stored.log_end}"
+            f"has a log that ends at {report.log_end}, while its known end is {stored_row.log_end}"
         )
     if problem:
         raise FolderRefusedError(
@@ -191,7 +191,7 @@ def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
             broker_group=report.broker_group,
             address=report.address,
             log_end=report.log_end,
-            known_log_end=stored.log_end,
+            known_log_end=stored_row.log_end,
         )
 
 
@@ -272,11 +272,11 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
         problem=row.problem,
         log_end=row.log_end,
         known_log_end=row.known_log_end,
-        advice=_advice_for(row),
+        advice=_build_advice(row),
     )
 
 
-def _advice_for(row: sa.Row[Any]) -> str:
+def _build_advice(row: sa.Row[Any]) -> str:
     """Return advice for an operator about a row of `refused_query`."""
     if row.given_up:
         return "start the broker with an empty folder"
@@ -294,9 +294,9 @@ def _advice_for(row: sa.Row[Any]) -> str:
 
 
 def _count_hosted(connection: Connection, broker_group: str) -> int:
-    on_group = partitions.c.broker_group == broker_group
+    is_on_broker = partitions.c.broker_group == broker_group
     has_data = partitions.c.state != PartitionState.EXPIRED
-    count = sa.select(sa.func.count()).select_from(partitions).where(on_group, has_data)
+    count = sa.select(sa.func.count()).select_from(partitions).where(is_on_broker, has_data)
     return connection.execute(count).scalar_one()
 
 
@@ -304,8 +304,8 @@ def _raise_route_versions(connection: Connection, broker_group: str) -> list[int
     """Raise the version of every open route with a partition on the broker group, and return the
     ids of the subjects.
     """
-    on_group = partitions.c.broker_group == broker_group
-    subject_ids = sa.select(partitions.c.subject_id).where(on_group).distinct()
+    is_on_broker = partitions.c.broker_group == broker_group
+    subject_ids = sa.select(partitions.c.subject_id).where(is_on_broker).distinct()
     raise_versions = (
         sa.update(subjects)
         .where(subjects.c.subject_id.in_(subject_ids), subjects.c.route_version > 0)

@@ -93,7 +93,7 @@ def register_metaserver(
     return state
 
 
-def leave(connection: Connection, *, holder: str) -> None:
+def remove_metaserver(connection: Connection, *, holder: str) -> None:
     """Delete the registration of a metaserver that stops."""
     connection.execute(sa.delete(metaservers).where(metaservers.c.holder == holder))
 

@@ -126,10 +126,10 @@ def end_offsets(connection: Connection, subject_id: int) -> dict[int, int]:
     return {row.partition_id: row.end_offset for row in connection.execute(query)}
 
 
-def _build_queue(chain: list[Partition], ends: dict[int, int]) -> QueueView:
+def _build_queue(chain: list[Partition], end_offsets: dict[int, int]) -> QueueView:
     segments = []
     for partition in sorted(chain, key=lambda member: (member.logic_start, member.partition_id)):
-        end = ends.get(partition.partition_id)
+        end = end_offsets.get(partition.partition_id)
         logic_end = None if end is None else partition.logic_start + end
         segments.append(SegmentView(partition=partition, logic_end=logic_end))
     last = segments[-1].partition

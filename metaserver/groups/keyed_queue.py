@@ -55,7 +55,7 @@ class KeyedQueue:
             writer = self._writers[key] = GroupWriter(
                 lambda each, _durable: self._run(each),
                 wait_ms_max=WAIT_MS,
-                idle=partial(self._writers.pop, key),
+                on_idle=partial(self._writers.pop, key),
             )
         return await writer.submit(work, durable=True)
 

@@ -55,10 +55,10 @@ from .leases import (
     EVERYBODY,
     GroupPartition,
     PartitionLease,
-    grant,
+    grant_lease,
     raise_token_floor,
     readable_partitions,
-    release,
+    release_lease,
     renew_token,
     settle_leases,
     settle_shared_leases,
@@ -267,12 +267,12 @@ def _release_exclusive(
         partition_id = PartitionId(request.partition_id)
         try:
             lease = freed_leases.get(partition_id, stored_leases.get(partition_id))
-            freed_lease = release(lease, SessionId(request.session), request.token)
+            freed_lease = release_lease(lease, SessionId(request.session), request.token)
         except TokenUnknownError as error:
             errors[request] = error
         else:
             freed_leases |= {} if freed_lease is None else {partition_id: freed_lease}
-            last_token = _raise_floor(last_token, request.fence)
+            last_token = _raise_token_floor_and_warn(last_token, request.fence)
     if not freed_leases:
         return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
     # The session for which a lease was withdrawn may have been suspended in the meantime.
@@ -281,7 +281,7 @@ def _release_exclusive(
     changed_sessions: set[SessionId] = set()
     for partition_id, lease in sorted(freed_leases.items()):
         granted_lease = (
-            grant(lease, last_token=last_token) if lease.wanted in active_sessions else None
+            grant_lease(lease, last_token=last_token) if lease.wanted in active_sessions else None
         )
         if granted_lease is not None and granted_lease.session is not None:
             freed_leases[partition_id] = granted_lease
@@ -311,7 +311,7 @@ def _renew_tokens(
     last_token = group.last_token
     for request in requests:
         partition_id = PartitionId(request.partition_id)
-        token_floor = _raise_floor(last_token, request.fence)
+        token_floor = _raise_token_floor_and_warn(last_token, request.fence)
         try:
             lease = renew_token(
                 stored_leases.get(partition_id), request.token, last_token=token_floor
@@ -623,7 +623,7 @@ def _read_readable_partitions(
     return readable_partitions(candidates, drained_ids)
 
 
-def _raise_floor(last_token: FencingToken, fence: int) -> FencingToken:
+def _raise_token_floor_and_warn(last_token: FencingToken, fence: int) -> FencingToken:
     """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
     granted.
     """

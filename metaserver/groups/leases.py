@@ -159,11 +159,11 @@ def drained_after_parents(
         at_end_ids: ids of the partitions whose end the group has reached.
         parents: partition id → the parents that may block it.
     """
-    drained: set[int] = set()
+    drained_ids: set[int] = set()
     for partition_id in sorted(at_end_ids):  # parents have lower ids
-        if drained.issuperset(parents.get(partition_id, ())):
-            drained.add(partition_id)
-    return frozenset(drained)
+        if drained_ids.issuperset(parents.get(partition_id, ())):
+            drained_ids.add(partition_id)
+    return frozenset(drained_ids)
 
 
 def settle_leases(
@@ -215,7 +215,7 @@ def settle_leases(
             lease = replace(lease, withdrawn=True)
         updated_leases[partition_id] = replace(lease, wanted=wanted_session)
     for partition_id in sorted(target_owners):
-        granted_lease = grant(updated_leases[partition_id], last_token=last_token)
+        granted_lease = grant_lease(updated_leases[partition_id], last_token=last_token)
         if granted_lease is not None:
             updated_leases[partition_id] = granted_lease
             last_token = granted_lease.token
@@ -273,7 +273,7 @@ def renew_token(
     return replace(lease, token=FencingToken(last_token + 1))
 
 
-def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
+def grant_lease(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
     """Return the lease, granted to its wanted session with the next token; None if it is not free
     or no session wants it.
     """
@@ -293,7 +293,9 @@ def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     return FencingToken(max(last_token, min(fence, FENCE_ACCEPTED_MAX)))
 
 
-def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:
+def release_lease(
+    lease: PartitionLease | None, session: SessionId, token: int
+) -> PartitionLease | None:
     """
     Return the freed lease; None if it was already released, which makes a retry harmless.
 

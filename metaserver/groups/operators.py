@@ -75,9 +75,9 @@ def set_policy(
 def _check_retry_allowed(connection: Connection, subject: str, group: str, group_id: int) -> None:
     """Check that the group can use the failure policy RETRY. Raises InvalidRequestError."""
     query = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
-    shared = connection.execute(query).scalar_one() == ConsumeStrategy.SHARED
-    strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
-    if strict and not shared:
+    is_shared = connection.execute(query).scalar_one() == ConsumeStrategy.SHARED
+    is_strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
+    if is_strict and not is_shared:
         raise InvalidRequestError(
             Reason.RETRY_POLICY, f"subject {subject!r} is strict", subject=subject, group=group
         )

@@ -141,7 +141,7 @@ class GroupService:
         settings: MetaserverSettings,
         *,
         announce: Announce = _announce_later,
-        begin: Callable[[str, str, CreateGroup], Awaitable[None]] = _create_nothing,
+        create_group: Callable[[str, str, CreateGroup], Awaitable[None]] = _create_nothing,
         rows_are_locked: bool = False,
     ) -> None:
         """
@@ -149,12 +149,13 @@ class GroupService:
 
         Args:
             announce: announces a new group to the brokers of its subject, then settles it.
-            begin: creates a group that does not start at the earliest message, unless it exists.
+            create_group: creates a group that does not start at the earliest message, unless it
+                exists.
             rows_are_locked: True if the database locks rows, so that a transaction that waits for a
                 row occupies a connection.
         """
         self._announce = announce
-        self._begin = begin
+        self._create_group = create_group
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
@@ -218,7 +219,7 @@ class GroupService:
         """
         if request.start is not None and request.start != EARLIEST:
             creation = CreateGroup(start=request.start, strategy=request.strategy)
-            await self._begin(request.subject, request.group, creation)
+            await self._create_group(request.subject, request.group, creation)
         row = await self._join(request)
         self.end_sessions(
             row.replaced_sessions, why="another process with its instance name was started"

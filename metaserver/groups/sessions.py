@@ -481,16 +481,16 @@ def _check_not_reset(connection: Connection, group_id: int) -> None:
 def _check_filter(connection: Connection, group_id: int, request: Join) -> None:
     """Check that no live session has a different filter. Raises ConflictError."""
     parameters = {"of_group": group_id, "of_filter": request.filter}
-    conflicting = connection.execute(_other_filter_query, parameters).first()
-    if conflicting is not None:
+    conflicting_filter = connection.execute(_other_filter_query, parameters).first()
+    if conflicting_filter is not None:
         raise ConflictError(
             Reason.GROUP_FILTER,
             f"this consumer of group {request.group!r} has {_describe_filter(request.filter)}; "
-            f"{conflicting.client!r:.80}, another member, has "
-            f"{_describe_filter(conflicting.filter)}",
-            stored=conflicting.filter,
+            f"{conflicting_filter.client!r:.80}, another member, has "
+            f"{_describe_filter(conflicting_filter.filter)}",
+            stored=conflicting_filter.filter,
             asked=request.filter,
-            client=conflicting.client,
+            client=conflicting_filter.client,
         )
 
 
@@ -743,8 +743,8 @@ _free_leases = (
 
 def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionId]:
     """End the expired sessions of a group, and return their ids."""
-    expired = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
-    ids = [SessionId(session) for session in expired]
+    expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
+    ids = [SessionId(session) for session in expired_sessions]
     if ids:
         connection.execute(_free_leases, {"ids": ids})
     return ids

@@ -116,7 +116,7 @@ def read_due_work(connection: Connection) -> DueWork:
         )
         if cached_work is not None:
             return cached_work
-    work, cacheable = _read_due(connection)
+    work, cacheable = _query_due_work(connection)
     if db_version is not None and cacheable:
         connection.info[_CACHED_WORK] = db_version, work
     else:
@@ -138,7 +138,7 @@ def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
     )
 
 
-def _read_due(connection: Connection) -> tuple[DueWork, bool]:
+def _query_due_work(connection: Connection) -> tuple[DueWork, bool]:
     """Return the due work, and whether the result can be cached because no work exists or is under
     way.
     """

@@ -37,7 +37,7 @@ from ..cluster.removals import cancel_removals
 from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
-from .evacuations import continue_without, plan_evacuations
+from .evacuations import continue_without_source, plan_evacuations
 from .plan import (
     EMPTY_PLAN,
     Plan,
@@ -160,7 +160,7 @@ def begin_operations(
     for planned in plan_operations(connection, request):
         operation_id = planned.continued_id
         if operation_id:
-            continue_without(connection, operation_id, request)
+            continue_without_source(connection, operation_id, request)
         elif planned.plan.sealed:
             operation_id = journal_operation(
                 connection, request, planned, driver=driver, lease_ms=lease_ms

@@ -290,11 +290,11 @@ class OperationDriver:
         unchanged_operations = [
             planned.view(request)
             for operation_id, planned in begun_operations
-            if not (operation_id or planned.busy)
+            if not (operation_id or planned.busy_subject)
         ]
         return OperationList(
             operations=[*await self._database.read(operation_views, ids), *unchanged_operations],
-            busy=[planned.busy for _, planned in begun_operations if planned.busy],
+            busy=[planned.busy_subject for _, planned in begun_operations if planned.busy_subject],
             cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
 
@@ -312,7 +312,9 @@ class OperationDriver:
             operation_views, [plan.continued_id for plan in plans]
         )
         new_plans = [
-            plan for plan in plans if not plan.continued_id and (plan.plan.sealed or not plan.busy)
+            plan
+            for plan in plans
+            if not plan.continued_id and (plan.plan.sealed or not plan.busy_subject)
         ]
         return OperationList(
             operations=[
@@ -322,7 +324,7 @@ class OperationDriver:
                 ),
                 *(plan.view(request) for plan in new_plans),
             ],
-            busy=[plan.busy for plan in plans if plan.busy],
+            busy=[plan.busy_subject for plan in plans if plan.busy_subject],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:

@@ -138,7 +138,7 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
                 "broker group is back"
             )
             busy_subject = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-        planned = PlannedOperation(subject=subject, plan=plan, busy=busy_subject)
+        planned = PlannedOperation(subject=subject, plan=plan, busy_subject=busy_subject)
         if request.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
             _check_starts(subject, [child.name for child in planned.children()])
@@ -183,7 +183,7 @@ def _child_names(connection: Connection, operation_id: int) -> list[str]:
     return list(connection.execute(names).scalars())
 
 
-def continue_without(connection: Connection, operation_id: int, request: Reshape) -> None:
+def continue_without_source(connection: Connection, operation_id: int, request: Reshape) -> None:
     """
     Let a running operation continue without silent sources, or without a broker group whose loss
     was accepted.
@@ -213,7 +213,7 @@ def _refuse_hidden(request: Reshape, subject: SubjectRow) -> PlannedOperation:
         check_not_hidden(subject)
     problem = f"it is hidden until it is published in {subject.hidden_for!r}; delete it"
     busy_subject = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-    return PlannedOperation(subject=subject, plan=EMPTY_PLAN, busy=busy_subject)
+    return PlannedOperation(subject=subject, plan=EMPTY_PLAN, busy_subject=busy_subject)
 
 
 def _plan_busy(
@@ -273,7 +273,7 @@ def _plan_busy(
         subject=subject,
         plan=EMPTY_PLAN,
         continued_id=continued_id,
-        busy=busy_subject if problem else None,
+        busy_subject=busy_subject if problem else None,
         losses=read_losses(connection, unsealed_ids)
         if continued_id and request.accept_loss
         else (),

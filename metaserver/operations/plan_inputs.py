@@ -35,7 +35,7 @@ class PlannedOperation:
     """Id of a running operation that waited for the evacuated broker group and now continues
     without it, or 0.
     """
-    busy: BusySubject | None = None
+    busy_subject: BusySubject | None = None
     """Set if an evacuation leaves partitions on the broker group, or leaves partitions blocked."""
     losses: tuple[LossView, ...] = ()
     """Losses of the partitions that are given up with a lost broker group."""

@@ -291,7 +291,7 @@ def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
-def parents_and_children(
+def split_parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
     """Return the ids of an operation's parents and children. All steps of a canceled operation are

@@ -21,7 +21,7 @@ from ..cluster.partitions import BY_ID, PartitionFilter, read_partitions
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import begin_snapshot
 from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
-from .states import parents_and_children
+from .states import split_parents_and_children
 
 OPERATIONS_SHOWN_MAX = 100
 
@@ -69,7 +69,7 @@ _steps_query = (
 def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
     step_rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
     state = OperationState(row.state)
-    sealed_ids, children = parents_and_children(
+    sealed_ids, children = split_parents_and_children(
         state, ((step.partition_id, StepAction(step.action)) for step in step_rows)
     )
     steps_by_partition = {step.partition_id: step for step in step_rows}

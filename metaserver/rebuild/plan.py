@@ -86,7 +86,7 @@ def plan_rebuild(
     statuses: dict[int, PartitionStatus] = {
         status.partition_id: status for source in sources for status in source.hosted.partitions
     }
-    dropped_ids = _dropped_subjects(sources)
+    dropped_ids = _collect_dropped_ids(sources)
     by_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
     for _, status in sorted(statuses.items()):
         by_subject[status.subject].append(status)
@@ -121,7 +121,7 @@ def plan_rebuild(
     return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
 
 
-def _dropped_subjects(sources: Sequence[BrokerSource]) -> dict[str, int]:
+def _collect_dropped_ids(sources: Sequence[BrokerSource]) -> dict[str, int]:
     """Return subject → the highest partition id up to which brokers have dropped partitions of
     it.
     """
@@ -266,7 +266,7 @@ def _plan_subject(
         group.drained_ids = set(drained_after_parents(group.drained_ids, blocking_parents))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
-    if not _has_full_route(subject) and not (
+    if not _covers_every_range(subject) and not (
         options.complete and _continue_creation(subject, statuses)
     ):
         raise InvalidRequestError(
@@ -401,7 +401,7 @@ def _set_logic_starts(
             row.partition = msgspec.structs.replace(row.partition, logic_start=logic_start)
 
 
-def _has_full_route(subject: RebuiltSubject) -> bool:
+def _covers_every_range(subject: RebuiltSubject) -> bool:
     """Return whether the open partitions cover every logical partition once."""
     route = Route(
         subject=subject.name,  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def begin_subject_deletion(
     ended_sessions = [
         session
         for group_id in locked_ids
-        for session in _live_sessions(connection, name, group_id, request)
+        for session in _read_live_sessions(connection, name, group_id, request)
     ]
     end_sessions(connection, ended_sessions)
     this_subject = subjects.c.subject_id == row.subject_id
@@ -132,7 +132,7 @@ def begin_group_deletion(
     if group_row.deleting:
         finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id, group_id=group_id)
-    ended_sessions = _live_sessions(connection, group, group_id, request)
+    ended_sessions = _read_live_sessions(connection, group, group_id, request)
     end_sessions(connection, ended_sessions)
     free_leases = sa.update(leases).where(leases.c.group_id == group_id)
     connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
@@ -158,7 +158,7 @@ def begin_group_deletion(
     )
 
 
-def _live_sessions(
+def _read_live_sessions(
     connection: Connection, name: str, group_id: int, request: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
     """

@@ -108,7 +108,9 @@ class ResetService:
         self._reset_count += 1
         # A different holder for each reset, so that two resets of one process exclude each other.
         holder = f"{self._holder}.{self._reset_count}"
-        scope, cursors, tokens = await self._begin(subject, group, request, holder, reset_id, begun)
+        scope, cursors, tokens = await self._plan_and_take_tokens(
+            subject, group, request, holder, reset_id, begun
+        )
         self._after_step("reset-begun")
         statuses: dict[int, GroupStatus] = {}
         try:
@@ -176,7 +178,7 @@ class ResetService:
             )
         )
 
-    async def _begin(
+    async def _plan_and_take_tokens(
         self, subject: str, group: str, request: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
         """Plan, and take the tokens; returns scope, cursors and tokens. Raises those errors of

@@ -72,8 +72,8 @@ def start_idle_times(connection: Connection) -> None:
     ids = list(connection.execute(_newly_idle).scalars())
     for portion in split_ids(ids):
         # Check again under the locks: a join that held one may have begun a session.
-        still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
-        connection.execute(sa.update(groups).where(still_idle).values(idle_since=now_ms()))
+        is_still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
+        connection.execute(sa.update(groups).where(is_still_idle).values(idle_since=now_ms()))
 
 
 def list_idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:

@@ -31,7 +31,7 @@ from ...protocol.errors import ConfigError, DataFolderError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
-from .clock_restart import adopt_boot
+from .clock_restart import restart_times_after_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
@@ -214,13 +214,13 @@ async def open_database(
         raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
-            _set_private(Path(location.database or ""))
-            await _set_write_ahead(location.database or "")
+            _restrict_access(Path(location.database or ""))
+            await _enable_write_ahead_log(location.database or "")
         if not isinstance(database, SqliteDatabase):
             await database.check_sessions()
         await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
-            await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
+            await database.write(restart_times_after_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):
             database.remember_file(Path(location.database or ""))
         yield database
@@ -249,7 +249,7 @@ def _embedded_url(folder: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
 
-def _set_private(path: Path) -> None:
+def _restrict_access(path: Path) -> None:
     """
     Restrict access to the database to its user. SQLite creates its other files with the same mode.
 
@@ -271,7 +271,7 @@ def _set_private(path: Path) -> None:
         log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
-async def _set_write_ahead(path: str) -> None:
+async def _enable_write_ahead_log(path: str) -> None:
     """Set the journal mode, with retries, because SQLite's busy timeout does not apply while
     another metaserver changes it.
     """
@@ -294,6 +294,6 @@ def _create_database(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDataba
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))
     renew = SqliteTransactions(url, partial(prepare_sqlite, clock=clock, durable=False))
-    prepare_reader = partial(prepare_sqlite, clock=clock, reads=True)
+    prepare_reader = partial(prepare_sqlite, clock=clock, read_only=True)
     reads = [SqliteTransactions(url, prepare_reader) for _ in range(READERS)]
     return SqliteDatabase(write, renew, reads)

@@ -67,7 +67,7 @@ class GroupWriter:
         *,
         boot_ms: Callable[[], int] | None = None,
         wait_ms_max: int | None = None,
-        idle: Callable[[], object] = lambda: None,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Create a writer.
@@ -78,11 +78,11 @@ class GroupWriter:
             boot_ms: the clock; by default that of the system.
             wait_ms_max: time in milliseconds after which queued work is not started any more, and
                 fails with a StorageError; None means no limit.
-            idle: called when the queue becomes empty.
+            on_idle: called when the queue becomes empty.
         """
         self._run = run
         self._wait_ms_max = wait_ms_max
-        self._on_idle = idle
+        self._on_idle = on_idle
         self._boot_ms = boot_ms or SystemClock.boot_ms
         self._urgent_queue: deque[_QueuedWork] = deque()
         self._normal_queue: deque[_QueuedWork] = deque()

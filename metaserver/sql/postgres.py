@@ -285,16 +285,16 @@ class PostgresDatabase:
         ) -> T:  # no check before it: its first statement may be `begin_snapshot`
             return self._run_checked(connection, work, *args, **kwargs)
 
-        return await self._run(self._engine, checked, reads=True)
+        return await self._run(self._engine, checked, read_only=True)
 
     async def _run(
-        self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
+        self, engine: AsyncEngine, work: Callable[[Connection], T], *, read_only: bool = False
     ) -> T:
         """Run a transaction, and repeat it after each jump of the clock."""
         while True:
             restarts_before = self._restart_count
             try:
-                return await self._transactions.run(engine, work, reads=reads)
+                return await self._transactions.run(engine, work, read_only=read_only)
             except _ClockJumpedError as jumped:
                 await self._restart_once(restarts_before, jumped.by_ms)
 

@@ -51,13 +51,13 @@ class TransactionRunner:
         engine: AsyncEngine,
         work: Callable[[Connection], T],
         *,
-        reads: bool = False,
+        read_only: bool = False,
     ) -> T:
         """
         Run `work` in a transaction, and return its result. Raises its errors, and StorageError.
 
         Args:
-            reads: `work` only reads.
+            read_only: `work` only reads.
         """
         if self._closed:
             raise ending_error()
@@ -67,7 +67,7 @@ class TransactionRunner:
         try:
             return await shield(task)
         except asyncio.CancelledError:
-            if reads and not task.done():
+            if read_only and not task.done():
                 timer = asyncio.get_running_loop().call_later(ORPHANED_READ_S, task.cancel)
                 task.add_done_callback(lambda _done: timer.cancel())
             raise

@@ -106,7 +106,7 @@ class WatchedDatabase:
             if not has_failed:
                 self._silent_since_ms = self._boot_ms() if self._open_count else None
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return for how long the database has not responded, as text, or ""."""
         if self._silent_since_ms is None:
             return ""

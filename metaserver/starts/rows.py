@@ -246,9 +246,9 @@ def complete_starts(
     sealed_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.partition_id.in_(cursors), partitions.c.state == PartitionState.SEALED
     )
-    at_end = [
+    at_end_ids = [
         row.partition_id
         for row in connection.execute(sealed_query)
         if cursors[row.partition_id] == row.end_offset
     ]
-    record_drained(connection, group_id, at_end)
+    record_drained(connection, group_id, at_end_ids)

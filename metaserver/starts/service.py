@@ -165,14 +165,14 @@ class StartService:
             if is_created:
                 log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
-                await self._store_new(subject, group)
+                await self._store_new_group(subject, group)
                 self._after_step("start-told")
                 return
         raise BusyError(
             Reason.GROUP_BUSY, "the partitions of its subject keep changing; create the group later"
         )
 
-    async def _store_new(self, subject: str, group: str) -> None:
+    async def _store_new_group(self, subject: str, group: str) -> None:
         scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)

@@ -105,16 +105,16 @@ class AgreementWatch:
         """Read the fact, ask the brokers if the fact is stored or a comparison is requested, and
         store or delete the fact. Raises StorageError.
         """
-        behind = await self._database.read(read_missing_data)
-        if not behind and not self._requested.is_set():
-            self._log_change(behind)
+        missing_data = await self._database.read(read_missing_data)
+        if not missing_data and not self._requested.is_set():
+            self._log_change(missing_data)
             return
         self._requested.clear()
         pending_groups, self._pending_groups = self._pending_groups, set()
-        groups = None if behind or pending_groups is None else pending_groups
+        groups = None if missing_data or pending_groups is None else pending_groups
         try:
             differences = await self._compare(groups)
-            if differences and not behind:
+            if differences and not missing_data:
                 await asyncio.sleep(CONFIRM_S)
                 differences &= await self._compare(groups)
         except KeylaneError:
@@ -122,13 +122,13 @@ class AgreementWatch:
                 None if pending_groups is None else pending_groups | (self._pending_groups or set())
             )
             raise
-        if differences and not behind:
-            behind = _describe(differences)
-            await self._database.write(store_missing_data, behind)
-        elif behind and not differences and not self._ahead_groups:
-            behind = ""
-            await self._database.write(store_missing_data, behind)
-        self._log_change(behind)
+        if differences and not missing_data:
+            missing_data = _describe(differences)
+            await self._database.write(store_missing_data, missing_data)
+        elif missing_data and not differences and not self._ahead_groups:
+            missing_data = ""
+            await self._database.write(store_missing_data, missing_data)
+        self._log_change(missing_data)
         if not self._requested.is_set() or self._pending_groups is not None:
             self._settled.set()
 
@@ -151,13 +151,13 @@ class AgreementWatch:
         self._ahead_groups = silent_groups | {each.broker_group for each in differences}
         return differences
 
-    def _log_change(self, behind: str) -> None:
+    def _log_change(self, missing_data: str) -> None:
         """Log that the fact was stored or deleted, by this or another metaserver."""
-        if bool(behind) == self._logged_behind:
+        if bool(missing_data) == self._logged_behind:
             return
-        self._logged_behind = bool(behind)
-        if behind:
-            error = database_behind_error(behind)
+        self._logged_behind = bool(missing_data)
+        if missing_data:
+            error = database_behind_error(missing_data)
             log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
         else:
             log.warning("the database again has everything that brokers have")

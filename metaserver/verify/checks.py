@@ -591,10 +591,10 @@ def _has_changed(index: Index, group: GroupRow, partition_id: int) -> bool:
 
     A reset deletes such rows and grants new tokens; expiry deletes those of removed partitions.
     """
-    current = index.group(group.subject_id, group.name)
-    if current is None or partition_id not in current.drained_ids:
+    current_row = index.group(group.subject_id, group.name)
+    if current_row is None or partition_id not in current_row.drained_ids:
         return True
-    return current.tokens.get(partition_id) != group.tokens.get(partition_id)
+    return current_row.tokens.get(partition_id) != group.tokens.get(partition_id)
 
 
 def _check_versions(index: Index) -> Iterator[str]:

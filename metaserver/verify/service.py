@@ -49,15 +49,15 @@ def read_sql_view(connection: Connection) -> SqlView:
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},
-        partitions=_partitions(connection),
-        groups=_groups(connection),
-        operations=_operations(connection),
-        brokers=_brokers(connection),
-        refused=_refused(connection),
+        partitions=_read_partitions(connection),
+        groups=_read_groups(connection),
+        operations=_read_operations(connection),
+        brokers=_read_brokers(connection),
+        refused=_read_refused(connection),
     )
 
 
-def _partitions(connection: Connection) -> dict[int, PartitionView]:
+def _read_partitions(connection: Connection) -> dict[int, PartitionView]:
     rows = {row.partition_id: row for row in connection.execute(sa.select(partitions))}
     return {
         partition.partition_id: PartitionView(
@@ -70,7 +70,7 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
     }
 
 
-def _groups(connection: Connection) -> list[GroupRow]:
+def _read_groups(connection: Connection) -> list[GroupRow]:
     tokens: dict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(sa.select(leases)):
         tokens[row.group_id][row.partition_id] = row.token
@@ -96,7 +96,7 @@ def _groups(connection: Connection) -> list[GroupRow]:
     ]
 
 
-def _operations(connection: Connection) -> list[OperationRow]:
+def _read_operations(connection: Connection) -> list[OperationRow]:
     unfinished = operations.c.state.in_(ADVANCING_STATES)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     for row in connection.execute(sa.select(steps).join(operations).where(unfinished)):
@@ -117,7 +117,7 @@ def _operations(connection: Connection) -> list[OperationRow]:
     ]
 
 
-def _brokers(connection: Connection) -> list[BrokerRow]:
+def _read_brokers(connection: Connection) -> list[BrokerRow]:
     query = sa.select(brokers).order_by(brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
@@ -125,7 +125,7 @@ def _brokers(connection: Connection) -> list[BrokerRow]:
     ]
 
 
-def _refused(connection: Connection) -> list[BrokerRow]:
+def _read_refused(connection: Connection) -> list[BrokerRow]:
     is_recent = refused_brokers.c.expires_at > now_ms()
     query = sa.select(refused_brokers).where(is_recent).order_by(refused_brokers.c.broker_group)
     return [

@@ -45,7 +45,7 @@ from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.empty_partitions import PartitionExpirer
 from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.sql.clock_restart import restart_times_after_boot
 from keylane.metaserver.starts.service import StartService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health, Retention
@@ -158,7 +158,7 @@ class MetaHost(Host):
             self._shelf, self.rng, after_commit=self._committed, slow_s=self._slow_s
         )
         self._shelf.run(
-            adopt_boot,
+            restart_times_after_boot,
             (f"boot {self.machine.boots}",),
             {"broker_ttl_ms": self._settings.broker_ttl_ms},
             durable=True,
@@ -177,7 +177,7 @@ class MetaHost(Host):
             database, network, announce=announcer.announce, after_step=self._stepped
         )
         groups = GroupService(
-            database, self._settings, announce=announcer.announce, begin=starts.begin
+            database, self._settings, announce=announcer.announce, create_group=starts.begin
         )
         if self.tenant:
             groups._quota_principal = lambda: self.tenant  # type: ignore[method-assign]

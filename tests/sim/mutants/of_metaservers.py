@@ -26,8 +26,8 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def _grants(patches: Patches, grant: Any) -> None:
-    patches.set(leases_module, "grant", grant)
-    patches.set(lease_rows, "grant", grant)
+    patches.set(leases_module, "grant_lease", grant)
+    patches.set(lease_rows, "grant_lease", grant)
 
 
 def token_reused(patches: Patches) -> None:
@@ -56,7 +56,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
             return None
         return replace(lease, session=None, withdrawn=False)
 
-    patches.set(lease_rows, "release", release)
+    patches.set(lease_rows, "release_lease", release)
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
@@ -131,7 +131,7 @@ def changed_grants_are_not_told(patches: Patches) -> None:
 
 
 def another_boot_is_not_noticed(patches: Patches) -> None:
-    patches.set(hosts, "adopt_boot", lambda connection, boot, *, broker_ttl_ms: False)
+    patches.set(hosts, "restart_times_after_boot", lambda connection, boot, *, broker_ttl_ms: False)
 
 
 def no_drain_rule(patches: Patches) -> None:

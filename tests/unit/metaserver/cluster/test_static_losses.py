@@ -39,7 +39,7 @@ def lose_group(rows: Rows, group: str, *lost_before: str) -> None:
     """Accept the loss of a broker group and drive all operations to their end."""
     rows.silence(group, *lost_before)
     for operation_id, planned in rows.begin(lose(group)):
-        assert planned.busy is None
+        assert planned.busy_subject is None
         assert rows.drive(operation_id) is None
 
 
@@ -144,7 +144,7 @@ def test_move_of_a_static_queue_continues_when_its_source_is_lost(rows: Rows) ->
     rows.silence("g1")
     assert rows.drive(operation_id) is OperationState.PLAN
     ((freed, planned),) = rows.begin(lose("g1"))
-    assert (freed, planned.busy) == (operation_id, None)
+    assert (freed, planned.busy_subject) == (operation_id, None)
     assert rows.drive(operation_id) is None
     last = place(rows)
     assert last.broker_group != "g1"

@@ -116,7 +116,7 @@ def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
     ((static, _),) = rows.begin(move)
     rows.silence("g1")
     begun = rows.begin(WITHOUT_G1)
-    assert [planned.busy and planned.busy.operation_id for _, planned in begun] == [
+    assert [planned.busy_subject and planned.busy_subject.operation_id for _, planned in begun] == [
         strict,
         static,
         None,
@@ -139,7 +139,9 @@ def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows:
     rows.run(plan_subject, ask, subjects_max=9)
     rows.silence("g1")
     busy = {
-        planned.busy.subject: planned.busy for _, planned in rows.begin(WITHOUT_G1) if planned.busy
+        planned.busy_subject.subject: planned.busy_subject
+        for _, planned in rows.begin(WITHOUT_G1)
+        if planned.busy_subject
     }
     assert {name: busy_subject.operation_id for name, busy_subject in busy.items()} == {
         "resized": operation_id,
@@ -165,10 +167,10 @@ def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows
     rows.silence("g1")
     ((freed, planned),) = rows.begin(WITHOUT_G1)
     assert freed == operation_id
-    assert "evacuate again" in planned.busy.problem
+    assert "evacuate again" in planned.busy_subject.problem
     assert rows.drive(operation_id) is OperationState.FENCE
     ((second, planned),) = rows.begin(WITHOUT_G1)
-    assert planned.busy is None
+    assert planned.busy_subject is None
     assert rows.drive(second) is OperationState.FENCE
     places = {
         partition.broker_group for partition in rows.run(read_route, "halves").open_partitions()
