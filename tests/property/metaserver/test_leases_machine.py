@@ -227,8 +227,8 @@ class LeaseMachine(RuleBasedStateMachine):
             released = self.run(release_leases, [ask], cut=cut)
             if released is None:
                 return
-            if released.refused:
-                raise released.refused[ask]
+            if released.errors:
+                raise released.errors[ask]
         except SessionUnknownError:
             assert not self.alive(session)
             return
