@@ -255,7 +255,8 @@ class OperationDriver:
         self._settings = settings
         self._catalogue = catalogue
         self._groups = groups
-        self._driver = driver
+        self.driver_id = driver
+        """The id under which this process claims operations."""
         self._rng = rng
         self._after_step = after_step
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -278,7 +279,7 @@ class OperationDriver:
         begun_operations = await self._database.write(
             begin_operations,
             request,
-            driver=self._driver,
+            driver=self.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         ids = [operation_id for operation_id, _ in begun_operations if operation_id]
@@ -355,11 +356,6 @@ class OperationDriver:
             return view
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
-    @property
-    def driver_id(self) -> str:
-        """The id under which this process claims operations."""
-        return self._driver
-
     async def drive(self, operation_id: int) -> OperationView | None:
         """Start driving a journaled operation unless it is done, and return its view; None if it
         was deleted with its subject.
@@ -419,7 +415,7 @@ class OperationDriver:
         """
         try:
             await self._database.write(
-                release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
+                release_operation, operation_id, driver=self.driver_id, pause_ms=PAUSE_MS
             )
         except StorageError as error:
             # The operation is resumed after its lease has expired.
@@ -432,7 +428,7 @@ class OperationDriver:
         operation = await self._database.write(
             claim_operation,
             operation_id,
-            driver=self._driver,
+            driver=self.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         if operation is None:
@@ -463,7 +459,7 @@ class OperationDriver:
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if RULES[state].action is BrokerAction.ANNOUNCE else 0
         await self._database.write(
-            release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
+            release_operation, operation_id, driver=self.driver_id, pause_ms=pause_ms
         )
         return _RoundResult.STOP
 

@@ -76,7 +76,9 @@ def test_cancel_restores_route_and_history(rows: Rows):
     rows.clock.advance(60_000)
     assert not rows.run(read_due_work).operations
     with rows.engine.connect() as connection:
-        assert views._query_due_work(connection)[1]  # nothing is read again until something is written
+        assert views._query_due_work(connection)[
+            1
+        ]  # nothing is read again until something is written
     view = rows.run(read_sql_view)
     verification = verify(Views(before=view, answers=[], after=view))
     assert [check.violations for check in verification.checks if check.code == "V12"] == [[]]
