@@ -97,12 +97,14 @@ class StartService:
             NotSentError: a broker does not respond; nothing was changed.
             UnfinishedError: the start is fixed, but a broker has not stored it.
         """
-        for pause_ms in (*STORE_PAUSES_MS, None):
-            await self.begin(subject, group, request)
-            stored_settings = await self._read_settings(subject, group)
-            if not stored_settings.unstarted or pause_ms is None:
+        await self.begin(subject, group, request)
+        stored_settings = await self._read_settings(subject, group)
+        for pause_ms in STORE_PAUSES_MS:
+            if not stored_settings.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
+            await self.begin(subject, group, request)
+            stored_settings = await self._read_settings(subject, group)
         if (
             stored_settings.start != request.start.stored
             or stored_settings.strategy != request.strategy

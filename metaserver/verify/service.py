@@ -14,7 +14,8 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import KeylaneError
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.verification import Verification
-from ...rpc.client import CALL_TIMEOUT_MS, BrokerClient
+from ...rpc.client import BrokerClient
+from ...rpc.metaservers import CALL_TIMEOUT_MS
 from ...rpc.network import Network
 from ..cluster.partitions import PartitionFilter, read_partitions
 from ..cluster.subjects import all_subjects
