@@ -431,8 +431,8 @@ class GroupService:
             TokenUnknownError: the session was never granted this token.
         """
         check_session(request.session)
-        group = await self._writes.find_group_id(request.session)
-        error = (await self._release_flight.run(group, request)).get(request)
+        queue_key = await self._writes.find_group_id(request.session)
+        error = (await self._release_flight.run(queue_key, request)).get(request)
         if error is not None:
             raise error
         return Done()
@@ -453,8 +453,8 @@ class GroupService:
 
     async def leave(self, request: Leave) -> Done:
         """End a session; does nothing if it has already ended."""
-        group = await self._writes.find_group_id(request.session)
-        group_id = await self._writes.write(group, leave_group, request.session)
+        queue_key = await self._writes.find_group_id(request.session)
+        group_id = await self._writes.write(queue_key, leave_group, request.session)
         if group_id is not None:
             await self.settle(group_id)
             self._evict_grants(SessionId(request.session))

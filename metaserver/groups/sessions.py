@@ -455,8 +455,8 @@ def _replace_instance(
         raise error
     ids = [SessionId(session.session) for session in predecessor_rows]
     if ids:
-        transfer = {"of_group": group_id, "ids": ids, "heir": request.session}
-        connection.execute(_transfer_leases, transfer)
+        transfer_parameters = {"of_group": group_id, "ids": ids, "heir": request.session}
+        connection.execute(_transfer_leases, transfer_parameters)
         end_sessions(connection, ids)
     earlier_predecessors = [
         predecessor for session in predecessor_rows for predecessor in session.predecessors.split()

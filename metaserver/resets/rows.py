@@ -134,7 +134,7 @@ def read_reset_scope(
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_request(request, static=row.static)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    selected_partitions, left_out = settable_partitions(
+    selected_partitions, skipped_partitions = settable_partitions(
         connection, row.subject_id, queue=request.queue, partition_id=request.partition_id
     )
     if not selected_partitions and not begun and request.queue is not None:
@@ -158,7 +158,7 @@ def read_reset_scope(
         static=row.static,
         request=request,
         partitions=selected_partitions,
-        left_out=left_out,
+        left_out=skipped_partitions,
         others=other_partitions,
         lineage=lineage,
     )
@@ -185,15 +185,17 @@ def settable_partitions(
     """
     abandoned_ids = set(connection.execute(_abandoned_query, {"of_subject": subject_id}).scalars())
     selected_partitions: list[Partition] = []
-    left_out: list[Partition] = []
+    skipped_partitions: list[Partition] = []
     served_partitions = subject_partitions(connection, subject_id, SERVED)
     for partition in _with_nearest_ancestors(connection, subject_id, served_partitions):
         this_id = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, this_id}:
             continue
         is_silent = this_id in abandoned_ids and partition.address is None
-        (left_out if is_silent and partition_id is None else selected_partitions).append(partition)
-    return tuple(selected_partitions), tuple(left_out)
+        (skipped_partitions if is_silent and partition_id is None else selected_partitions).append(
+            partition
+        )
+    return tuple(selected_partitions), tuple(skipped_partitions)
 
 
 def _with_nearest_ancestors(

@@ -134,7 +134,7 @@ class SqliteTransactions:
         return self._sqlite
 
     def _close_connection(self) -> None:
-        """Release the connection; called in the connection's thread."""
+        """Close the connection for transactions; called in the connection's thread."""
         if self._transaction_connection is not None:
             self._transaction_connection.close()
         self.engine.dispose()

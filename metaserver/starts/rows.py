@@ -88,13 +88,13 @@ def read_start_scope(connection: Connection, subject: str, group: str) -> StartS
     query = sa.select(groups.c.group_id, groups.c.deleting).where(is_this_group)
     group_row = connection.execute(query).one_or_none()
     if group_row is None:
-        selected_partitions, left_out = settable_partitions(connection, row.subject_id)
+        selected_partitions, skipped_partitions = settable_partitions(connection, row.subject_id)
         expired_rows = connection.execute(_expired_query, {"of_subject": row.subject_id})
         expired_ends = {each.partition_id: each.end_offset for each in expired_rows}
         return StartScope(
             subject=row,
             partitions=selected_partitions,
-            left_out=left_out,
+            left_out=skipped_partitions,
             expired_ends=expired_ends,
         )
     if group_row.deleting:
