@@ -126,11 +126,11 @@ from .parked_reading import (
     ParkedReader,
     ParkedRow,
     apply_edit,
+    find_unchanged_properties,
     narrow_view,
+    replace_content,
     select_rows,
     split_by_error,
-    unchanged_properties,
-    with_content,
 )
 from .parked_views import (
     KeySelector,
@@ -138,7 +138,7 @@ from .parked_views import (
     ParkedKeyView,
     ParkedMessage,
     Row,
-    first_in_lineage,
+    find_oldest_view,
     split_rows,
     to_parked_view,
 )
@@ -281,12 +281,12 @@ class Admin(LoopBoundClient):
                 "message_bytes_max": message_bytes_max,
             },
         )
-        return await self._meta.create_subject(body)
+        return await self._metaserver_client.create_subject(body)
 
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
         """List the subjects by name, including hidden ones if `hidden` is set."""
         refuse_call(flag_problems(hidden=hidden))
-        subjects = (await self._meta.call(endpoints.SUBJECTS)).subjects
+        subjects = (await self._metaserver_client.call(endpoints.SUBJECTS)).subjects
         return [subject for subject in subjects if hidden or not subject.hidden_for]
 
     async def describe_subject(self, subject: str) -> SubjectDescription:
@@ -298,7 +298,9 @@ class Admin(LoopBoundClient):
         Raises:
             SubjectUnknownError
         """
-        view = await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
+        view = await self._metaserver_client.call(
+            endpoints.SUBJECT, subject=check_name("subject", subject)
+        )
         return views.describe_subject(view, await self._fetch_statuses(view.route.partitions))
 
     async def history(self, subject: str) -> SubjectHistory:
@@ -309,7 +311,9 @@ class Admin(LoopBoundClient):
         Raises:
             SubjectUnknownError
         """
-        return await self._meta.call(endpoints.HISTORY, subject=check_name("subject", subject))
+        return await self._metaserver_client.call(
+            endpoints.HISTORY, subject=check_name("subject", subject)
+        )
 
     async def set_subject(
         self,
@@ -339,11 +343,11 @@ class Admin(LoopBoundClient):
             "message_bytes_max": message_bytes_max,
         }
         body = convert_argument(SetSubject, {"dry_run": dry_run, **new_values})
-        view = await self._meta.call(endpoints.SUBJECT, subject=subject)
+        view = await self._metaserver_client.call(endpoints.SUBJECT, subject=subject)
         (operation,) = (
-            await self._meta.call(endpoints.SET_SUBJECT, body, subject=subject)
+            await self._metaserver_client.call(endpoints.SET_SUBJECT, body, subject=subject)
         ).operations
-        return views.subject_change(view, new_values, operation)
+        return views.compare_settings(view, new_values, operation)
 
     async def delete_subject(
         self, subject: str, *, force: bool = False, subject_id: int = 0
@@ -364,7 +368,7 @@ class Admin(LoopBoundClient):
         """
         check_name("subject", subject)
         body = convert_argument(DeleteSubject, {"force": force, "subject_id": subject_id})
-        return await self._meta.call(endpoints.DELETE_SUBJECT, body, subject=subject)
+        return await self._metaserver_client.call(endpoints.DELETE_SUBJECT, body, subject=subject)
 
     async def hide_subject(
         self,
@@ -404,7 +408,7 @@ class Admin(LoopBoundClient):
             "cut": cut,
         }
         body = convert_argument(HideSubject, {"hidden": hidden, **fields})
-        return await self._meta.hide_subject(subject, body)
+        return await self._metaserver_client.hide_subject(subject, body)
 
     async def publish_subject(
         self,
@@ -462,10 +466,14 @@ class Admin(LoopBoundClient):
             {"target": subject, "replace": replace, "starts": group_starts, "ends": end_offsets}
             | {"subject_id": subject_id, "revisions": group_revisions},
         )
-        publication = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+        publication = await self._metaserver_client.call(
+            endpoints.PUBLISH_SUBJECT, body, subject=hidden
+        )
         while wait and publication.state not in ROUTE_FINAL:
             await asyncio.sleep(POLL_MS / 1000)
-            publication = await self._meta.call(endpoints.PUBLISH_SUBJECT, body, subject=hidden)
+            publication = await self._metaserver_client.call(
+                endpoints.PUBLISH_SUBJECT, body, subject=hidden
+            )
         return publication
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────
@@ -523,7 +531,9 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         return (
-            await self._meta.call(endpoints.GROUPS, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.GROUPS, subject=check_name("subject", subject)
+            )
         ).summaries
 
     async def describe_group(self, subject: str, group: str) -> GroupDescription:
@@ -768,7 +778,7 @@ class Admin(LoopBoundClient):
             ConflictError: the subject has logic queues; see `grow_subject`.
         """
         check_name("subject", subject)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.RESIZE, dry_run, subject=subject, partitions=partitions
         )
 
@@ -790,7 +800,7 @@ class Admin(LoopBoundClient):
             ConflictError: the subject has no logic queues; see `resize`.
         """
         check_name("subject", subject)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.GROW, dry_run, subject=subject, partitions=count, queues=queues
         )
 
@@ -801,7 +811,9 @@ class Admin(LoopBoundClient):
         Raises:
             PartitionUnknownError: no open partition has this id.
         """
-        return await self._reshape(OperationKind.SPLIT, dry_run, partition_ids=[partition_id])
+        return await self._begin_operation(
+            OperationKind.SPLIT, dry_run, partition_ids=[partition_id]
+        )
 
     async def merge(self, partition_ids: Sequence[int], *, dry_run: bool = False) -> OperationView:
         """
@@ -810,7 +822,9 @@ class Admin(LoopBoundClient):
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
         """
-        return await self._reshape(OperationKind.MERGE, dry_run, partition_ids=partition_ids)
+        return await self._begin_operation(
+            OperationKind.MERGE, dry_run, partition_ids=partition_ids
+        )
 
     async def move(
         self, partition_ids: Sequence[int], *, to: str, dry_run: bool = False
@@ -825,7 +839,7 @@ class Admin(LoopBoundClient):
             ConflictError: `to` is cordoned, and gets no new partitions.
         """
         check_name("broker group", to)
-        return await self._reshape(
+        return await self._begin_operation(
             OperationKind.MOVE, dry_run, partition_ids=partition_ids, broker_group=to
         )
 
@@ -867,7 +881,7 @@ class Admin(LoopBoundClient):
                 "dry_run": dry_run,
             },
         )
-        return await self._meta.call(endpoints.RESHAPE, body)
+        return await self._metaserver_client.call(endpoints.RESHAPE, body)
 
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
@@ -877,7 +891,9 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         return (
-            await self._meta.call(endpoints.OPERATIONS, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.OPERATIONS, subject=check_name("subject", subject)
+            )
         ).operations
 
     @survives_cancel
@@ -932,7 +948,7 @@ class Admin(LoopBoundClient):
             ConflictError: the operation has started sealing, and can only be completed.
         """
         refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
-        return await self._meta.call(endpoints.CANCEL_OPERATION, id=operation_id)
+        return await self._metaserver_client.call(endpoints.CANCEL_OPERATION, id=operation_id)
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
@@ -946,10 +962,16 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         route = (
-            await self._meta.call(endpoints.SUBJECT, subject=check_name("subject", subject))
+            await self._metaserver_client.call(
+                endpoints.SUBJECT, subject=check_name("subject", subject)
+            )
         ).route
-        sealed = [each for each in route.partitions if each.state is PartitionState.SEALED]
-        return undrained_partitions(sealed, await self._fetch_statuses(sealed))
+        sealed_partitions = [
+            each for each in route.partitions if each.state is PartitionState.SEALED
+        ]
+        return undrained_partitions(
+            sealed_partitions, await self._fetch_statuses(sealed_partitions)
+        )
 
     async def hold(
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
@@ -980,12 +1002,12 @@ class Admin(LoopBoundClient):
             )
             for partition_id, start in convert_mapping("from_offsets", from_offsets).items()
         }
-        route = await self._meta.route(check_name("subject", subject))
+        route = await self._metaserver_client.route(check_name("subject", subject))
         partitions = {int(partition.partition_id): partition for partition in route.partitions}
-        unknown = sorted(bodies.keys() - partitions.keys())
-        if unknown:
+        unknown_ids = sorted(bodies.keys() - partitions.keys())
+        if unknown_ids:
             raise PartitionUnknownError(
-                f"subject {subject} has no partition {unknown[0]}", partition_id=unknown[0]
+                f"subject {subject} has no partition {unknown_ids[0]}", partition_id=unknown_ids[0]
             )
         holds = await in_turns(
             lambda partition_id: self._set_hold(partitions[partition_id], bodies[partition_id]),
@@ -1001,7 +1023,7 @@ class Admin(LoopBoundClient):
             SubjectUnknownError
         """
         body = convert_argument(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
-        route = await self._meta.route(check_name("subject", subject))
+        route = await self._metaserver_client.route(check_name("subject", subject))
         await in_turns(lambda partition: self._set_hold(partition, body), route.partitions)
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
@@ -1077,17 +1099,17 @@ class Admin(LoopBoundClient):
             NotFoundError: no messages of this key are parked.
             The errors of `parked`.
         """
-        limit = _count_limit(first)
+        limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
-            remaining = limit
+            remaining_count = limit
             # A key that is no longer parked when it is read is skipped.
             with contextlib.suppress(NotFoundError):
-                async for parked in self._read_messages(subject, group, view, key_filter):
-                    if not remaining:
+                async for parked_message in self._read_messages(subject, group, view, key_filter):
+                    if not remaining_count:
                         break
-                    remaining -= 1
-                    yield parked
+                    remaining_count -= 1
+                    yield parked_message
 
     async def redrive(
         self,
@@ -1124,7 +1146,7 @@ class Admin(LoopBoundClient):
         if key is not ...:
             await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
-        selected = self.parked(
+        selected_views = self.parked(
             subject,
             group,
             key=key,
@@ -1133,18 +1155,18 @@ class Admin(LoopBoundClient):
             older_than_ms=older_than_ms,
             error=error,
         )
-        parked = [view async for view in selected if view.state is not ParkState.REDRIVING]
-        partitions = await self._partitions_by_id(subject, group)
+        views = [view async for view in selected_views if view.state is not ParkState.REDRIVING]
+        partitions = await self._fetch_partitions_by_id(subject, group)
 
-        async def redrive(view: ParkedKeyView) -> ParkedKeyView | None:
-            broker = self._broker(partitions[view.partition_id])
+        async def redrive_view(view: ParkedKeyView) -> ParkedKeyView | None:
+            broker = self._broker_client(partitions[view.partition_id])
             return await self._redrive(broker, subject, group, view, key_filter)
 
-        redriven: list[ParkedKeyView] = []
-        for start in range(0, len(parked), REDRIVE_CONCURRENCY):
-            batch = islice(parked, start, start + REDRIVE_CONCURRENCY)
-            redriven += filter(None, await asyncio.gather(*map(redrive, batch)))
-        return redriven
+        redriven_views: list[ParkedKeyView] = []
+        for start in range(0, len(views), REDRIVE_CONCURRENCY):
+            batch = islice(views, start, start + REDRIVE_CONCURRENCY)
+            redriven_views += filter(None, await asyncio.gather(*map(redrive_view, batch)))
+        return redriven_views
 
     async def skip(
         self,
@@ -1178,21 +1200,21 @@ class Admin(LoopBoundClient):
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("select the keys to skip")
-        limit, skipped = _count_limit(first), 0
+        limit, skipped_count = _convert_limit(first), 0
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         for view in await self._find_views(subject, group, key_filter, partition_id):
-            (partition,) = await self._partitions(subject, group, view.partition_id)
-            broker = self._broker(partition)
-            remaining, rows = limit, list[Row]()
+            (partition,) = await self._fetch_partitions(subject, group, view.partition_id)
+            broker = self._broker_client(partition)
+            remaining_count, rows = limit, list[Row]()
             for row in await self._select_rows(subject, group, view, key_filter):
-                if remaining > 0:
-                    rows.append((row.source, row.start, min(row.end, row.start + remaining)))
-                remaining -= min(row.messages, remaining)
+                if remaining_count > 0:
+                    rows.append((row.source, row.start, min(row.end, row.start + remaining_count)))
+                remaining_count -= min(row.messages, remaining_count)
             for chunk in split_rows(rows):
                 body = ChangeParkedKey(group=group, key_hex=_key_hex(view.key), skip=chunk)
                 await broker.control(endpoints.CHANGE_PARKED, body, id=view.partition_id)
-            skipped += limit - remaining
-        return skipped
+            skipped_count += limit - remaining_count
+        return skipped_count
 
     async def parked_message(
         self,
@@ -1268,23 +1290,29 @@ class Admin(LoopBoundClient):
             raise InvalidRequestError(f"a value is bytes, not {value!r:.80}")
         if properties is not None:  # invalid ones are refused before any request
             pack_properties(properties, kept=properties)
-        source, offset = await self._locate_message(
+        source_id, offset = await self._locate_message(
             subject, group, partition_id, offset, key=key, dead=dead
         )
-        parked, view = await self._find_parked_message(subject, group, source, offset)
-        message = parked.message
+        parked_message, view = await self._find_parked_message(subject, group, source_id, offset)
+        message = parked_message.message
         assert message is not None
         value = message.value if value is None else value
-        packed = message.packed_properties
+        packed_properties = message.packed_properties
         if properties is not None:
-            packed = pack_properties(properties, kept=unchanged_properties(properties, message))
-        limit = (await self._meta.call(endpoints.SUBJECT, subject=subject)).message_bytes_max
-        check_message_size(len(message.key), len(value), len(packed), limit)
-        (holder,) = await self._partitions(subject, group, view.partition_id)
-        request = EditParked(view.partition_id, group, view.key, source, offset, packed)
-        response, _ = await self._broker(holder).call(request, value)
+            packed_properties = pack_properties(
+                properties, kept=find_unchanged_properties(properties, message)
+            )
+        limit = (
+            await self._metaserver_client.call(endpoints.SUBJECT, subject=subject)
+        ).message_bytes_max
+        check_message_size(len(message.key), len(value), len(packed_properties), limit)
+        (holding_partition,) = await self._fetch_partitions(subject, group, view.partition_id)
+        request = EditParked(
+            view.partition_id, group, view.key, source_id, offset, packed_properties
+        )
+        response, _ = await self._broker_client(holding_partition).call(request, value)
         assert isinstance(response, ParkedEdited)
-        return with_content(parked, value, response.properties or b"")
+        return replace_content(parked_message, value, response.properties or b"")
 
     # ── scheduled messages ────────────────────────────────────────────────────────────────────────
     async def list_scheduled(
@@ -1309,7 +1337,7 @@ class Admin(LoopBoundClient):
             check_name("subject", subject)
         if not is_within(limit, 1, SCHEDULED_LISTED_MAX):
             raise InvalidRequestError(f"limit is 1 to {SCHEDULED_LISTED_MAX}, not {limit!r:.40}")
-        addresses, problems = await self._broker_addresses(broker)
+        addresses, problems = await self._list_broker_addresses(broker)
 
         async def fetch_page(address: str) -> ScheduledPage | KeylaneError:
             try:
@@ -1358,7 +1386,7 @@ class Admin(LoopBoundClient):
             raise InvalidRequestError(
                 f"the id of a scheduled message has 32 hexadecimal digits, not {scheduled_id!r:.80}"
             )
-        addresses, problems = await self._broker_addresses(broker)
+        addresses, problems = await self._list_broker_addresses(broker)
         failure: KeylaneError | None = None
         for address in addresses:
             try:
@@ -1402,11 +1430,15 @@ class Admin(LoopBoundClient):
             "begins_at_ms": to_epoch_ms("begins", begins),
             "ends_at_ms": to_epoch_ms("ends", ends),
         }
-        return await self._meta.call(endpoints.CREATE_TOKEN, convert_argument(CreateToken, fields))
+        return await self._metaserver_client.call(
+            endpoints.CREATE_TOKEN, convert_argument(CreateToken, fields)
+        )
 
     async def list_tokens(self, principal: str | None = None) -> TokenList:
         """List the tokens of one principal or all by id, including revoked and expired ones."""
-        return await self._meta.call(endpoints.TOKENS, query=build_principal_query(principal))
+        return await self._metaserver_client.call(
+            endpoints.TOKENS, query=build_principal_query(principal)
+        )
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
@@ -1416,7 +1448,7 @@ class Admin(LoopBoundClient):
         Raises:
             NotFoundError
         """
-        return await self._meta.call(endpoints.REVOKE_TOKEN, id=token_id)
+        return await self._metaserver_client.call(endpoints.REVOKE_TOKEN, id=token_id)
 
     async def grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
@@ -1431,19 +1463,23 @@ class Admin(LoopBoundClient):
         Raises:
             OverloadedError: the principal has the maximum number of rights.
         """
-        await self._meta.call(endpoints.GRANT, build_change_grant(principal, right, subject, group))
+        await self._metaserver_client.call(
+            endpoints.GRANT, build_change_grant(principal, right, subject, group)
+        )
 
     async def revoke_grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
         """Revoke exactly this right, with these patterns; repeating the call changes nothing."""
-        await self._meta.call(
+        await self._metaserver_client.call(
             endpoints.REVOKE_GRANT, build_change_grant(principal, right, subject, group)
         )
 
     async def list_grants(self, principal: str | None = None) -> GrantList:
         """List the rights of one principal, or all rights."""
-        return await self._meta.call(endpoints.GRANTS, query=build_principal_query(principal))
+        return await self._metaserver_client.call(
+            endpoints.GRANTS, query=build_principal_query(principal)
+        )
 
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
@@ -1452,7 +1488,9 @@ class Admin(LoopBoundClient):
         empty name means all subjects or groups.
         """
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
-        return await self._meta.call(endpoints.CHECK_ACCESS, convert_argument(CheckAccess, fields))
+        return await self._metaserver_client.call(
+            endpoints.CHECK_ACCESS, convert_argument(CheckAccess, fields)
+        )
 
     async def set_quota(
         self,
@@ -1504,17 +1542,17 @@ class Admin(LoopBoundClient):
         check_sessions(sessions, of_subjects=kind == "subject")
         if limits != NO_QUOTA or not any(counts.values()):
             check_quota(limits)
-        await self._meta.call(endpoints.SET_QUOTA, body)
+        await self._metaserver_client.call(endpoints.SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
         """Remove the limits of a principal or of subjects; repeating the call changes nothing."""
-        await self._meta.call(
+        await self._metaserver_client.call(
             endpoints.UNSET_QUOTA, convert_argument(UnsetQuota, {"kind": kind, "name": name})
         )
 
     async def list_quotas(self) -> QuotaList:
         """List the limits of all principals and subjects."""
-        return await self._meta.call(endpoints.QUOTAS)
+        return await self._metaserver_client.call(endpoints.QUOTAS)
 
     async def list_audit(
         self,
@@ -1545,12 +1583,12 @@ class Admin(LoopBoundClient):
             "before": before,
             "limit": limit,
         }
-        return await self._meta.call(endpoints.AUDIT, query=query)
+        return await self._metaserver_client.call(endpoints.AUDIT, query=query)
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
         """List every broker group that has ever reported, and the brokers that are refused."""
-        details = (await self._meta.health()).details
+        details = (await self._metaserver_client.health()).details
         return BrokerList(
             brokers=msgspec.convert(details.get("brokers", []), list[BrokerView]),
             refused=msgspec.convert(details.get("refused", []), list[RefusedBroker]),
@@ -1590,7 +1628,7 @@ class Admin(LoopBoundClient):
         """
         check_name("broker group", broker_group)
         body = convert_argument(AcceptFolder, {"address": address, "dry_run": dry_run})
-        return await self._meta.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
+        return await self._metaserver_client.call(endpoints.ACCEPT_FOLDER, body, group=broker_group)
 
     async def broker_health(self, address: str) -> Health:
         """
@@ -1601,7 +1639,7 @@ class Admin(LoopBoundClient):
             ConfigError: `address` is not a single address.
             InvalidRequestError: the server at `address` is a metaserver.
         """
-        return await self._connections.broker_at(self._single_address(address)).health()
+        return await self._connections.broker_at(self._parse_broker_address(address)).health()
 
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
@@ -1611,13 +1649,13 @@ class Admin(LoopBoundClient):
         Raises:
             InvalidRequestError: the server is a broker.
         """
-        return await self._meta.health()
+        return await self._metaserver_client.health()
 
     async def verify(self) -> Verification:
         """Compare the metaserver's database with the brokers; return each check with its
         violations.
         """
-        return await self._meta.call(endpoints.VERIFY)
+        return await self._metaserver_client.call(endpoints.VERIFY)
 
     async def describe_cluster(self) -> ClusterView:
         """
@@ -1627,7 +1665,7 @@ class Admin(LoopBoundClient):
             StorageError: the metaserver is not ready, and its database has not answered yet.
             ForeignServerError: the response is not from a metaserver.
         """
-        health = await self._meta.health()
+        health = await self._metaserver_client.health()
         if not health.ready and "cluster" not in health.details:
             raise StorageError(f"the metaserver is not ready: {health.reason}")
         try:
@@ -1637,11 +1675,11 @@ class Admin(LoopBoundClient):
 
     # ── internal: calls ───────────────────────────────────────────────────────────────────────────
     @property
-    def _meta(self) -> MetaClient:
+    def _metaserver_client(self) -> MetaClient:
         self._connections.home.check()
         return self._metaserver
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
             raise NotSentError.of_group(partition.broker_group)
         return self._connections.broker_at(partition.address)
@@ -1652,17 +1690,19 @@ class Admin(LoopBoundClient):
         """Call a metaserver endpoint of one consumer group."""
         check_name("subject", subject)
         check_name("consumer group", group)
-        return await self._meta.call(endpoint, body, subject=subject, group=group)
+        return await self._metaserver_client.call(endpoint, body, subject=subject, group=group)
 
     async def _set_cordon(self, broker_group: str, *, cordoned: bool) -> BrokerView:
         check_name("broker group", broker_group)
-        return await self._meta.call(
+        return await self._metaserver_client.call(
             endpoints.CORDON, Cordon(cordoned=cordoned), group=broker_group
         )
 
-    async def _reshape(self, kind: OperationKind, dry_run: bool, **fields: object) -> OperationView:
+    async def _begin_operation(
+        self, kind: OperationKind, dry_run: bool, **fields: object
+    ) -> OperationView:
         body = convert_argument(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
-        (operation,) = (await self._meta.call(endpoints.RESHAPE, body)).operations
+        (operation,) = (await self._metaserver_client.call(endpoints.RESHAPE, body)).operations
         return operation
 
     async def _set_suspended(
@@ -1673,7 +1713,7 @@ class Admin(LoopBoundClient):
 
     async def _fetch_status(self, partition: Partition) -> PartitionStatus:
         """Fetch a partition's status. Raises NotSentError and the errors of its broker."""
-        broker = self._broker(partition)
+        broker = self._broker_client(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
     async def _fetch_statuses(
@@ -1690,10 +1730,10 @@ class Admin(LoopBoundClient):
         return dict(await in_turns(fetch_or_problem, partitions))
 
     async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
-        broker = self._broker(partition)
+        broker = self._broker_client(partition)
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
-    def _single_address(self, text: str) -> str:
+    def _parse_broker_address(self, text: str) -> str:
         """Return the address of one broker. Raises ConfigError, ClosedError, UsageError."""
         self._connections.home.check()
         addresses = parse_addresses(text)
@@ -1701,17 +1741,19 @@ class Admin(LoopBoundClient):
             raise ConfigError(f"give the address of one broker, not {text!r:.80}")
         return addresses[0]
 
-    async def _broker_addresses(self, broker: str | None) -> tuple[Sequence[str], dict[str, str]]:
+    async def _list_broker_addresses(
+        self, broker: str | None
+    ) -> tuple[Sequence[str], dict[str, str]]:
         """Return the addresses of the brokers to ask, and broker group → why it is not asked."""
         if broker is not None:
-            return [self._single_address(broker)], {}
-        brokers = (await self._meta.health()).details.get("brokers", [])
-        silent = {
+            return [self._parse_broker_address(broker)], {}
+        brokers = (await self._metaserver_client.health()).details.get("brokers", [])
+        problems = {
             each["broker_group"]: "the broker is silent"
             for each in brokers
             if not each["available"]
         }
-        return [each["address"] for each in brokers if each["available"]], silent
+        return [each["address"] for each in brokers if each["available"]], problems
 
     # ── internal: parked messages ─────────────────────────────────────────────────────────────────
     async def _iter_parked_keys(
@@ -1728,7 +1770,7 @@ class Admin(LoopBoundClient):
         """Yield the keys for `parked`, and add to `adopted_ids` the sealed partitions whose
         children have adopted, or are adopting, their parked messages.
         """
-        for partition in await self._partitions(subject, group, partition_id):
+        for partition in await self._fetch_partitions(subject, group, partition_id):
             views = await self._fetch_parked(partition, group, retrying=retrying)
             if views is None:
                 adopted_ids.add(partition.partition_id)
@@ -1796,12 +1838,12 @@ class Admin(LoopBoundClient):
                 "partition and its offset"
             )
         views = await self._find_views(subject, group, _build_filter(key, dead=dead), partition_id)
-        partitions = await self._partitions(subject, group, None)
+        partitions = await self._fetch_partitions(subject, group, None)
         parents = {int(each.partition_id): [*map(int, each.parents)] for each in partitions}
-        first = first_in_lineage(views, parents)
-        return first.first_source, first.first_offset
+        oldest_view = find_oldest_view(views, parents)
+        return oldest_view.first_source, oldest_view.first_offset
 
-    async def _partitions(
+    async def _fetch_partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:
         """Return the subject's partitions with data, or only the one with this id."""
@@ -1813,17 +1855,19 @@ class Admin(LoopBoundClient):
             return partitions
         if not is_within(partition_id, 1, MAX_I64):
             raise InvalidRequestError(f"not a partition id: {partition_id!r:.40}")
-        only = [each for each in partitions if each.partition_id == partition_id]
-        if not only:
+        matching = [each for each in partitions if each.partition_id == partition_id]
+        if not matching:
             raise PartitionUnknownError(
                 f"subject {subject!r} has no partition {partition_id}", partition_id=partition_id
             )
-        return only
+        return matching
 
-    async def _partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
-        return {each.partition_id: each for each in await self._partitions(subject, group, None)}
+    async def _fetch_partitions_by_id(self, subject: str, group: str) -> dict[int, Partition]:
+        return {
+            each.partition_id: each for each in await self._fetch_partitions(subject, group, None)
+        }
 
-    async def _broker_of(
+    async def _find_broker(
         self,
         subject: str,
         group: str,
@@ -1835,8 +1879,8 @@ class Admin(LoopBoundClient):
         """
         partition = partitions_by_id.get(view.partition_id)
         if partition is None:
-            (partition,) = await self._partitions(subject, group, view.partition_id)
-        return self._broker(partition)
+            (partition,) = await self._fetch_partitions(subject, group, view.partition_id)
+        return self._broker_client(partition)
 
     async def _fetch_parked(
         self, partition: Partition, group: str, *, retrying: bool = False
@@ -1844,15 +1888,19 @@ class Admin(LoopBoundClient):
         """Fetch the keys that a group has parked on a partition; return None if the children have
         adopted, or are adopting, them.
         """
-        broker, partition_id = self._broker(partition), partition.partition_id
-        filters = {"group": group, "count": PARKED_PAGE_KEYS, "retrying": 1 if retrying else None}
+        broker, partition_id = self._broker_client(partition), partition.partition_id
+        query_filters = {
+            "group": group,
+            "count": PARKED_PAGE_KEYS,
+            "retrying": 1 if retrying else None,
+        }
         views_by_key: dict[tuple[ParkKey, int | None], ParkedKeyView] = {}
         for _ in range(LISTING_PASSES_MAX):
             known_keys, pages, has_more = len(views_by_key), 0, True
-            first = 0
+            first_index = 0
             while has_more:
                 try:
-                    query = {**filters, "first": first}
+                    query = {**query_filters, "first": first_index}
                     page = await broker.control(endpoints.PARKED, query=query, id=partition_id)
                 except GroupUnknownError:  # the group has not read this partition yet
                     return []
@@ -1860,7 +1908,7 @@ class Admin(LoopBoundClient):
                     return None
                 views = [to_parked_view(partition_id, view) for view in page.keys]
                 views_by_key.update(((view.key, view.tries), view) for view in views)
-                first += len(views)
+                first_index += len(views)
                 pages, has_more = pages + 1, page.more
             if pages == 1 or len(views_by_key) == known_keys:
                 break  # otherwise a key freed between two pages may have hidden another
@@ -1874,25 +1922,26 @@ class Admin(LoopBoundClient):
         """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
-        await self._partitions(subject, group, partition_id)
-        partitions_by_id = await self._partitions_by_id(subject, group)
-        parked = await ParkedReader(subject, partitions_by_id, self._broker).read(
+        await self._fetch_partitions(subject, group, partition_id)
+        partitions_by_id = await self._fetch_partitions_by_id(subject, group)
+        parked_message = await ParkedReader(subject, partitions_by_id, self._broker_client).read(
             partition_id, offset
         )
-        not_found = NotFoundError(
+        not_found_error = NotFoundError(
             Reason.PARKED_MESSAGE_UNKNOWN,
-            f"offset {offset} of partition {partition_id}: {parked.problem or 'it is not parked'}",
+            f"offset {offset} of partition {partition_id}: "
+            f"{parked_message.problem or 'it is not parked'}",
             partition_id=partition_id,
             offset=offset,
         )
-        if parked.message is None:
-            raise not_found
-        for key in dict.fromkeys((parked.message.key, None)):
+        if parked_message.message is None:
+            raise not_found_error
+        for key in dict.fromkeys((parked_message.message.key, None)):
             async for view in self.parked(subject, group, key=key):
-                broker = await self._broker_of(subject, group, view, partitions_by_id)
+                broker = await self._find_broker(subject, group, view, partitions_by_id)
                 with contextlib.suppress(NotFoundError):
-                    return await apply_edit(broker, group, view, parked), view
-        raise not_found
+                    return await apply_edit(broker, group, view, parked_message), view
+        raise not_found_error
 
     async def _find_views(
         self, subject: str, group: str, key_filter: ParkedFilter, partition_id: int | None
@@ -1904,9 +1953,9 @@ class Admin(LoopBoundClient):
             views = self._iter_parked_keys(
                 subject, group, key_filter, partition_id, adopted_ids=adopted_ids
             )
-            parked = [view async for view in views]
-            if parked:
-                return parked
+            matching_views = [view async for view in views]
+            if matching_views:
+                return matching_views
             if not adopted_ids or asyncio.get_running_loop().time() >= deadline_s:
                 break
             await asyncio.sleep(ADOPTION_PAUSE_S)
@@ -1926,14 +1975,14 @@ class Admin(LoopBoundClient):
         broker, reader = await self._open_reader(subject, group, view)
         async for row in select_rows(broker, reader, group, view, key_filter):
             for offset in range(row.start, row.end):
-                parked = await reader.read(row.source, offset)
-                if (row.source, offset) in row.edited:
+                parked_message = await reader.read(row.source, offset)
+                if (row.source, offset) in row.edited_offsets:
                     try:
-                        parked = await apply_edit(broker, group, view, parked)
+                        parked_message = await apply_edit(broker, group, view, parked_message)
                     except NotFoundError:
                         continue  # no longer parked
                 yield replace(
-                    parked, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms
+                    parked_message, failure=row.failure, since_ms=row.since_ms, next_ms=row.next_ms
                 )
 
     async def _select_rows(
@@ -1947,12 +1996,12 @@ class Admin(LoopBoundClient):
         self, subject: str, group: str, view: ParkedKeyView
     ) -> tuple[BrokerClient, ParkedReader]:
         """Return the broker of a view, and a reader for its messages."""
-        partitions_by_id = await self._partitions_by_id(subject, group)
-        broker = await self._broker_of(subject, group, view, partitions_by_id)
-        return broker, ParkedReader(subject, partitions_by_id, self._broker)
+        partitions_by_id = await self._fetch_partitions_by_id(subject, group)
+        broker = await self._find_broker(subject, group, view, partitions_by_id)
+        return broker, ParkedReader(subject, partitions_by_id, self._broker_client)
 
 
-def _count_limit(first: int | None) -> int:
+def _convert_limit(first: int | None) -> int:
     if first is not None and not is_within(first, 1, MAX_I64):
         raise InvalidRequestError(f"first must be a number from 1 on, not {first!r:.40}")
     return MAX_I64 if first is None else first

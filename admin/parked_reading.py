@@ -33,7 +33,7 @@ class ParkedRow(NamedTuple):
     """Time of parking, milliseconds since 1970; None: the same as the key's, or unknown."""
     failure: Failure | None = None
     next_ms: int | None = None
-    edited: frozenset[tuple[int, int]] = frozenset()
+    edited_offsets: frozenset[tuple[int, int]] = frozenset()
     """(source partition, offset) of edited messages; some may be in other rows."""
 
     @property
@@ -81,16 +81,20 @@ def split_by_error(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> list[Parke
     """Return one view per type and text of failure, sorted by number of messages, most first; the
     view of messages with an unknown failure comes last.
     """
-    by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
+    rows_by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
     for row in rows:
         error = None if row.failure is None else (row.failure.kind, row.failure.text)
-        by_error.setdefault(error, []).append(row)
-    unknown = by_error.pop(None, [])
-    if not by_error:
-        return [narrow_view(view, unknown) if view.messages > _count_messages(unknown) else view]
-    views = [narrow_view(view, group) for group in by_error.values()]
+        rows_by_error.setdefault(error, []).append(row)
+    rows_without_failure = rows_by_error.pop(None, [])
+    if not rows_by_error:
+        return [
+            narrow_view(view, rows_without_failure)
+            if view.messages > _count_messages(rows_without_failure)
+            else view
+        ]
+    views = [narrow_view(view, error_rows) for error_rows in rows_by_error.values()]
     views.sort(key=lambda narrowed: -narrowed.messages)
-    return views + ([narrow_view(view, unknown)] if unknown else [])
+    return views + ([narrow_view(view, rows_without_failure)] if rows_without_failure else [])
 
 
 def _count_messages(rows: Sequence[ParkedRow]) -> int:
@@ -98,16 +102,16 @@ def _count_messages(rows: Sequence[ParkedRow]) -> int:
 
 
 def _parse_rows(page: ParkedOffsets) -> list[ParkedRow]:
-    edited = frozenset(page.edited)
+    edited_offsets = frozenset(page.edited)
     if not page.details:
-        return [ParkedRow(*row, edited=edited) for row in page.rows]
+        return [ParkedRow(*row, edited_offsets=edited_offsets) for row in page.rows]
     rows = []
     for row, (since_ms, at_ms, fault_index, next_ms) in zip(page.rows, page.details, strict=True):
         failure = None
         if fault_index >= 0:
             fault = page.faults[fault_index]
             failure = Failure(fault.kind, fault.text, fault.client, at_ms, fault.attempts)
-        rows.append(ParkedRow(*row, since_ms or None, failure, next_ms or None, edited))
+        rows.append(ParkedRow(*row, since_ms or None, failure, next_ms or None, edited_offsets))
     return rows
 
 
@@ -118,25 +122,25 @@ class ParkedReader:
         self,
         subject: str,
         partitions: dict[int, Partition],
-        broker_of: Callable[[Partition], BrokerClient],
+        find_broker: Callable[[Partition], BrokerClient],
     ) -> None:
-        self._broker_of = broker_of
+        self._find_broker = find_broker
         self._subject = subject
         self._partitions = partitions
-        self._cached: dict[int, Message[bytes]] = {}
+        self._cached_messages: dict[int, Message[bytes]] = {}
         self._cached_source = 0
 
     async def read(self, source: int, offset: int) -> ParkedMessage:
         """Return the message, or the reason why it cannot be read."""
         problem = ""
-        if source != self._cached_source or offset not in self._cached:
+        if source != self._cached_source or offset not in self._cached_messages:
             self._cached_source = source
-            self._cached = {}
+            self._cached_messages = {}
             try:
                 problem = await self._fetch(source, offset)
             except KeylaneError as error:
                 problem = error.message
-        message = self._cached.get(offset)
+        message = self._cached_messages.get(offset)
         return ParkedMessage(partition_id=source, offset=offset, message=message, problem=problem)
 
     async def _fetch(self, source: int, offset: int) -> str:
@@ -151,15 +155,15 @@ class ParkedReader:
         partition = self._partitions.get(source)
         if partition is None:
             return _REMOVED
-        broker = self._broker_of(partition)
+        broker = self._find_broker(partition)
         try:
             response, payload = await broker.call(Read(source, offset, READ_BYTES))
         except OffsetOutOfRangeError as error:
             return _REMOVED if offset < (error.first_offset or 0) else _MISSING
         assert isinstance(response, Batches)
         for message in _decode_messages(self._subject, source, bytes(payload)):
-            self._cached[message.offset] = message
-        return "" if offset in self._cached else _MISSING
+            self._cached_messages[message.offset] = message
+        return "" if offset in self._cached_messages else _MISSING
 
 
 def _decode_messages(subject: str, partition_id: int, payload: bytes) -> list[Message[bytes]]:
@@ -167,7 +171,7 @@ def _decode_messages(subject: str, partition_id: int, payload: bytes) -> list[Me
     for start, header in batch_starts(payload):
         batch = columns(payload, header, start)
         for index in range(header.count):
-            key, value, packed = (
+            key, value, packed_properties = (
                 bytes(batch.blob[edges[index] : edges[index + 1]])
                 for edges in (batch.key_edges, batch.value_edges, batch.property_edges)
             )
@@ -179,7 +183,7 @@ def _decode_messages(subject: str, partition_id: int, payload: bytes) -> list[Me
                     header.base_offset + index,
                     partition_id,
                     batch.sent_at_ns[index],
-                    packed_properties=packed,
+                    packed_properties=packed_properties,
                 )
             )
     return messages
@@ -195,7 +199,7 @@ async def select_rows(
     """Yield the rows of a view's messages that the filter selects; a row may be split into
     messages.
     """
-    key = key_filter.key_within(view)
+    key = key_filter.dead_letter_key(view)
     async for row in fetch_rows(broker, group, view):
         if view.is_loose and not key_filter.selects(row.since_ms, row.failure):
             continue
@@ -209,29 +213,35 @@ async def select_rows(
 
 
 async def apply_edit(
-    broker: BrokerClient, group: str, view: ParkedKeyView, parked: ParkedMessage
+    broker: BrokerClient, group: str, view: ParkedKeyView, parked_message: ParkedMessage
 ) -> ParkedMessage:
     """Return a parked message with an operator's edit, if there is one. Raises NotFoundError."""
-    request = ReadEdited(view.partition_id, group, view.key, parked.partition_id, parked.offset)
+    request = ReadEdited(
+        view.partition_id, group, view.key, parked_message.partition_id, parked_message.offset
+    )
     response, value = await broker.call(request)
     assert isinstance(response, ParkedEdited)
     if response.properties is None:
-        return parked
-    return with_content(parked, bytes(value), response.properties)
+        return parked_message
+    return replace_content(parked_message, bytes(value), response.properties)
 
 
-def with_content(parked: ParkedMessage, value: bytes, packed_properties: bytes) -> ParkedMessage:
+def replace_content(
+    parked_message: ParkedMessage, value: bytes, packed_properties: bytes
+) -> ParkedMessage:
     """Return a parked message with a new value and new properties, marked as edited."""
-    if parked.message is None:
-        return parked
-    message = replace(parked.message, value=value, packed_properties=packed_properties)
-    return replace(parked, message=message, edited=True)
+    if parked_message.message is None:
+        return parked_message
+    message = replace(parked_message.message, value=value, packed_properties=packed_properties)
+    return replace(parked_message, message=message, edited=True)
 
 
-def unchanged_properties(new: Mapping[str, str | bytes], message: Message[bytes]) -> list[str]:
+def find_unchanged_properties(
+    new_properties: Mapping[str, str | bytes], message: Message[bytes]
+) -> list[str]:
     """Return the names of the new properties that the message already has with the same value."""
     try:
-        stored = message.properties
+        stored_properties = message.properties
     except CorruptBatchError:
         return []
-    return [name for name, value in new.items() if stored.get(name) == value]
+    return [name for name, value in new_properties.items() if stored_properties.get(name) == value]

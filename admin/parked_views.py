@@ -130,7 +130,7 @@ class ParkedFilter:
             return False
         if view.tries is not None and self.key is not ...:
             return False
-        if self.key is not ... and self.key != view.key and self.key_within(view) is None:
+        if self.key is not ... and self.key != view.key and self.dead_letter_key(view) is None:
             return False
         if view.is_loose:  # `since_ms` is of the oldest message; failures are compared one by one
             return view.since_ms <= self._parked_until_ms
@@ -152,9 +152,9 @@ class ParkedFilter:
     def selects_partially(self, view: ParkedKeyView) -> bool:
         """True if the filter may select only some of the view's messages."""
         by_message = self._error is not None or self._parked_until_ms < MAX_I64
-        return (view.is_loose and by_message) or self.key_within(view) is not None
+        return (view.is_loose and by_message) or self.dead_letter_key(view) is not None
 
-    def key_within(self, view: ParkedKeyView) -> bytes | None:
+    def dead_letter_key(self, view: ParkedKeyView) -> bytes | None:
         """Return the key to look for among a view's dead letters of any key; None if the key of
         each message does not matter.
         """
@@ -180,7 +180,7 @@ def to_parked_view(partition_id: int, view: ParkedView) -> ParkedKeyView:
     )
 
 
-def first_in_lineage(
+def find_oldest_view(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """
@@ -194,29 +194,29 @@ def first_in_lineage(
         ConflictError: the key is parked on partitions that do not descend from one another, which
             is possible in a best_tried subject.
     """
-    nonempty = [view for view in views if view.first_offset >= 0]
-    if not nonempty:
+    nonempty_views = [view for view in views if view.first_offset >= 0]
+    if not nonempty_views:
         raise NotFoundError(Reason.PARKED_KEY_UNKNOWN)
-    partition_ids = sorted({view.partition_id for view in nonempty})
-    for earlier, later in pairwise(partition_ids):
-        if earlier not in _ancestors(later, parents):
-            ids = ", ".join(map(str, partition_ids))
+    partition_ids = sorted({view.partition_id for view in nonempty_views})
+    for earlier_id, later_id in pairwise(partition_ids):
+        if earlier_id not in _find_ancestors(later_id, parents):
+            ids_text = ", ".join(map(str, partition_ids))
             raise ConflictError(
                 Reason.PARKED_KEY_AMBIGUOUS,
-                f"the key is parked on partitions {ids}, and none of them comes first",
-                partition_ids=ids,
+                f"the key is parked on partitions {ids_text}, and none of them comes first",
+                partition_ids=ids_text,
             )
-    return min(nonempty, key=lambda view: (view.first_source, view.first_offset))
+    return min(nonempty_views, key=lambda view: (view.first_source, view.first_offset))
 
 
-def _ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
+def _find_ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> set[int]:
     ancestors: set[int] = set()
-    stack = list(parents.get(partition_id, ()))
-    while stack:
-        ancestor = stack.pop()
+    pending_ids = list(parents.get(partition_id, ()))
+    while pending_ids:
+        ancestor = pending_ids.pop()
         if ancestor not in ancestors:
             ancestors.add(ancestor)
-            stack += parents.get(ancestor, ())
+            pending_ids += parents.get(ancestor, ())
     return ancestors
 
 

@@ -34,7 +34,7 @@ class UndrainedPartition(Struct, frozen=True, kw_only=True):
 
 
 def undrained_partitions(
-    sealed: Iterable[Partition], statuses: Mapping[int, PartitionStatus | str]
+    sealed_partitions: Iterable[Partition], statuses: Mapping[int, PartitionStatus | str]
 ) -> list[UndrainedPartition]:
     """
     Return the sealed partitions that a group has not acked to the end.
@@ -43,10 +43,10 @@ def undrained_partitions(
         statuses: partition id → its status, or the reason why it is unknown.
     """
     undrained = []
-    for partition in sealed:
+    for partition in sealed_partitions:
         status = statuses[partition.partition_id]
         if isinstance(status, str):
-            unanswered = UndrainedPartition(
+            unreachable = UndrainedPartition(
                 partition_id=partition.partition_id,
                 name=partition.name,
                 group=None,
@@ -55,7 +55,7 @@ def undrained_partitions(
                 lag=None,
                 problem=status,
             )
-            undrained.append(unanswered)
+            undrained.append(unreachable)
             continue
         undrained += [
             UndrainedPartition(

@@ -181,7 +181,7 @@ def describe_subject(
     )
 
 
-def subject_change(
+def compare_settings(
     view: SubjectView, new_values: Mapping[str, object], operation: OperationView
 ) -> SubjectChange:
     """

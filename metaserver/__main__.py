@@ -34,36 +34,36 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         print(f"keylane: {error}", file=sys.stderr)
         return 1
 
-    running: list[RunningMetaserver] = []
+    running_metaservers: list[RunningMetaserver] = []
 
-    def adopt(new_settings: MetaserverSettings) -> None:
-        for metaserver in running:
-            metaserver.adopt(new_settings)
+    def apply_settings(new_settings: MetaserverSettings) -> None:
+        for metaserver in running_metaservers:
+            metaserver.apply_settings(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
         if warning := warning_about_flags(flags):
             log.warning(warning)
-        await _serve(settings, stop, running)
+        await _serve(settings, stop, running_metaservers)
 
     return run_program(
         serve,
         log_level=settings.log_level,
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
-        on_reload=ReloadableSettings(settings, read_settings, RELOADED, adopt).reload,
+        on_reload=ReloadableSettings(settings, read_settings, RELOADED, apply_settings).reload,
         on_stop=partial(say_stop, "metaserver"),
     )
 
 
 async def _serve(
-    settings: MetaserverSettings, stop: asyncio.Event, running: list[RunningMetaserver]
+    settings: MetaserverSettings, stop: asyncio.Event, running_metaservers: list[RunningMetaserver]
 ) -> None:
     try:
         from .running import running_metaserver
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, "a metaserver", "server") from error
     async with running_metaserver(settings, after_step=_die_after) as metaserver:
-        running.append(metaserver)
+        running_metaservers.append(metaserver)
         say_ready("metaserver", metaserver.address)
         await metaserver.serve_until(stop)
 

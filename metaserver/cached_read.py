@@ -44,8 +44,8 @@ class CachedRead(Generic[T]):
         if self._task is None:
             self._task = asyncio.create_task(self._refresh())
         task = self._task
-        done, _ = await asyncio.wait([task], timeout=WAIT_S)
-        if done:
+        finished, _ = await asyncio.wait([task], timeout=WAIT_S)
+        if finished:
             task.result()
             if self._error is None:
                 return CachedResult(self._value, 0.0)

@@ -10,35 +10,42 @@ from ..protocol.control import AutoCreate, Health, SubjectView
 from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import PULL_WAIT_MS_MAX
 from ..protocol.routing import OrderStrategy, Route
+from ..rpc.network import Network
 from ..rpc.operating.probes import probe_routes
 from ..rpc.server import ControlRoute, Params, whole_number
 from .catalogue.service import Catalogue
+from .cluster.queues import read_queues
+from .groups.operators import group_settings
 from .groups.service import GroupService
+from .groups.views import list_groups, read_group
 from .operations.driver import OperationDriver
+from .operations.views import subject_history
 from .publications.service import PublicationService
 from .removals.service import RemovalService
 from .resets.live import LiveResets
+from .sql.database import Database
 from .starts.service import StartService
-from .verify.service import VerifyService
+from .verify.service import verify_cluster
 
 
 def control_routes(
+    database: Database,
+    network: Network,
     catalogue: Catalogue,
     groups: GroupService,
     health: Callable[[], Awaitable[Health]],
     operations: OperationDriver,
-    verify_service: VerifyService,
-    resets: LiveResets,
     *,
+    resets: LiveResets,
     removals: RemovalService,
     starts: StartService,
     publications: PublicationService,
 ) -> list[ControlRoute]:
     """Return the routes of all endpoints but those that manage access."""
     return [
-        *_subject_routes(catalogue),
-        *_consumer_routes(groups, catalogue),
-        *_operation_routes(operations),
+        *_subject_routes(database, catalogue),
+        *_consumer_routes(database, groups, catalogue),
+        *_operation_routes(database, operations),
         ControlRoute(
             endpoints.CREATE_GROUP,
             lambda body, params: starts.create(params["subject"], params["group"], body),
@@ -61,7 +68,7 @@ def control_routes(
         ),
         ControlRoute(endpoints.HEALTH, lambda _body, _: health()),
         *probe_routes(health),
-        ControlRoute(endpoints.VERIFY, lambda _body, _: verify_service.verify()),
+        ControlRoute(endpoints.VERIFY, lambda _body, _: verify_cluster(database, network)),
         ControlRoute(
             endpoints.RESET_GROUP,
             lambda body, params: resets.reset(params["subject"], params["group"], body),
@@ -73,10 +80,10 @@ def control_routes(
     ]
 
 
-def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
+def _subject_routes(database: Database, catalogue: Catalogue) -> list[ControlRoute]:
     async def route(_body: None, params: Params) -> Route:
         fetch = partial(
-            catalogue.route,
+            catalogue.wait_for_route,
             params["subject"],
             known_version=whole_number(params, "known_version", -1, low=-1),
             wait_ms=whole_number(params, "wait_ms", 0, high=PULL_WAIT_MS_MAX),
@@ -90,7 +97,7 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
         return await catalogue.retry_while_empty(create)
 
     return [
-        ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.report(body)),
+        ControlRoute(endpoints.BROKER_HEARTBEAT, lambda body, _: catalogue.process_report(body)),
         ControlRoute(
             endpoints.CORDON, lambda body, params: catalogue.cordon(params["group"], body)
         ),
@@ -98,16 +105,22 @@ def _subject_routes(catalogue: Catalogue) -> list[ControlRoute]:
             endpoints.ACCEPT_FOLDER,
             lambda body, params: catalogue.accept_folder(params["group"], body),
         ),
-        ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create(body)),
+        ControlRoute(endpoints.CREATE_SUBJECT, lambda body, _: catalogue.create_subject(body)),
         ControlRoute(endpoints.AUTO_CREATE, auto_create),
-        ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.subjects()),
-        ControlRoute(endpoints.SUBJECT, lambda _body, params: catalogue.subject(params["subject"])),
+        ControlRoute(endpoints.SUBJECTS, lambda _body, _: catalogue.list_subjects()),
+        ControlRoute(
+            endpoints.SUBJECT, lambda _body, params: catalogue.read_subject(params["subject"])
+        ),
         ControlRoute(endpoints.ROUTE, route),
-        ControlRoute(endpoints.QUEUES, lambda _body, params: catalogue.queues(params["subject"])),
+        ControlRoute(
+            endpoints.QUEUES, lambda _body, params: database.read(read_queues, params["subject"])
+        ),
     ]
 
 
-def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[ControlRoute]:
+def _consumer_routes(
+    database: Database, groups: GroupService, catalogue: Catalogue
+) -> list[ControlRoute]:
     return [
         ControlRoute(
             endpoints.JOIN, lambda body, _: catalogue.retry_while_empty(partial(groups.join, body))
@@ -118,16 +131,18 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
         ControlRoute(endpoints.LEAVE, lambda body, _: groups.leave(body)),
         ControlRoute(
             endpoints.GROUP,
-            lambda _body, params: groups.group(params["subject"], params["group"]),
+            lambda _body, params: database.read(read_group, params["subject"], params["group"]),
         ),
-        ControlRoute(endpoints.GROUPS, lambda _body, params: groups.groups(params["subject"])),
+        ControlRoute(
+            endpoints.GROUPS, lambda _body, params: database.read(list_groups, params["subject"])
+        ),
         ControlRoute(
             endpoints.SWITCH_GROUP,
-            lambda body, params: groups.switch(params["subject"], params["group"], body),
+            lambda body, params: groups.switch_strategy(params["subject"], params["group"], body),
         ),
         ControlRoute(
             endpoints.GROUP_SETTINGS,
-            lambda _body, params: groups.settings(params["subject"], params["group"]),
+            lambda _body, params: database.read(group_settings, params["subject"], params["group"]),
         ),
         ControlRoute(
             endpoints.SET_GROUP,
@@ -140,7 +155,7 @@ def _consumer_routes(groups: GroupService, catalogue: Catalogue) -> list[Control
     ]
 
 
-def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
+def _operation_routes(database: Database, operations: OperationDriver) -> list[ControlRoute]:
     return [
         ControlRoute(endpoints.RESHAPE, lambda body, _: operations.begin(body)),
         ControlRoute(
@@ -152,10 +167,12 @@ def _operation_routes(operations: OperationDriver) -> list[ControlRoute]:
             lambda _body, params: operations.cancel(whole_number(params, "id", 0)),
         ),
         ControlRoute(
-            endpoints.OPERATIONS, lambda _body, params: operations.operations(params["subject"])
+            endpoints.OPERATIONS,
+            lambda _body, params: operations.list_operations(params["subject"]),
         ),
         ControlRoute(
-            endpoints.HISTORY, lambda _body, params: operations.history(params["subject"])
+            endpoints.HISTORY,
+            lambda _body, params: database.read(subject_history, params["subject"]),
         ),
     ]
 

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from ..protocol.control import Health
 from .cached_read import CachedRead
-from .catalogue.service import Catalogue
+from .cluster.brokers import broker_views, refused_views
+from .cluster.lost_database import database_lost_error
 from .membership import ClusterMember, cluster_view
 from .sql.database import Database
 
@@ -29,7 +30,7 @@ class HealthyDatabase(Database, Protocol):
         """Return why the database cannot be written now, or ""."""
         ...
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return how long the database has not responded, as text; "" if it responds."""
         ...
 
@@ -43,47 +44,44 @@ class HealthyDatabase(Database, Protocol):
 class MetaserverHealth:
     """The health of one metaserver."""
 
-    def __init__(
-        self, database: HealthyDatabase, catalogue: Catalogue, member: ClusterMember | None
-    ) -> None:
+    def __init__(self, database: HealthyDatabase, member: ClusterMember | None) -> None:
         self._database = database
-        self._catalogue = catalogue
         self._member = member
         self._cache = CachedRead(self._read)
 
-    async def now(self) -> Health:
+    async def read_health(self) -> Health:
         """Return the current health, or the cached one if the database does not respond in time;
         `details.age_ms` is its age.
         """
-        cached = await self._cache.get()
-        health = cached.value or Health(
+        result = await self._cache.get()
+        health = result.value or Health(
             program="metaserver", ready=False, reason="the database has not answered yet"
         )
-        reason = cached.error.message if cached.error is not None else self._silence()
+        reason = result.error.message if result.error is not None else self._describe_silence()
         if reason:
             health = replace(health, ready=False, reason=reason)
-        details = health.details | {"age_ms": round(cached.age_s * 1000)}
+        details = health.details | {"age_ms": round(result.age_s * 1000)}
         return replace(health, details=details)
 
     async def close(self) -> None:
         """Cancel a running read."""
         await self._cache.close()
 
-    def _silence(self) -> str:
-        silence = self._database.silence()
+    def _describe_silence(self) -> str:
+        silence = self._database.describe_silence()
         return f"the database does not answer: {silence}" if silence else ""
 
     async def _read(self) -> Health:
         """Read the health from the database. Raises StorageError."""
         problem = await self._database.problem()
         cluster = None if self._member is None else await self._member.read_state()
-        brokers = await self._catalogue.brokers()
-        refused = await self._catalogue.refused()
-        loss_error = await self._catalogue.lost()
+        brokers = await self._database.read(broker_views)
+        refused_brokers = await self._database.read(refused_views)
+        loss_error = await self._database.read(database_lost_error)
         details = {
             "database": self._database.name,
             "brokers": to_builtins(brokers),
-            "refused": to_builtins(refused),
+            "refused": to_builtins(refused_brokers),
         }
         if cluster is not None:
             details["cluster"] = to_builtins(cluster_view(cluster))

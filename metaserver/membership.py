@@ -1,7 +1,7 @@
 """A metaserver's membership in the cluster: it registers itself, raises the cluster's version, and
 checks the brokers' versions.
 
-every BEAT_S: renew own row ─▶ lowest version of all members ─▶ the cluster's version, for brokers
+every HEARTBEAT_S: renew own row ─▶ lowest version of all members ─▶ the cluster's version
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ..protocol.membership.versions import OWN, VERSION, check_member, members_h
 from ..protocol.membership.views import ClusterView, MemberView
 from .cluster.members import (
     ClusterState,
-    leave,
     read_cluster,
     register_metaserver,
+    remove_metaserver,
     renew_metaserver,
 )
 from .sql.cluster_facts import check_cluster
@@ -30,7 +30,7 @@ from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 
-BEAT_S = 5.0
+HEARTBEAT_S = 5.0
 TTL_MS = 15_000
 """Milliseconds after which a killed metaserver no longer delays an upgrade."""
 
@@ -66,7 +66,7 @@ class ClusterMember:
         """The cluster's version when it was last read."""
         return str(self._state.version)
 
-    async def learn(self) -> None:
+    async def load_state(self) -> None:
         """Read the cluster's name and version, before any broker reports itself. Raises
         StorageError.
         """
@@ -76,7 +76,7 @@ class ClusterMember:
         """Read the cluster's state. Raises StorageError."""
         return await self._database.read(read_cluster)
 
-    async def beat(self, address: str) -> None:
+    async def send_heartbeat(self, address: str) -> None:
         """Register this metaserver, and read the cluster's version. Raises StorageError."""
         values: dict[str, Any] = {
             "holder": self._holder,
@@ -85,7 +85,7 @@ class ClusterMember:
             "ttl_ms": TTL_MS,
         }
         state = await self._database.renew(renew_metaserver, **values)
-        if state.raised > state.version:  # store it durably before any broker is told
+        if state.raised_version > state.version:  # store it durably before any broker is told
             state = await self._database.write_urgent(register_metaserver, **values)
         self._state = state
         try:
@@ -99,7 +99,7 @@ class ClusterMember:
     @asynccontextmanager
     async def registration(self, address: str) -> AsyncIterator[None]:
         """Register this metaserver until the block ends."""
-        await self.beat(address)
+        await self.send_heartbeat(address)
         heartbeat = asyncio.create_task(self._heartbeat_loop(address))
         try:
             yield
@@ -109,21 +109,21 @@ class ClusterMember:
             await self._leave()
 
     async def _heartbeat_loop(self, address: str) -> None:
-        failures, loop = LogFilter(), asyncio.get_running_loop()
+        failures, event_loop = LogFilter(), asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(HEARTBEAT_S)
             try:
-                await self.beat(address)
+                await self.send_heartbeat(address)
             except KeylaneError as error:
-                if line := failures.count_failure(error.message, round(loop.time() * 1000)):
-                    log.warning("cannot register this metaserver in the database: %s", line)
+                if failure_text := failures.met(error.message, round(event_loop.time() * 1000)):
+                    log.warning("cannot register this metaserver in the database: %s", failure_text)
             else:
-                if summary := failures.end_failures(round(loop.time() * 1000)):
-                    log.warning("this metaserver is registered again, after %s", summary)
+                if failures_text := failures.over(round(event_loop.time() * 1000)):
+                    log.warning("this metaserver is registered again, after %s", failures_text)
 
     async def _leave(self) -> None:
         try:
-            await self._database.write(leave, holder=self._holder)
+            await self._database.write(remove_metaserver, holder=self._holder)
         except KeylaneError as error:
             log.debug("cannot remove this metaserver's registration: %s", error.message)
 

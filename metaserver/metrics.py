@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ENDED = (OperationState.DONE, OperationState.CANCELED)
 
 
-class _Cluster(NamedTuple):
+class _ClusterFigures(NamedTuple):
     """The figures from one read of the database."""
 
     brokers: dict[Labels, float]
@@ -67,22 +67,22 @@ class MetaserverMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         """Return all metrics, read now or, if the database does not respond, from the cache."""
-        cached = await self._cache.get()
+        result = await self._cache.get()
         families = [self._database_reads()]
-        if cached.value is not None:
+        if result.value is not None:
             age = gauge(
                 "keylane_metaserver_figures_age_seconds",
                 "Age of the figures of the cluster; 0: they were just read.",
-                cached.age_s,
+                result.age_s,
             )
-            families += [*_families(cached.value), age]
+            families += [*_families(result.value), age]
         return families
 
     async def close(self) -> None:
         """Cancel a running read."""
         await self._cache.close()
 
-    async def _read(self) -> _Cluster:
+    async def _read(self) -> _ClusterFigures:
         """Read the figures from the database. Raises StorageError."""
         started_ns = self._clock.boot_ns()
         cluster = await self._database.read(_read)
@@ -97,7 +97,7 @@ class MetaserverMetrics:
         )
 
 
-def _families(cluster: _Cluster) -> Iterable[Metric]:
+def _families(cluster: _ClusterFigures) -> Iterable[Metric]:
     yield labelled(
         "keylane_metaserver_broker_available",
         "1 if the broker group reports itself in time.",
@@ -139,16 +139,16 @@ def _families(cluster: _Cluster) -> Iterable[Metric]:
     )
 
 
-def _read(connection: Connection) -> _Cluster:
+def _read(connection: Connection) -> _ClusterFigures:
     views = broker_views(connection)
-    live = sessions.c.expires_at > now_ms()
+    is_live = sessions.c.expires_at > now_ms()
     live_by_group = (
         sa.select(subjects.c.name.label("subject"), groups.c.name, sa.func.count().label("live"))
         .select_from(sessions.join(groups).join(subjects))
-        .where(live)
+        .where(is_live)
         .group_by(subjects.c.name, groups.c.name)
     )
-    lost = connection.execute(
+    loss_rows = connection.execute(
         sa.select(
             subjects.c.name.label("subject"),
             groups.c.name,
@@ -158,9 +158,9 @@ def _read(connection: Connection) -> _Cluster:
         .select_from(given_up.join(groups).join(subjects))
         .group_by(subjects.c.name, groups.c.name)
     ).all()
-    unfinished = operations.c.state.not_in(_ENDED)
-    held_by_live_session = sa.and_(leases.c.session == sessions.c.session, live)
-    return _Cluster(
+    is_unfinished = operations.c.state.not_in(_ENDED)
+    is_held = sa.and_(leases.c.session == sessions.c.session, is_live)
+    return _ClusterFigures(
         brokers={(("broker_group", view.broker_group),): int(view.available) for view in views},
         cordoned=_count(connection, brokers, brokers.c.cordoned),
         subjects=_count(connection, subjects),
@@ -170,15 +170,15 @@ def _read(connection: Connection) -> _Cluster:
             for row in connection.execute(live_by_group)
         },
         given_up={
-            (("subject", row.subject), ("group", row.name)): int(row.messages) for row in lost
+            (("subject", row.subject), ("group", row.name)): int(row.messages) for row in loss_rows
         },
         given_up_partitions={
-            (("subject", row.subject), ("group", row.name)): row.partitions for row in lost
+            (("subject", row.subject), ("group", row.name)): row.partitions for row in loss_rows
         },
-        leases=_count(connection, leases.join(sessions, held_by_live_session)),
-        operations=_count(connection, operations, unfinished),
+        leases=_count(connection, leases.join(sessions, is_held)),
+        operations=_count(connection, operations, is_unfinished),
         behind=database_lost_error(connection) is not None,
-        waiting=_count(connection, operations, sa.and_(unfinished, operations.c.problem != "")),
+        waiting=_count(connection, operations, sa.and_(is_unfinished, operations.c.problem != "")),
     )
 
 

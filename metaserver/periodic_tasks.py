@@ -15,7 +15,7 @@ from ..protocol.errors import KeylaneError
 from ..protocol.log_filter import LogFilter
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
-from .groups.views import due_work
+from .groups.views import read_due_work
 from .operations.driver import OperationDriver
 from .removals.service import RemovalService
 from .settings import MetaserverSettings
@@ -83,13 +83,13 @@ class PeriodicTasks:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll_loop())
-                group.create_task(self._repair_loop())
+                group.create_task(self._run_creation_loop())
                 for run in self._background:
                     group.create_task(run())
                 for duty in self._duties:
                     group.create_task(self._run_duty_loop(duty))
-                for duty, requested in zip(self._quick_duties, self._quick_requested, strict=True):
-                    group.create_task(self._run_quick_loop(duty, requested))
+                for duty, event in zip(self._quick_duties, self._quick_requested, strict=True):
+                    group.create_task(self._run_quick_loop(duty, event))
                 # Removals have their own loop, so a hanging broker delays nothing else.
                 group.create_task(
                     self._run_quick_loop(self._run_removals, self._removals_requested)
@@ -101,36 +101,36 @@ class PeriodicTasks:
     async def poll(self) -> int:
         """Run one round, and return the milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
-        succeeded = True
+        is_success = True
         try:
-            due = await self._database.read(due_work)
-            self._has_creations = due.creations
-            if due.quick or self._catalogue.has_unannounced:
-                for requested in self._quick_requested:
-                    requested.set()
+            work = await self._database.read(read_due_work)
+            self._has_creations = work.creations
+            if work.quick or self._catalogue.has_unannounced_groups:
+                for event in self._quick_requested:
+                    event.set()
             self._unsettled_since_s = {
                 group_id: since_s
                 for group_id, since_s in self._unsettled_since_s.items()
-                if group_id in due.groups
+                if group_id in work.groups
             }
-            for group_id in due.groups:
-                if self._groups.gathers(group_id):
+            for group_id in work.groups:
+                if self._groups.is_gathering_joins(group_id):
                     continue
-                succeeded &= await self._settle(group_id)
-            await self._groups.check_for_changes(due.versions)
+                is_success &= await self._settle(group_id)
+            await self._groups.check_for_changes(work.versions)
             await self._catalogue.check_for_changes()
-            if due.removals:
+            if work.removals:
                 self._removals_requested.set()
-            if due.operations:
+            if work.operations:
                 await self._operations.resume()
         except KeylaneError as error:
             self._log_failed_round(error.message)
             return poll_ms
-        if succeeded and self._failing:
+        if is_success and self._failing:
             self._failing = False
             if failures := self._failures.end_failures(_now_ms()):
                 log.warning("the periodic work succeeds again, after %s", failures)
-        next_ms = poll_ms if due.next_expiry_ms is None else due.next_expiry_ms + 1
+        next_ms = poll_ms if work.next_expiry_ms is None else work.next_expiry_ms + 1
         return max(1, min(poll_ms, next_ms))
 
     async def _settle(self, group_id: int) -> bool:
@@ -163,13 +163,13 @@ class PeriodicTasks:
             pause_ms = await self.poll()
             await asyncio.sleep(pause_ms / 1000)
 
-    async def _repair_loop(self) -> None:
+    async def _run_creation_loop(self) -> None:
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             if not self._has_creations:
                 continue
             try:
-                await self._catalogue.repair()
+                await self._catalogue.continue_creations()
             except KeylaneError as error:
                 self._warn(error.message)
 
@@ -179,11 +179,11 @@ class PeriodicTasks:
             await self._run(duty)
 
     async def _run_quick_loop(
-        self, duty: Callable[[], Awaitable[object]], requested: asyncio.Event
+        self, duty: Callable[[], Awaitable[object]], event: asyncio.Event
     ) -> None:
         while True:
-            await requested.wait()
-            requested.clear()
+            await event.wait()
+            event.clear()
             await self._run(duty)
 
     async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:

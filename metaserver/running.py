@@ -48,7 +48,7 @@ class RunningMetaserver:
         self._served = served
         self._access = access
 
-    def adopt(self, settings: MetaserverSettings) -> None:
+    def apply_settings(self, settings: MetaserverSettings) -> None:
         """Apply the settings that may change while a metaserver runs: `settings.RELOADED`."""
         if self._access is not None:
             audit = self._access.audit
@@ -93,11 +93,11 @@ async def running_metaserver(
         ConfigError, DataFolderError, StorageError, AddressError
     """
     check_free(settings.host, settings.port, anywhere=settings.is_open)
-    served = ServedNetwork(settings)
+    served_network = ServedNetwork(settings)
     folder = prepare_folder(settings.data)
     clock = clock or SystemClock()
     async with AsyncExitStack() as stack:
-        opened = open_database(
+        database_context = open_database(
             folder=folder,
             url=settings.database_url,
             clock=clock,
@@ -105,12 +105,12 @@ async def running_metaserver(
             broker_ttl_ms=settings.broker_ttl_ms,
             cluster=settings.cluster,
         )
-        database = WatchedDatabase(await stack.enter_async_context(opened), clock)
+        database = WatchedDatabase(await stack.enter_async_context(database_context), clock)
         stack.push_async_callback(database.close)
         access = await _start_access(database, settings, clock)
-        network = network or _open_network(stack, served, access)
+        network = network or _open_network(stack, served_network, access)
         member = ClusterMember(database)
-        await member.learn()
+        await member.load_state()
         rng = random.SystemRandom()
         services = build_services(
             database,
@@ -122,16 +122,16 @@ async def running_metaserver(
             member=member,
         )
         figures = MetaserverMetrics(database, clock=clock)
-        metrics = _metrics(figures, clock, served)
+        metrics = _create_metrics(figures, clock, served_network)
         routes = [*services.routes, metrics_route(metrics)]
         limits = HttpLimits(connections_max=settings.http_connections_max)
-        guard = _guard(access, database, clock, metrics)
+        guard = _create_guard(access, database, clock, metrics)
         server = Server(
             routes,
             limits=limits,
             on_refusal=metrics.count_refusal,
             serving=settings,
-            tls=served.tls,
+            tls=served_network.tls,
             guard=guard,
         )
         await server.start(settings.host, settings.port)
@@ -141,7 +141,7 @@ async def running_metaserver(
         periodic_work = asyncio.create_task(services.periodic_tasks.run())
         background = _start_background_tasks(metrics, access)
         try:
-            yield RunningMetaserver(server, periodic_work, served, access)
+            yield RunningMetaserver(server, periodic_work, served_network, access)
         finally:
             services.close()
             await server.stop()
@@ -163,22 +163,24 @@ def _start_background_tasks(
     return background
 
 
-def _metrics(figures: MetaserverMetrics, clock: Clock, served: ServedNetwork) -> ServerMetrics:
+def _create_metrics(
+    figures: MetaserverMetrics, clock: Clock, served_network: ServedNetwork
+) -> ServerMetrics:
     metrics = ServerMetrics("metaserver", clock.boot_ns)
     metrics.add(figures.collect)
-    metrics.add(served.collect)
+    metrics.add(served_network.collect)
     return metrics
 
 
 def _open_network(
-    stack: AsyncExitStack, served: ServedNetwork, access: AccessService | None
+    stack: AsyncExitStack, served_network: ServedNetwork, access: AccessService | None
 ) -> Network:
-    network = served.outgoing(identity=access)
+    network = served_network.outgoing(identity=access)
     stack.push_async_callback(network.close)
     return network
 
 
-def _guard(
+def _create_guard(
     access: AccessService | None, database: Database, clock: Clock, metrics: ServerMetrics
 ) -> Guard | None:
     if access is None:
@@ -189,7 +191,7 @@ def _guard(
         clock=clock,
         version=access.version,
         on_audit=access.audit.buffer.add,
-        certified=access.certified,
+        certified=access.identify_certificate,
     )
     metrics.add(access_metrics(guard, access.audit.buffer))
     return guard

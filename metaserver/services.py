@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import endpoints
 from ..rpc.network import Network
 from ..rpc.server import ControlRoute, Params, document_route
-from .access.service import AccessOff
+from .access.service import refusing_routes
 from .calls import control_routes
 from .catalogue.service import Catalogue
 from .groups.service import GroupService
@@ -30,7 +30,6 @@ from .retention.idle_groups import GroupExpirer
 from .settings import MetaserverSettings
 from .starts.service import StartService
 from .verify.agreement import AgreementWatch
-from .verify.service import VerifyService
 
 if TYPE_CHECKING:
     from .access.service import AccessService
@@ -77,7 +76,12 @@ def build_services(
     news = None if access is None else access.news
     agreement = AgreementWatch(database, network)
     catalogue = Catalogue(
-        database, network, settings, news=news, member=member, doubt=agreement.doubt
+        database,
+        network,
+        settings,
+        news=news,
+        member=member,
+        request_comparison=agreement.request_comparison,
     )
     announcer = Announcer(database, network, settings, catalogue=catalogue, holder=driver)
     partition_expirer = PartitionExpirer(
@@ -86,7 +90,11 @@ def build_services(
     starts = StartService(database, network, announce=announcer.announce, after_step=after_step)
     locked = database.name == "postgresql"
     groups = GroupService(
-        database, settings, announce=announcer.announce, begin=starts.begin, rows_are_locked=locked
+        database,
+        settings,
+        announce=announcer.announce,
+        create_group=starts.begin,
+        rows_are_locked=locked,
     )
     operations = OperationDriver(
         database,
@@ -125,21 +133,21 @@ def build_services(
         quick_duties=(announcer.run_once, starts.resume, resets.resume),
         background=(agreement.run,),
     )
-    health = MetaserverHealth(database, catalogue, member)
-    verify_service = VerifyService(database, network)
+    health = MetaserverHealth(database, member)
     routes = control_routes(
+        database,
+        network,
         catalogue,
         groups,
-        health.now,
+        health.read_health,
         operations,
-        verify_service,
-        resets,
+        resets=resets,
         removals=removals,
         starts=starts,
         publications=publications,
     )
-    routes += (access or AccessOff()).routes()
-    database.on_new_connection(agreement.doubt)
+    routes += refusing_routes() if access is None else access.routes()
+    database.on_new_connection(agreement.request_comparison)
     return Services(
         catalogue=catalogue,
         groups=groups,
@@ -162,7 +170,7 @@ def _database_route(route: ControlRoute, agreement: AgreementWatch) -> ControlRo
         return route
 
     async def wait_for_agreement(body: Any, params: Params) -> object:
-        await agreement.settled()
+        await agreement.wait_until_settled()
         return await route.handler(body, params)
 
     return replace(route, handler=wait_for_agreement)

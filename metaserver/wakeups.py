@@ -93,30 +93,30 @@ class SingleFlight(Generic[K, V, T]):
         self, work: Callable[[K, Sequence[V]], Awaitable[T]], *, pause_ms_max: int = 0
     ) -> None:
         self._work = work
-        self._rest_ms_max = pause_ms_max
+        self._pause_ms_max = pause_ms_max
         self._items: dict[K, list[V]] = {}
         """Key → items of the next run."""
-        self._next: dict[K, asyncio.Task[T]] = {}
-        self._last: dict[K, asyncio.Task[T]] = {}
+        self._next_tasks: dict[K, asyncio.Task[T]] = {}
+        self._last_tasks: dict[K, asyncio.Task[T]] = {}
         self._durations_s: dict[K, float] = {}
 
     async def run(self, key: K, item: V) -> T:
         """Add an item to the next run for this key, and return that run's result."""
         self._items.setdefault(key, []).append(item)
-        task = self._next.get(key)
+        task = self._next_tasks.get(key)
         if task is None:
-            task = asyncio.create_task(self._run_after(self._last.get(key), key))
-            self._next[key] = self._last[key] = task
+            task = asyncio.create_task(self._run_after(self._last_tasks.get(key), key))
+            self._next_tasks[key] = self._last_tasks[key] = task
             task.add_done_callback(lambda done: self._forget(key, done))
         return await shield(task)
 
     async def _run_after(self, previous: asyncio.Task[T] | None, key: K) -> T:
         if previous is not None:
             await asyncio.wait([previous])
-            await asyncio.sleep(min(self._durations_s.get(key, 0), self._rest_ms_max / 1000))
+            await asyncio.sleep(min(self._durations_s.get(key, 0), self._pause_ms_max / 1000))
         else:
             await asyncio.sleep(0)  # calls made in the same loop iteration share this run
-        del self._next[key]
+        del self._next_tasks[key]
         clock = asyncio.get_running_loop().time
         start = clock()
         try:
@@ -125,8 +125,8 @@ class SingleFlight(Generic[K, V, T]):
             self._durations_s[key] = clock() - start
 
     def _forget(self, key: K, task: asyncio.Task[T]) -> None:
-        if self._last.get(key) is task:
-            del self._last[key]
+        if self._last_tasks.get(key) is task:
+            del self._last_tasks[key]
             self._durations_s.pop(key, None)
         if not task.cancelled():
             task.exception()  # every caller raises it, so the event loop need not report it

@@ -17,7 +17,7 @@ from ..protocol.settings import flag_problems, refuse_call
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import environment_of
-from ..user_database.transactions import EngineOrUrl, make_tables
+from ..user_database.transactions import EngineOrUrl, create_missing_tables
 from .database import OutboxDatabase
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
@@ -37,7 +37,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         ConfigError: the engine, the URL or the prefix is invalid.
         StorageError: the database reported an error.
     """
-    await make_tables(lambda: _run(engine_or_url, prefix, _create))
+    await create_missing_tables(lambda: _run(engine_or_url, prefix, _create))
 
 
 def _create(connection: Connection, tables: OutboxTables) -> None:

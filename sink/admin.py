@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.ids import check_name
-from ..user_database.transactions import EngineOrUrl, UserDatabase, make_tables
+from ..user_database.transactions import EngineOrUrl, UserDatabase, create_missing_tables
 from .tables import DEFAULT_PREFIX, SinkTables
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         StorageError: the database reported an error.
     """
     tables = SinkTables(prefix)
-    await make_tables(lambda: _run(engine_or_url, tables, tables.create))
+    await create_missing_tables(lambda: _run(engine_or_url, tables, tables.create))
 
 
 async def forget(

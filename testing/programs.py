@@ -26,7 +26,7 @@ from ..broker.settings import BrokerSettings
 from ..broker.storage.files import AppendFile
 from ..metaserver.services import build_services
 from ..metaserver.settings import MetaserverSettings
-from ..metaserver.sql.clock_restart import adopt_boot
+from ..metaserver.sql.clock_restart import restart_times_after_boot
 from ..protocol.errors import InvalidRequestError, StorageError, StoryError
 from ..rpc.access.guard import Guard
 from ..rpc.environment import AMBIENT, Environment
@@ -280,7 +280,7 @@ class MetaserverProgram(StoryProgram):
         # in turn.
         self._database = self._database or MemoryDatabase(self._machine)
         self._database.transact(
-            adopt_boot,
+            restart_times_after_boot,
             f"boot {self._machine.boots}",
             broker_ttl_ms=self._settings.broker_ttl_ms,
         )

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 
 from ..protocol.errors import InvalidRequestError
 
-_kept: WeakSet[RootTransaction] = WeakSet()
+_transactions_with_savepoint: WeakSet[RootTransaction] = WeakSet()
 """Transactions whose first savepoint is kept open until they end."""
 
 
@@ -25,7 +25,7 @@ def check_transaction(connection: Connection) -> None:
     Raises:
         InvalidRequestError: the connection has AUTOCOMMIT.
     """
-    if _commits_each(connection):
+    if _is_autocommit(connection):
         error = InvalidRequestError(
             "the connection has AUTOCOMMIT: each statement is committed separately, and a rollback "
             "undoes none"
@@ -40,24 +40,30 @@ def check_transaction(connection: Connection) -> None:
         event.listen(connection, "release_savepoint", _keep_first_savepoint)
 
 
-def _commits_each(connection: Connection) -> bool:
+def _is_autocommit(connection: Connection) -> bool:
     """Return whether the driver commits each statement. It asks the driver, because `connect_args`,
     which SQLAlchemy does not interpret, may have set AUTOCOMMIT.
     """
-    pooled: Any = connection.connection
+    pooled_connection: Any = connection.connection
     if connection.dialect.name == "sqlite":
         # A driver that does not begin transactions itself is fine if an event handler of the user
         # has sent BEGIN.
-        driver = pooled.driver_connection
-        has_no_transaction = driver.isolation_level is None and not driver.in_transaction
+        driver_connection = pooled_connection.driver_connection
+        has_no_transaction = (
+            driver_connection.isolation_level is None and not driver_connection.in_transaction
+        )
         # Drivers have this attribute since Python 3.12; aiosqlite hides it.
         return (
-            has_no_transaction or getattr(getattr(driver, "_conn", driver), "autocommit", 0) is True
+            has_no_transaction
+            or getattr(getattr(driver_connection, "_conn", driver_connection), "autocommit", 0)
+            is True
         )
     try:
-        return bool(connection.dialect.detect_autocommit_setting(pooled.dbapi_connection))
+        return bool(
+            connection.dialect.detect_autocommit_setting(pooled_connection.dbapi_connection)
+        )
     except NotImplementedError:  # some third-party dialects cannot detect it
-        return getattr(pooled.dbapi_connection, "autocommit", False) is True
+        return getattr(pooled_connection.dbapi_connection, "autocommit", False) is True
 
 
 def _keep_first_savepoint(connection: Connection, name: str, _context: object) -> None:
@@ -69,12 +75,12 @@ def _keep_first_savepoint(connection: Connection, name: str, _context: object) -
     releasing it commits. SQLite releases the latest savepoint of a name, so this function adds a
     second savepoint of the same name, which is released instead of the first.
     """
-    root = connection.get_transaction()
-    first = connection.get_nested_transaction()
-    if root is None or first is None or root in _kept:
+    transaction = connection.get_transaction()
+    savepoint = connection.get_nested_transaction()
+    if transaction is None or savepoint is None or transaction in _transactions_with_savepoint:
         return
-    while first._previous_nested is not None:
-        first = first._previous_nested
-    if first._savepoint == name:
+    while savepoint._previous_nested is not None:
+        savepoint = savepoint._previous_nested
+    if savepoint._savepoint == name:
         connection.dialect.do_savepoint(connection, name)
-        _kept.add(root)
+        _transactions_with_savepoint.add(transaction)

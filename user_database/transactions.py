@@ -52,7 +52,7 @@ class UserDatabase:
         engine = (
             engine_or_url
             if isinstance(engine_or_url, AsyncEngine | Engine)
-            else _engine(engine_or_url)
+            else _create_engine(engine_or_url)
         )
         self._engine: AsyncEngine | Engine = engine
         if options and engine.dialect.name != "sqlite":
@@ -96,17 +96,17 @@ class UserDatabase:
             self._engine.dispose()
 
 
-async def make_tables(make: Callable[[], Awaitable[None]]) -> None:
+async def create_missing_tables(create: Callable[[], Awaitable[None]]) -> None:
     """
-    Call `make`, which creates missing tables, and retry if another process creates them at the same
-    time.
+    Call `create`, which creates missing tables, and retry if another process creates them at the
+    same time.
 
     Raises:
-        StorageError: `make` failed for another reason, or on every attempt.
+        StorageError: `create` failed for another reason, or on every attempt.
     """
     for pause_s in (*RETRY_PAUSES_S, None):
         try:
-            await make()
+            await create()
             break
         except StorageError as error:
             if pause_s is None or _CREATED_BY_OTHER.search(error.message) is None:
@@ -119,14 +119,14 @@ def _run(engine: Engine, work: Callable[[Connection], T]) -> T:
         return work(connection)
 
 
-def _engine(url: URL | str) -> AsyncEngine | Engine:
+def _create_engine(url: URL | str) -> AsyncEngine | Engine:
     try:
-        parsed = make_url(url)
+        parsed_url = make_url(url)
         if isinstance(url, str) and (problem := url_problem(url)):
             raise ConfigError(f"the URL of the database cannot be read: {problem}")
-        if parsed.get_dialect().is_async:
-            return create_async_engine(parsed)
-        return create_engine(parsed)
+        if parsed_url.get_dialect().is_async:
+            return create_async_engine(parsed_url)
+        return create_engine(parsed_url)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
     except ValueError:  # the error's text may contain a part of the password

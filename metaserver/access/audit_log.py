@@ -121,9 +121,9 @@ class AuditLog:
                 await asyncio.sleep(STORE_S)
                 await self.store()
                 if self._clock.boot_ms() - last_removal_ms >= REMOVE_S * 1000:
-                    started_ms = self._clock.boot_ms()
+                    removal_started_ms = self._clock.boot_ms()
                     if not await self._remove_old():
-                        last_removal_ms = started_ms
+                        last_removal_ms = removal_started_ms
         finally:
             await self.store()
 
@@ -154,13 +154,13 @@ class AuditLog:
 
     def routes(self) -> list[ControlRoute]:
         """Return the routes of the audit calls."""
-        return [ControlRoute(NOTE_AUDIT, self._note), ControlRoute(AUDIT, self._list)]
+        return [ControlRoute(NOTE_AUDIT, self._add_events), ControlRoute(AUDIT, self._list_events)]
 
-    async def _note(self, body: NoteAudit, _params: Params) -> Done:
+    async def _add_events(self, body: NoteAudit, _params: Params) -> Done:
         await self._database.write(append_events, body.events)
         return Done()
 
-    async def _list(self, _body: object, params: Params) -> AuditPage:
+    async def _list_events(self, _body: object, params: Params) -> AuditPage:
         check_params(AUDIT, params)
         await self.store()
         search = AuditSearch(

@@ -62,31 +62,35 @@ class AccessState:
             tokens: token hash → principal.
             grants: principal → its grants.
         """
-        added = {token: KnownToken(principal, 0, 0) for token, principal in tokens.items()}
-        merged = dict(self.grants)
-        for principal, new in grants.items():
-            merged[principal] = tuple(dict.fromkeys((*merged.get(principal, ()), *new)))
-        return replace(self, tokens={**self.tokens, **added}, grants=merged)
+        settings_tokens = {
+            token: KnownToken(principal, 0, 0) for token, principal in tokens.items()
+        }
+        merged_grants = dict(self.grants)
+        for principal, new_grants in grants.items():
+            merged_grants[principal] = tuple(
+                dict.fromkeys((*merged_grants.get(principal, ()), *new_grants))
+            )
+        return replace(self, tokens={**self.tokens, **settings_tokens}, grants=merged_grants)
 
-    def caller_of(self, token: str, now_ms: int) -> Caller:
+    def identify_caller(self, token: str, now_ms: int) -> Caller:
         """
         Return the caller that a token identifies.
 
         Raises:
             UnauthenticatedError: the token is unknown, revoked, not valid yet or expired.
         """
-        stored = self.tokens.get(token_hash(token))
-        if stored is None:
+        known_token = self.tokens.get(token_hash(token))
+        if known_token is None:
             raise UnauthenticatedError(
                 "the token is unknown in this cluster, or was revoked", problem="unknown token"
             )
-        if now_ms < stored.begins_at:
+        if now_ms < known_token.begins_at:
             raise UnauthenticatedError("the token is not valid yet", problem="not begun")
-        if stored.ends_at and now_ms >= stored.ends_at:
+        if known_token.ends_at and now_ms >= known_token.ends_at:
             raise UnauthenticatedError("the token has expired", problem="ended")
-        return self.caller_named(stored.principal, ends_at_ms=stored.ends_at)
+        return self.build_caller(known_token.principal, ends_at_ms=known_token.ends_at)
 
-    def caller_named(
+    def build_caller(
         self, principal: str, groups: tuple[str, ...] = (), ends_at_ms: int = 0
     ) -> Caller:
         """
@@ -103,19 +107,19 @@ class AccessState:
 
     def news(self, now_ms: int, *, operators: Mapping[str, str]) -> AccessNews:
         """Return the recent changes for brokers; `operators` as in `AccessNews`."""
-        recent = {
+        recent_changes = {
             principal: version
             for principal, (version, at_ms) in self.changed.items()
             if at_ms > now_ms - CHANGED_MS
         }
-        is_overflow = len(recent) > CHANGED_MAX
+        is_overflow = len(recent_changes) > CHANGED_MAX
         return AccessNews(
             cluster=self.cluster,
             now_ms=now_ms,
             version=self.version,
             keys=dict(self.keys),
-            changed={} if is_overflow else recent,
-            floor=max(recent.values()) if is_overflow else 0,
+            changed={} if is_overflow else recent_changes,
+            floor=max(recent_changes.values()) if is_overflow else 0,
             subject_bytes=dict(self.subject_bytes),
             scheduled_bytes=dict(self.scheduled_bytes),
             operators=dict(operators),

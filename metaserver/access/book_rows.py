@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.access.rights import AccessGrant
 from ..sql.schema import access_keys, access_principals, access_tokens
 from .book import AccessState, KnownToken
-from .quota_rows import quotas_of, read_quotas
+from .quota_rows import index_quotas, read_quotas
 from .rows import STATE, read_grants
 
 
@@ -21,7 +21,7 @@ def read_access_state(connection: Connection, now_ms: int) -> AccessState:
         grants.setdefault(principal, []).append(grant)
     keys = connection.execute(sa.select(access_keys).where(access_keys.c.ends_at > now_ms))
     rows = read_quotas(connection)
-    quotas, subject_bytes = quotas_of(rows)
+    quotas, subject_bytes = index_quotas(rows)
     return AccessState(
         cluster=state.cluster,
         version=state.version,

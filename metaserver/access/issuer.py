@@ -63,20 +63,24 @@ class Issuer:
             UnavailableError: the issuer's keys cannot be read.
         """
         digest = hashlib.sha256(text.encode()).digest()
-        cached = self._cache.get(digest)
-        kid = cached[0] if cached is not None else _header(text, self._settings.algorithms)[0]
-        key = await self._keys.find(kid)
+        cached_entry = self._cache.get(digest)
+        key_id = (
+            cached_entry[0]
+            if cached_entry is not None
+            else _read_header(text, self._settings.algorithms)[0]
+        )
+        key = await self._keys.find(key_id)
         if self._cached_version != self._keys.version:
             self._cache.clear()
             self._cached_version = self._keys.version
-        cached = self._cache.get(digest)
-        if cached is not None and self._clock.wall_ms() < cached[1].ends_at_ms:
-            return cached[1]
-        _kid, algorithm = _header(text, self._settings.algorithms)
+        cached_entry = self._cache.get(digest)
+        if cached_entry is not None and self._clock.wall_ms() < cached_entry[1].ends_at_ms:
+            return cached_entry[1]
+        _key_id, algorithm = _read_header(text, self._settings.algorithms)
         if key is None:
-            raise _refused("its key is not one of the issuer's", "unknown key")
-        identity = self._decode(text, _key_for(key, algorithm), algorithm)
-        self._cache[digest] = kid, identity
+            raise _token_error("its key is not one of the issuer's", "unknown key")
+        identity = self._decode(text, _load_key(key, algorithm), algorithm)
+        self._cache[digest] = key_id, identity
         if len(self._cache) > CACHE_MAX:
             self._cache.popitem(last=False)
         return identity
@@ -95,17 +99,17 @@ class Issuer:
                 options={"require": ["exp", "iss", "aud"]},
             )
         except jwt.ExpiredSignatureError:
-            raise _refused("it has expired", "ended") from None
+            raise _token_error("it has expired", "ended") from None
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
-            raise _refused(str(error)[:200], type(error).__name__) from None
+            raise _token_error(str(error)[:200], type(error).__name__) from None
         name = claims.get(settings.principal_claim)
         principal = f"{JWT}{name}"
         if not isinstance(name, str) or not is_outside(principal):
-            raise _refused(f"its claim {settings.principal_claim} is not a valid name", "name")
+            raise _token_error(f"its claim {settings.principal_claim} is not a valid name", "name")
         ends_at_ms = (int(claims["exp"]) + settings.leeway_s) * 1000
-        return VerifiedIdentity(principal, self._groups(claims), ends_at_ms)
+        return VerifiedIdentity(principal, self._read_groups(claims), ends_at_ms)
 
-    def _groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
+    def _read_groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
         """Return the groups in a token, without those whose names are not valid principals."""
         claim = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
         names = claim.split() if isinstance(claim, str) else claim
@@ -115,23 +119,25 @@ class Issuer:
         return tuple(dict.fromkeys(group for group in groups if is_outside(group)))
 
 
-def _header(text: str, allowed: tuple[str, ...]) -> tuple[str, str]:
+def _read_header(text: str, allowed_algorithms: tuple[str, ...]) -> tuple[str, str]:
     """Return the key id and the algorithm of a token. Raises UnauthenticatedError."""
     try:
         header = jwt.get_unverified_header(text)
     except (jwt.PyJWTError, ValueError, RecursionError):
-        raise _refused("it is not a JWT", "no token") from None
-    algorithm, kid = header.get("alg"), header.get("kid")
-    if algorithm not in allowed:
-        raise _refused(f"its algorithm is not one of {', '.join(allowed)}", "algorithm")
+        raise _token_error("it is not a JWT", "no token") from None
+    algorithm, key_id = header.get("alg"), header.get("kid")
+    if algorithm not in allowed_algorithms:
+        raise _token_error(
+            f"its algorithm is not one of {', '.join(allowed_algorithms)}", "algorithm"
+        )
     if "crit" in header:
-        raise _refused("it has critical headers", "critical headers")
-    if not isinstance(kid, str) or not 0 < len(kid) <= 200:
-        raise _refused("it names no key", "unknown key")
-    return kid, str(algorithm)
+        raise _token_error("it has critical headers", "critical headers")
+    if not isinstance(key_id, str) or not 0 < len(key_id) <= 200:
+        raise _token_error("it names no key", "unknown key")
+    return key_id, str(algorithm)
 
 
-def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
+def _load_key(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
     """Return the key if its type matches the algorithm. Raises UnauthenticatedError."""
     matches = (
         key.get("kty") == _KINDS[algorithm[:2]]
@@ -139,14 +145,14 @@ def _key_for(key: dict[str, Any], algorithm: str) -> jwt.PyJWK:
         and key.get("crv") == _CURVES.get(algorithm, key.get("crv"))
     )
     if not matches:
-        raise _refused("its key is for another algorithm", "algorithm")
+        raise _token_error("its key is for another algorithm", "algorithm")
     try:
         return jwt.PyJWK(key, algorithm=algorithm)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError):
-        raise _refused("the issuer's key cannot be used", "unusable key") from None
+        raise _token_error("the issuer's key cannot be used", "unusable key") from None
 
 
-def _refused(why: str, problem: str) -> UnauthenticatedError:
+def _token_error(why: str, problem: str) -> UnauthenticatedError:
     return UnauthenticatedError(
         f"the token of the outside issuer is refused: {why}", problem=problem
     )

@@ -23,7 +23,7 @@ from ...protocol.errors import InvalidRequestError, OverloadedError
 from ...protocol.http.access import PRINCIPAL, SUBJECT, QuotaRow, SetQuota, UnsetQuota
 from ..sql.dialect import insert_or_replace
 from ..sql.schema import access_quotas, name_limits
-from .rows import PRINCIPALS_MAX, raise_version, touch
+from .rows import PRINCIPALS_MAX, raise_version, record_principal_change
 
 _QUOTAS_MAX = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
 
@@ -59,12 +59,14 @@ def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None
     if len(quotas) >= _QUOTAS_MAX[request.kind] and request.name not in quotas:
         raise OverloadedError("too many quotas", limit=_QUOTAS_MAX[request.kind])
     _invalidate(connection, request.kind, request.name, now_ms)
-    _store(connection, row, access_quotas, keep=request.quota != NO_QUOTA or request.sessions > 0)
+    _store_limits(
+        connection, row, access_quotas, keep=request.quota != NO_QUOTA or request.sessions > 0
+    )
     if request.kind == SUBJECT:
-        _store(connection, row, name_limits, keep=any(extra_limits))
+        _store_limits(connection, row, name_limits, keep=any(extra_limits))
 
 
-def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
+def _store_limits(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
     """Store the limits of a quota for which `table` has columns; if `keep` is false, delete the
     quota's row there.
     """
@@ -72,37 +74,37 @@ def _store(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool
         values = {str(column.name): getattr(row, column.name) for column in table.columns}
         insert_or_replace(connection, table, values)
     else:
-        _delete(connection, row.kind, row.name, table)
+        _delete_limits(connection, row.kind, row.name, table)
 
 
-def _delete(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
+def _delete_limits(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
     """Delete a quota's row in a table; returns False if there was none."""
-    condition = table.c.name == name
+    is_named = table.c.name == name
     if "kind" in table.c:
-        condition &= table.c.kind == kind
-    return bool(connection.execute(sa.delete(table).where(condition)).rowcount)
+        is_named &= table.c.kind == kind
+    return bool(connection.execute(sa.delete(table).where(is_named)).rowcount)
 
 
 def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> None:
     """Delete limits; a repeat changes nothing. Raises InvalidRequestError."""
     _check_name(request.kind, request.name)
     tables = (access_quotas, name_limits) if request.kind == SUBJECT else (access_quotas,)
-    if sum(_delete(connection, request.kind, request.name, table) for table in tables):
+    if sum(_delete_limits(connection, request.kind, request.name, table) for table in tables):
         _invalidate(connection, request.kind, request.name, now_ms)
 
 
 def read_quotas(connection: Connection) -> list[QuotaRow]:
     """Return all quotas, sorted by kind and name."""
-    quotas = connection.execute(sa.select(access_quotas))
-    rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quotas}
-    for limits in connection.execute(sa.select(name_limits)).mappings():
-        key = SUBJECT, limits["name"]
+    quota_rows = connection.execute(sa.select(access_quotas))
+    rows = {(row.kind, row.name): QuotaRow(**row._mapping) for row in quota_rows}
+    for limits_row in connection.execute(sa.select(name_limits)).mappings():
+        key = SUBJECT, limits_row["name"]
         row = rows.get(key) or QuotaRow(*key, 0, 0, 0)  # type: ignore[arg-type]
-        rows[key] = replace(row, **limits)
+        rows[key] = replace(row, **limits_row)
     return sorted(rows.values())
 
 
-def quotas_of(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
+def index_quotas(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
     """Return principal → quota, and subject or pattern → limit in bytes per second."""
     quotas = {
         row.name: Quota(row.bytes_per_s, row.requests_per_s, row.connections)
@@ -125,6 +127,6 @@ def _invalidate(connection: Connection, kind: str, name: str, now_ms: int) -> No
     capabilities are renewed within minutes.
     """
     if kind == PRINCIPAL and name != EVERYBODY:
-        touch(connection, name, now_ms)
+        record_principal_change(connection, name, now_ms)
     else:
         raise_version(connection)

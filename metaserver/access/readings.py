@@ -14,21 +14,21 @@ class ReadOrder:
     """
 
     def __init__(self) -> None:
-        self._started = 0
-        self._overlapping = 0
+        self._last_number = 0
+        self._last_overlapping = 0
         """Number of the last read that had started when the newest one ended."""
-        self._newest = (0, 0)
+        self._newest_version = (0, 0)
         """Version and number of the newest read."""
 
     def begin(self) -> int:
         """Start a read, and return its number."""
-        self._started += 1
-        return self._started
+        self._last_number += 1
+        return self._last_number
 
     def is_newest(self, number: int, version: int) -> bool:
         """End a read; returns whether it is newer than all that ended before."""
-        if number <= self._overlapping and (version, number) < self._newest:
+        if number <= self._last_overlapping and (version, number) < self._newest_version:
             return False
-        self._newest = (version, number)
-        self._overlapping = self._started
+        self._newest_version = (version, number)
+        self._last_overlapping = self._last_number
         return True

@@ -64,7 +64,7 @@ def store_key(
 
 
 def create_token(
-    connection: Connection, request: CreateToken, hashed: str, *, now_ms: int
+    connection: Connection, request: CreateToken, token_hash: str, *, now_ms: int
 ) -> TokenView:
     """
     Store a new token.
@@ -78,10 +78,10 @@ def create_token(
     if request.ends_at_ms and request.ends_at_ms <= max(now_ms, request.begins_at_ms):
         raise InvalidRequestError("the token would end before it begins, or has expired already")
     _evict_token(connection, now_ms)
-    touch(connection, request.principal, now_ms)
+    record_principal_change(connection, request.principal, now_ms)
     row = {
         "principal": request.principal,
-        "hash": hashed,
+        "hash": token_hash,
         "label": request.label,
         "made_at": now_ms,
         "begins_at": request.begins_at_ms,
@@ -90,7 +90,7 @@ def create_token(
     token_id = connection.execute(
         sa.insert(access_tokens).values(row).returning(access_tokens.c.token_id)
     ).scalar_one()
-    return _token(connection, token_id, now_ms)
+    return _read_token(connection, token_id, now_ms)
 
 
 def _evict_token(connection: Connection, now_ms: int) -> None:
@@ -108,13 +108,13 @@ def _evict_token(connection: Connection, now_ms: int) -> None:
     count = sa.select(sa.func.count()).select_from(access_tokens)
     if connection.execute(count).scalar_one() < TOKENS_MAX:
         return
-    first_unusable = (
+    unusable_query = (
         sa.select(tokens.token_id)
         .where(_is_unusable(now_ms))
         .order_by(sa.case((tokens.revoked_at > 0, 0), else_=1), tokens.revoked_at, tokens.ends_at)
         .limit(1)
     )
-    token_id = connection.execute(first_unusable).scalar()
+    token_id = connection.execute(unusable_query).scalar()
     if token_id is None:
         raise OverloadedError(
             f"there are {TOKENS_MAX:,} tokens, and none was revoked or has expired: revoke "
@@ -129,20 +129,20 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
     query = sa.select(access_tokens).order_by(access_tokens.c.token_id)
     if principal is not None:
         query = query.where(access_tokens.c.principal == principal)
-    return [_view(row, now_ms) for row in connection.execute(query)]
+    return [_build_view(row, now_ms) for row in connection.execute(query)]
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
     """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
-    token = _token(connection, token_id, now_ms)
+    token = _read_token(connection, token_id, now_ms)
     if not token.revoked_at_ms:
-        touch(connection, token.principal, now_ms)
+        record_principal_change(connection, token.principal, now_ms)
         connection.execute(
             sa.update(access_tokens)
             .where(access_tokens.c.token_id == token_id)
             .values(revoked_at=now_ms)
         )
-    return _token(connection, token_id, now_ms)
+    return _read_token(connection, token_id, now_ms)
 
 
 def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
@@ -160,15 +160,15 @@ def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
     if request.grant in grants:
         return
     grants.append(request.grant)
-    size = sum(len(each.right) + len(each.subject) + len(each.group) for each in grants)
-    if len(grants) > GRANTS_MAX or size > GRANT_BYTES_MAX:
+    text_bytes = sum(len(each.right) + len(each.subject) + len(each.group) for each in grants)
+    if len(grants) > GRANTS_MAX or text_bytes > GRANT_BYTES_MAX:
         raise OverloadedError(
             f"{request.principal!r} has too many rights: at most {GRANTS_MAX}, of "
             f"{GRANT_BYTES_MAX} characters together; a pattern such as orders.* stands for many "
             "subjects",
             limit=GRANTS_MAX,
         )
-    touch(connection, request.principal, now_ms)
+    record_principal_change(connection, request.principal, now_ms)
     insert_new(connection, access_grants, _grant_row(request))
 
 
@@ -178,7 +178,7 @@ def revoke_grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -
     row = _grant_row(request)
     this_grant = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
     if connection.execute(sa.delete(access_grants).where(this_grant)).rowcount:
-        touch(connection, request.principal, now_ms)
+        record_principal_change(connection, request.principal, now_ms)
 
 
 def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
@@ -208,15 +208,15 @@ def raise_version(connection: Connection) -> int:
     return version
 
 
-def touch(connection: Connection, principal: str, now_ms: int) -> None:
+def record_principal_change(connection: Connection, principal: str, now_ms: int) -> None:
     """Record a change of a principal; the first change creates the principal's row."""
     version = raise_version(connection)
-    updated = connection.execute(
+    result = connection.execute(
         sa.update(access_principals)
         .where(access_principals.c.principal == principal)
         .values(version=version, changed_at=now_ms)
     )
-    if updated.rowcount:
+    if result.rowcount:
         return
     _evict_principal(connection, now_ms)
     row = {"principal": principal, "version": version, "changed_at": now_ms}
@@ -240,13 +240,13 @@ def _evict_principal(connection: Connection, now_ms: int) -> None:
         access_tokens.c.principal == principals.principal, sa.not_(_is_unusable(now_ms))
     )
     # A change is sent to brokers until the capabilities signed before it have expired.
-    idle = (
+    idle_query = (
         sa.select(principals.principal)
         .where(sa.not_(has_right), sa.not_(has_token), principals.changed_at < now_ms - CHANGED_MS)
         .order_by(principals.changed_at, principals.principal)
         .limit(1)
     )
-    principal = connection.execute(idle).scalar()
+    principal = connection.execute(idle_query).scalar()
     if principal is None:
         raise OverloadedError(
             f"there are {PRINCIPALS_MAX:,} principals, each with a right or a valid token: "
@@ -263,17 +263,17 @@ def _is_unusable(now_ms: int) -> sa.ColumnElement[bool]:
     return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 
 
-def _token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
+def _read_token(connection: Connection, token_id: int, now_ms: int) -> TokenView:
     query = sa.select(access_tokens).where(access_tokens.c.token_id == token_id)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise NotFoundError(
             Reason.TOKEN_ID_UNKNOWN, f"there is no token {token_id}", token_id=token_id
         )
-    return _view(row, now_ms)
+    return _build_view(row, now_ms)
 
 
-def _view(row: sa.Row[tuple[object, ...]], now_ms: int) -> TokenView:
+def _build_view(row: sa.Row[tuple[object, ...]], now_ms: int) -> TokenView:
     state = "valid"
     if row.revoked_at:
         state = "revoked"

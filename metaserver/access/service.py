@@ -130,14 +130,14 @@ class AccessService:
             for principal in settings_tokens.values()
         }
         self._signing_key = OwnKey()
-        self._key_made_ms = self._read_ms = 0
+        self._key_created_ms = self._last_read_ms = 0
         self._holder_key = OwnKey()
         self.state = AccessState()
         self._read_order = ReadOrder()
 
     async def start(self) -> None:
         """Read the access state, and store the public key. Raises StorageError."""
-        await self._new_key()
+        await self._rotate_key()
 
     async def run(self) -> None:
         """Follow changes by other metaservers, and renew the key, until cancelled."""
@@ -153,25 +153,27 @@ class AccessService:
     async def _poll(self) -> None:
         """Read changes, and store a new key if the key is due or the database lacks it."""
         now_ms = self._clock.boot_ms()
-        stored = await self._database.read(read_version)
-        current = (self.state.cluster, self.state.version)
-        if stored is not None and (stored != current or now_ms - self._read_ms > REREAD_MS):
+        stored_version = await self._database.read(read_version)
+        known_version = (self.state.cluster, self.state.version)
+        if stored_version is not None and (
+            stored_version != known_version or now_ms - self._last_read_ms > REREAD_MS
+        ):
             await self.refresh()
         # A database that lacks the row or the key was replaced, for example by a restore.
-        is_stored = stored is not None and self._signing_key.key_id in self.state.keys
-        if not is_stored or now_ms - self._key_made_ms > KEY_MS:
-            await self._new_key()
+        is_stored = stored_version is not None and self._signing_key.key_id in self.state.keys
+        if not is_stored or now_ms - self._key_created_ms > KEY_MS:
+            await self._rotate_key()
 
     async def refresh(self) -> None:
         """Read the whole state again: `state` then has everything that was committed before this
         call. Raises StorageError.
         """
-        number, self._read_ms = self._read_order.begin(), self._clock.boot_ms()
+        number, self._last_read_ms = self._read_order.begin(), self._clock.boot_ms()
         state = await self._database.read(read_access_state, self._clock.wall_ms())
         if self._read_order.is_newest(number, state.version):
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
-    async def _new_key(self) -> None:
+    async def _rotate_key(self) -> None:
         await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
@@ -179,7 +181,7 @@ class AccessService:
             store_key, key.key_id, key.public, ends_at=ends_at, now_ms=now_ms
         )
         self._signing_key = key
-        self._key_made_ms = self._clock.boot_ms()
+        self._key_created_ms = self._clock.boot_ms()
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
@@ -187,16 +189,16 @@ class AccessService:
         UnavailableError.
         """
         if self._issuer is not None and self._issuer.looks_like(text):
-            return self.state.caller_named(*await self._issuer.verify(text))
-        return self.state.caller_of(text, self._clock.wall_ms())
+            return self.state.build_caller(*await self._issuer.verify(text))
+        return self.state.identify_caller(text, self._clock.wall_ms())
 
-    def certified(self, peer: Peer) -> Caller:
+    def identify_certificate(self, peer: Peer) -> Caller:
         """Return the caller of a client certificate that TLS has verified. Raises
         UnauthenticatedError.
         """
         if self._clock.wall_ms() >= peer.ends_at_ms:
             raise UnauthenticatedError("the client's certificate has expired", problem="ended")
-        return self.state.caller_named(peer.principal, ends_at_ms=peer.ends_at_ms)
+        return self.state.build_caller(peer.principal, ends_at_ms=peer.ends_at_ms)
 
     def version(self) -> int:
         """Return the version of the access state."""
@@ -268,17 +270,17 @@ class AccessService:
         """Return a route for each of `endpoints.ACCESS`."""
         return [
             ControlRoute(CREATE_TOKEN, self._create_token),
-            ControlRoute(TOKENS, self._tokens),
+            ControlRoute(TOKENS, self._list_tokens),
             ControlRoute(REVOKE_TOKEN, self._revoke_token),
             ControlRoute(GRANT, self._grant),
             ControlRoute(REVOKE_GRANT, self._revoke_grant),
-            ControlRoute(GRANTS, self._grants),
-            ControlRoute(CHECK_ACCESS, self._check),
-            ControlRoute(CAPABILITY, self._capability),
-            ControlRoute(ACCESS_NEWS, self._news),
+            ControlRoute(GRANTS, self._list_grants),
+            ControlRoute(CHECK_ACCESS, self._check_access),
+            ControlRoute(CAPABILITY, self._issue_capability),
+            ControlRoute(ACCESS_NEWS, self._read_news),
             ControlRoute(SET_QUOTA, self._set_quota),
             ControlRoute(UNSET_QUOTA, self._unset_quota),
-            ControlRoute(QUOTAS, self._quotas),
+            ControlRoute(QUOTAS, self._list_quotas),
             *self.audit.routes(),
         ]
 
@@ -290,7 +292,7 @@ class AccessService:
         await self.refresh()
         return MadeToken(token=token, view=view)
 
-    async def _tokens(self, _body: object, params: Params) -> TokenList:
+    async def _list_tokens(self, _body: object, params: Params) -> TokenList:
         principal = params.get("principal")
         now_ms = self._clock.wall_ms()
         return TokenList(tokens=await self._database.read(read_tokens, principal, now_ms))
@@ -311,7 +313,7 @@ class AccessService:
         await self.refresh()
         return Done()
 
-    async def _grants(self, _body: object, params: Params) -> GrantList:
+    async def _list_grants(self, _body: object, params: Params) -> GrantList:
         principal = params.get("principal")
         rows = await self._database.read(read_grants, principal)
         from_settings = {
@@ -332,17 +334,17 @@ class AccessService:
         await self.refresh()
         return Done()
 
-    async def _quotas(self, _body: object, _params: Params) -> QuotaList:
+    async def _list_quotas(self, _body: object, _params: Params) -> QuotaList:
         return QuotaList(quotas=await self._database.read(read_quotas))
 
-    async def _check(self, body: CheckAccess, _params: Params) -> Decision:
+    async def _check_access(self, body: CheckAccess, _params: Params) -> Decision:
         check_grant(AccessGrant(body.right))
         for each in self.state.grants.get(body.principal, ()):
             if allows((each,), body.right, body.subject, body.group):
                 return Decision(allowed=True, by=each)
         return Decision(allowed=False)
 
-    async def _capability(self, body: AskCapability, _params: Params) -> Capabilities:
+    async def _issue_capability(self, body: AskCapability, _params: Params) -> Capabilities:
         if len(body.holder) not in (0, HOLDER_BYTES):
             raise InvalidRequestError(f"a holder's key has {HOLDER_BYTES} bytes")
         caller = CALLER.get()
@@ -353,17 +355,16 @@ class AccessService:
             ends_in_ms=max(0, self._capability_end_ms(caller) - self._clock.wall_ms()),
         )
 
-    async def _news(self, _body: object, _params: Params) -> AccessNews:
+    async def _read_news(self, _body: object, _params: Params) -> AccessNews:
         return self.news()
 
 
-class AccessOff:
-    """Replaces `AccessService` on a metaserver without access control: it refuses all its calls."""
+def refusing_routes() -> list[ControlRoute]:
+    """Return a route for each of `endpoints.ACCESS`, for a metaserver without access control: it
+    refuses all these calls.
+    """
 
-    def routes(self) -> list[ControlRoute]:
-        """Return a route for each of `endpoints.ACCESS`."""
+    async def refuse(_body: object, _params: object) -> object:
+        raise InvalidRequestError(Reason.ACCESS_OFF)
 
-        async def refuse(_body: object, _params: object) -> object:
-            raise InvalidRequestError(Reason.ACCESS_OFF)
-
-        return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]
+    return [ControlRoute(endpoint, refuse) for endpoint in ACCESS]

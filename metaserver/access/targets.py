@@ -21,13 +21,13 @@ from ..sql.database import Database
 from ..sql.schema import groups, operations, sessions, subjects
 
 SESSIONS_MAX = 100_000
-_OF_BROKERS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
+_BROKER_PATHS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths in which {group} is a broker group."""
-_OF_SUBJECT = frozenset({OperationKind.RESIZE, OperationKind.GROW})
+_SUBJECT_KINDS = frozenset({OperationKind.RESIZE, OperationKind.GROW})
 """Operations whose body names a subject; the others name partitions or a broker group, and need
 rights on all subjects.
 """
-_CANCELABLE = _OF_SUBJECT | {OperationKind.SET}
+_CANCELABLE = _SUBJECT_KINDS | {OperationKind.SET}
 """Operations that an administrator of only their subject may begin and cancel."""
 _WHOLE_CLUSTER = (AccessTarget(),)
 
@@ -48,7 +48,7 @@ class MetaserverTargets:
 
         An unknown session has no target: the call itself will report it as unknown.
         """
-        if endpoint.path in _OF_BROKERS:
+        if endpoint.path in _BROKER_PATHS:
             return _WHOLE_CLUSTER
         if endpoint is CANCEL_OPERATION:
             subject = await self._database.read(_read_operation_subject, parse_number(params["id"]))
@@ -66,7 +66,7 @@ class MetaserverTargets:
                 targets.append(AccessTarget(second_subject))
             return targets
         if isinstance(body, Reshape):
-            return (AccessTarget(body.subject),) if body.kind in _OF_SUBJECT else _WHOLE_CLUSTER
+            return (AccessTarget(body.subject),) if body.kind in _SUBJECT_KINDS else _WHOLE_CLUSTER
         if isinstance(body, CreateSubject | Join):
             return (AccessTarget(body.subject, getattr(body, "group", "")),)
         session = getattr(body, "session", None)
@@ -87,7 +87,7 @@ class MetaserverTargets:
         return target
 
 
-_session = (
+_session_query = (
     sa.select(subjects.c.name.label("subject"), groups.c.name.label("group_name"))
     .select_from(sessions)
     .join(groups, groups.c.group_id == sessions.c.group_id)
@@ -97,7 +97,7 @@ _session = (
 
 
 def _read_session(connection: Connection, session: str) -> AccessTarget | None:
-    row = connection.execute(_session, {"of_session": session}).one_or_none()
+    row = connection.execute(_session_query, {"of_session": session}).one_or_none()
     return None if row is None else AccessTarget(row.subject, row.group_name, "this session")
 
 

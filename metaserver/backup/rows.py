@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import ConfigError, Reason
 from ..sql.clock_restart import restart_times
 from ..sql.cluster_facts import CLUSTER, CLUSTER_VERSION
-from ..sql.dialect import begin_snapshot, insert_or_replace
+from ..sql.dialect import begin_snapshot, insert_or_replace, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
     duties,
@@ -115,7 +115,7 @@ def store_rows(
     for group_id in connection.execute(sa.select(groups.c.group_id)).scalars().all():
         take_duty(connection, rebuilt_duty(group_id), holder="restore", lease_ms=HOLD_MS)
     for table in tables.values():
-        skip_ids(connection, table)
+        skip_later_ids(connection, table)
     query = sa.select(duties.c.name, duties.c.holder, duties.c.held_until)
     held_duties = [dict(row) for row in connection.execute(query).mappings()]
     restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # which also ends all duties
@@ -123,16 +123,9 @@ def store_rows(
         connection.execute(sa.insert(duties), held_duties)
 
 
-def skip_ids(connection: Connection, table: sa.Table) -> None:
+def skip_later_ids(connection: Connection, table: sa.Table) -> None:
     """Skip IDS_AHEAD ids of a table, which rows inserted after the backup may have."""
-    (column, *more) = table.primary_key.columns
-    if more or column.autoincrement is not True:
-        return
-    highest = connection.execute(sa.select(sa.func.max(column))).scalar_one() or 0
-    if connection.dialect.name == "postgresql":
-        sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
-        connection.execute(sa.select(sa.func.setval(sequence, highest + IDS_AHEAD)))
-        return
-    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    connection.execute(sa.delete(sequences).where(sequences.c.name == table.name))
-    connection.execute(sa.insert(sequences).values(name=table.name, seq=highest + IDS_AHEAD))
+    (column, *other_columns) = table.primary_key.columns
+    if not other_columns and column.autoincrement is True:
+        highest_id = connection.execute(sa.select(sa.func.max(column))).scalar_one() or 0
+        skip_ids(connection, table, highest_id + IDS_AHEAD)

@@ -48,7 +48,7 @@ async def backup_database(
         ConfigError: the schema has another version; nothing was changed.
         ConflictError, VersionError, StorageError
     """
-    async with _open_existing(settings) as database:
+    async with _open_existing_database(settings) as database:
         head, lines = await database.read(_encode_database)
     write(b"".join(lines))
     return head
@@ -56,11 +56,11 @@ async def backup_database(
 
 async def read_tables(settings: MetaserverSettings, tables: Sequence[sa.Table]) -> list[Row]:
     """Read the rows of some tables in one snapshot. Raises the same errors as `backup_database`."""
-    async with _open_existing(settings) as database:
+    async with _open_existing_database(settings) as database:
         return await database.read(_read_tables, tables)
 
 
-def _open_existing(
+def _open_existing_database(
     settings: MetaserverSettings,
 ) -> AbstractAsyncContextManager[SqlDatabase]:
     """Return a context manager that opens an existing database. Raises the same errors as
@@ -117,7 +117,7 @@ async def restore_database(
     head, rows = read_backup(settings, content, path)
     check_member(VERSION, parse_version(head.cluster_version), "this program")
     clock = SystemClock()
-    opened = open_database(
+    database_context = open_database(
         folder=prepare_folder(settings.data),
         url=settings.database_url,
         clock=clock,
@@ -125,7 +125,7 @@ async def restore_database(
         broker_ttl_ms=settings.broker_ttl_ms,
         before=partial(_check_target, head),
     )
-    async with opened as database:
+    async with database_context as database:
         await database.write(
             store_rows, rows, route_version=clock.wall_ms(), broker_ttl_ms=settings.broker_ttl_ms
         )

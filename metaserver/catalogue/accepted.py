@@ -22,13 +22,13 @@ from ...protocol.ids import FencingToken, check_name
 from ...protocol.operations import StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import listed
-from ..cluster.announcements import forget_heard
+from ..cluster.announcements import forget_announced
 from ..cluster.brokers import (
     last_report,
     lock_broker_query,
     refused_query,
     refused_view,
-    unknown_group,
+    unknown_broker_group_error,
     wait_for_broker_locks,
 )
 from ..groups.locked_group import (
@@ -67,14 +67,14 @@ def accept_folder(
     check_name("broker group", broker_group)
     parameters = {"of_group": broker_group, "for_ms": 0}
     wait_for_broker_locks(connection, alone=True)
-    row = connection.execute(lock_broker_query, parameters).one_or_none()
-    if row is None:
-        raise unknown_group(connection, broker_group)
-    if row.alive:
+    broker_row = connection.execute(lock_broker_query, parameters).one_or_none()
+    if broker_row is None:
+        raise unknown_broker_group_error(connection, broker_group)
+    if broker_row.alive:
         report = last_report(connection, broker_group)
         raise InvalidRequestError(
-            f"broker group {broker_group!r} {report.age}, from {row.address}, so no copy is "
-            f"accepted. If that broker is dead, {report.ask_again}"
+            f"broker group {broker_group!r} {report.age_text}, from {broker_row.address}, so no "
+            f"copy is accepted. If that broker is dead, {report.advice}"
         )
     refused_copies = refused_query.where(
         refused_brokers.c.broker_group == broker_group,
@@ -93,32 +93,37 @@ def accept_folder(
     (copy,) = copies
     if not request.dry_run:
         this_broker = brokers.c.broker_group == broker_group
-        accepted = {"opening": copy.opening, "log_end": copy.log_end}
-        connection.execute(sa.update(brokers).where(this_broker).values(accepted))
-        previous = {"known_opening": row.opening, "known_log_end": row.log_end}
-        forget_heard(connection, broker_group)
+        accepted_values = {"opening": copy.opening, "log_end": copy.log_end}
+        connection.execute(sa.update(brokers).where(this_broker).values(accepted_values))
+        previous_values = {"known_opening": broker_row.opening, "known_log_end": broker_row.log_end}
+        forget_announced(connection, broker_group)
         fence = _end_leases(connection, broker_group)
-        journal_row = {"broker_group": broker_group, **accepted, **previous, "fence": fence}
+        journal_row = {
+            "broker_group": broker_group,
+            **accepted_values,
+            **previous_values,
+            "fence": fence,
+        }
         connection.execute(sa.insert(accepted_folders).values(journal_row))
     return refused_view(copy)
 
 
-def accept_complete(
+def accept_complete_folder(
     connection: Connection,
     broker_group: str,
     request: AcceptFolder,
-    hosted: Iterable[PartitionStatus],
+    statuses: Iterable[PartitionStatus],
 ) -> RefusedBroker:
-    """Call `accept_folder` and `check_complete` in one transaction, because an operation may have
-    advanced since the last check.
+    """Call `accept_folder` and `check_folder_complete` in one transaction, because an operation may
+    have advanced since the last check.
     """
-    accepted = accept_folder(connection, broker_group, request)
-    check_complete(connection, broker_group, hosted)
-    return accepted
+    accepted_copy = accept_folder(connection, broker_group, request)
+    check_folder_complete(connection, broker_group, statuses)
+    return accepted_copy
 
 
-def check_complete(
-    connection: Connection, broker_group: str, hosted: Iterable[PartitionStatus]
+def check_folder_complete(
+    connection: Connection, broker_group: str, statuses: Iterable[PartitionStatus]
 ) -> None:
     """
     Check that a copy has every partition of its broker group, and the end of each sealed one.
@@ -130,11 +135,11 @@ def check_complete(
         InvalidRequestError: the text lists the partitions that the copy lacks, and says how to
             continue.
     """
-    in_copy = {status.partition_id: status for status in hosted}
+    copy_statuses = {status.partition_id: status for status in statuses}
     hosted_ids = sa.select(steps.c.partition_id).where(
         steps.c.action == StepAction.HOST, steps.c.done
     )
-    required = (
+    required_query = (
         sa.select(partitions.c.partition_id, partitions.c.end_offset)
         .where(
             partitions.c.broker_group == broker_group,
@@ -149,26 +154,28 @@ def check_complete(
         )
         .order_by(partitions.c.partition_id)
     )
-    missing = []
-    for partition_id, end_offset in connection.execute(required):
-        status = in_copy.get(partition_id)
+    missing_partitions = []
+    for partition_id, end_offset in connection.execute(required_query):
+        status = copy_statuses.get(partition_id)
         if status is None:
-            missing.append(f"{partition_id} (not in the copy)")
+            missing_partitions.append(f"{partition_id} (not in the copy)")
         elif end_offset is not None:
             # The end is known before the state is SEALED, while other parents are being sealed.
             is_complete = status.state is PartitionState.SEALED and status.next_offset == end_offset
-            missing += [] if is_complete else [f"{partition_id} (sealed since, at {end_offset})"]
-    if missing:
+            missing_partitions += (
+                [] if is_complete else [f"{partition_id} (sealed since, at {end_offset})"]
+            )
+    if missing_partitions:
         raise InvalidRequestError(
             f"the copy of the data folder of {broker_group!r} is older than a change of "
             f"partitions: it lacks "
-            f"{listed(missing)}; stop it, and give the disk up: keylane broker evacuate "
+            f"{listed(missing_partitions)}; stop it, and give the disk up: keylane broker evacuate "
             f"{broker_group} --accept-loss",
-            partitions=len(missing),
+            partitions=len(missing_partitions),
         )
 
 
-def accepted_fence(connection: Connection, broker_group: str) -> int:
+def read_accepted_fence(connection: Connection, broker_group: str) -> int:
     """Return the token up to which the broker must refuse all since a copy of the group's data
     folder was accepted; 0 if none was accepted.
     """
@@ -193,41 +200,43 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     subject_ids = sa.select(partitions.c.subject_id).where(
         partitions.c.broker_group == broker_group
     )
-    affected = (
+    groups_query = (
         sa.select(groups.c.group_id)
         .where(groups.c.subject_id.in_(subject_ids))
         .order_by(groups.c.group_id)
     )
-    group_ids = connection.execute(affected).scalars().all()
-    locked = [lock_group(connection, group_id) for group_id in group_ids]
-    fence = FencingToken(max((group.last_token for group in locked), default=0) + 1)
-    for group in locked:
-        leased = sa.select(leases.c.partition_id).where(
+    group_ids = connection.execute(groups_query).scalars().all()
+    locked_groups = [lock_group(connection, group_id) for group_id in group_ids]
+    fence = FencingToken(max((group.last_token for group in locked_groups), default=0) + 1)
+    for group in locked_groups:
+        leased_query = sa.select(leases.c.partition_id).where(
             leases.c.group_id == group.group_id, leases.c.partition_id.in_(partition_ids)
         )
-        leased_ids = connection.execute(leased).scalars().all()
-        done = sa.select(drained.c.partition_id).where(
+        leased_ids = connection.execute(leased_query).scalars().all()
+        drained_query = sa.select(drained.c.partition_id).where(
             drained.c.group_id == group.group_id, drained.c.partition_id.in_(partition_ids)
         )
-        drained_ids = set(connection.execute(done).scalars())
+        drained_ids = set(connection.execute(drained_query).scalars())
         last_token = fence
-        ended = []
+        ended_leases = []
         for lease in read_leases_of(connection, group.group_id, leased_ids).values():
             if lease.partition_id in drained_ids:
                 # A higher token would mean that messages were parked there again, and children
                 # would adopt all of them a second time.
-                ended.append(replace(lease, session=None, wanted=None, withdrawn=False))
+                ended_leases.append(replace(lease, session=None, wanted=None, withdrawn=False))
             elif group.shared:
                 last_token = FencingToken(last_token + 1)
-                ended.append(replace(lease, token=last_token))
+                ended_leases.append(replace(lease, token=last_token))
             else:
-                free = replace(lease, token=fence, session=None, wanted=None, withdrawn=False)
-                ended.append(free)
-        store_leases(connection, group.group_id, ended)
+                freed_lease = replace(
+                    lease, token=fence, session=None, wanted=None, withdrawn=False
+                )
+                ended_leases.append(freed_lease)
+        store_leases(connection, group.group_id, ended_leases)
         version = group.version + 1
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
-    raise_group_versions(connection, [group.group_id for group in locked])
+    raise_group_versions(connection, [group.group_id for group in locked_groups])
     # The broker refuses tokens up to the fence for all groups, even those that join later.
     has_lower_token = sa.update(groups).where(groups.c.last_token < fence)
     connection.execute(has_lower_token.values(last_token=fence))

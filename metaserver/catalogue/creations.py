@@ -60,15 +60,15 @@ def replan_creation(connection: Connection, subject_id: int) -> bool:
     if subject is None:
         return False
     rows = connection.execute(_planned, {"of_subject": subject_id}).all()
-    unavailable = [row for row in rows if not row.takes_writes]
+    unavailable_rows = [row for row in rows if not row.takes_writes]
     hosts = writable_groups(connection)
-    if not unavailable or not hosts:
+    if not unavailable_rows or not hosts:
         return False
-    _abandon(connection, subject_id, [row.partition_id for row in unavailable])
-    used = Counter(row.broker_group for row in rows if row.takes_writes)
-    for number, row in enumerate(unavailable, subject.partitions_named):
-        host = min(hosts, key=lambda group: (used[group], hosts[group], group))
-        used[host] += 1
+    _expire_partitions(connection, subject_id, [row.partition_id for row in unavailable_rows])
+    host_counts = Counter(row.broker_group for row in rows if row.takes_writes)
+    for number, row in enumerate(unavailable_rows, subject.partitions_named):
+        host = min(hosts, key=lambda group: (host_counts[group], hosts[group], group))
+        host_counts[host] += 1
         connection.execute(
             sa.insert(partitions).values(
                 subject_id=subject_id,
@@ -83,7 +83,7 @@ def replan_creation(connection: Connection, subject_id: int) -> bool:
     connection.execute(
         sa.update(subjects)
         .where(subjects.c.subject_id == subject_id)
-        .values(partitions_named=subject.partitions_named + len(unavailable))
+        .values(partitions_named=subject.partitions_named + len(unavailable_rows))
     )
     return True
 
@@ -111,13 +111,13 @@ def fail_creation(
         .where(subjects.c.subject_id == subject_id)
         .values(problem=problem[:PROBLEM_CHARS_MAX])
     )
-    hosted = sorted(set(ids).difference(in_use))
-    if hosted:
-        _abandon(connection, subject_id, hosted)
+    hosted_ids = sorted(set(ids).difference(in_use))
+    if hosted_ids:
+        _expire_partitions(connection, subject_id, hosted_ids)
     return True
 
 
-def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
+def _expire_partitions(connection: Connection, subject_id: int, ids: list[int]) -> None:
     """Mark planned partitions EXPIRED, and journal steps that seal them if brokers host them."""
     connection.execute(
         sa.update(partitions)
@@ -136,6 +136,6 @@ def _abandon(connection: Connection, subject_id: int, ids: list[int]) -> None:
         )
         .returning(operations.c.operation_id)
     ).scalar_one()
-    seal = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
-    rows = [{"partition_id": partition_id, **seal} for partition_id in ids]
+    seal_step = {"operation_id": operation_id, "action": StepAction.SEAL, "done": False}
+    rows = [{"partition_id": partition_id, **seal_step} for partition_id in ids]
     connection.execute(sa.insert(steps), rows)

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy.engine import Connection
@@ -52,23 +52,20 @@ from ...protocol.errors import (
 )
 from ...protocol.ids import Subject, check_name
 from ...protocol.operations import Cordon
-from ...protocol.queues import QueueList
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, Route
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
-from ..cluster.announcements import groups_missed
+from ..cluster.announcements import lacks_announced_groups
 from ..cluster.brokers import (
     broker_views,
     cordon_broker,
     find_broker,
-    note_refused,
-    refused_views,
     renew_broker,
-    report_broker,
+    store_refusal,
+    store_report,
 )
-from ..cluster.lost_database import database_lost_error, has_higher_id, is_empty
-from ..cluster.queues import read_queues
+from ..cluster.lost_database import has_higher_id, is_empty
 from ..cluster.removals import deletion_expires, extend_deletion_record
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import (
@@ -84,10 +81,16 @@ from ..cluster.subjects import (
     subject_names,
     subject_summaries,
 )
+from ..membership import ClusterMember
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import Wakeups
-from .accepted import accept_complete, accept_folder, accepted_fence, check_complete
+from .accepted import (
+    accept_complete_folder,
+    accept_folder,
+    check_folder_complete,
+    read_accepted_fence,
+)
 from .creations import fail_creation, replan_creation
 
 log = logging.getLogger("keylane.metaserver")
@@ -119,19 +122,6 @@ class _Creation:
     task: asyncio.Task[None] | None = None
 
 
-class ClusterChecks(Protocol):
-    """Provides the cluster's version, and checks which brokers may join the cluster."""
-
-    @property
-    def version(self) -> str:
-        """The cluster's version."""
-        ...
-
-    def check(self, report: BrokerHeartbeat) -> None:
-        """Check that a broker may join the cluster. Raises the errors of `ClusterMember.check`."""
-        ...
-
-
 class Catalogue:
     """Manages the broker groups, subjects and routes of one database."""
 
@@ -142,17 +132,17 @@ class Catalogue:
         settings: MetaserverSettings,
         *,
         news: Callable[[], AccessNews] | None = None,
-        member: ClusterChecks | None = None,
-        doubt: Callable[[str], None] = lambda _broker_group: None,
+        member: ClusterMember | None = None,
+        request_comparison: Callable[[str], None] = lambda _broker_group: None,
     ) -> None:
         """
         Args:
             news: returns the access state for brokers; None: there is no access control.
             member: checks which brokers may join the cluster; None: all may.
-            doubt: called with a broker group that may have partitions or changes that the database
-                lacks.
+            request_comparison: called with a broker group that may have partitions or changes that
+                the database lacks.
         """
-        self._doubt = doubt
+        self._request_comparison = request_comparison
         self._database = database
         self._member = member
         self._news = news
@@ -170,7 +160,7 @@ class Catalogue:
         """Subject id → its running creation."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
-    async def report(self, report: BrokerHeartbeat) -> BrokerWelcome:
+    async def process_report(self, report: BrokerHeartbeat) -> BrokerWelcome:
         """
         Process a broker's report; the first report registers the broker.
 
@@ -190,39 +180,41 @@ class Catalogue:
         settings = self._settings
         check_broker_address(report.address, anywhere=settings.is_open)
         ttl_ms = settings.broker_ttl_ms
-        renewed, has_new_ids = await self._database.renew(_renew, report, ttl_ms=ttl_ms)
+        renewed, has_new_ids = await self._database.renew(
+            _renew_unless_changed, report, ttl_ms=ttl_ms
+        )
         if not renewed:
             try:
                 await self._check_no_copy(report)
-                changed = await self._database.write_urgent(report_broker, report, ttl_ms=ttl_ms)
+                changed_ids = await self._database.write_urgent(store_report, report, ttl_ms=ttl_ms)
             except FolderRefusedError as error:
                 if not await self._is_outdated(report):
-                    await self._database.write(note_refused, report, error.message, ttl_ms=ttl_ms)
+                    await self._database.write(store_refusal, report, error.message, ttl_ms=ttl_ms)
                 raise
-            self._wakeups.wake(await self._database.read(subject_names, changed))
+            self._wakeups.wake(await self._database.read(subject_names, changed_ids))
         if has_new_ids or (report.hosted and not renewed):
-            self._doubt(report.broker_group)
+            self._request_comparison(report.broker_group)
         if report.untold:
             self._unannounced[report.broker_group] = report.untold
-        missed, fence = False, 0
+        is_group_missed, fence = False, 0
         if not renewed or report.opened_after:  # the broker may not have received a reply yet
-            missed = await self._database.read(groups_missed, report.broker_group)
-            fence = await self._database.read(accepted_fence, report.broker_group)
+            is_group_missed = await self._database.read(lacks_announced_groups, report.broker_group)
+            fence = await self._database.read(read_accepted_fence, report.broker_group)
         return BrokerWelcome(
             heartbeat_ms=settings.broker_heartbeat_ms,
             ttl_ms=settings.broker_ttl_ms,
-            groups_missed=missed,
+            groups_missed=is_group_missed,
             fence=fence,
             access=None if self._news is None else self._news(),
             cluster_version="" if self._member is None else self._member.version,
         )
 
     @property
-    def has_unannounced(self) -> bool:
+    def has_unannounced_groups(self) -> bool:
         """True if a broker has reported partitions whose consumer groups it does not know."""
         return bool(self._unannounced)
 
-    def take_unannounced(self) -> list[tuple[int, ...]]:
+    def pop_unannounced(self) -> list[tuple[int, ...]]:
         """Return and clear the partitions whose consumer groups were never announced; one tuple of
         ids for each broker.
         """
@@ -237,29 +229,29 @@ class Catalogue:
         Raises:
             FolderRefusedError: another opening of the data folder responds at the old address.
         """
-        registered = await self._database.read(find_broker, report.broker_group)
+        known_broker = await self._database.read(find_broker, report.broker_group)
         if (
-            registered is None
-            or registered.broker_id != report.broker_id
-            or registered.address == report.address
+            known_broker is None
+            or known_broker.broker_id != report.broker_id
+            or known_broker.address == report.address
         ):
             return
         try:
-            broker_id, opening = await self._probe(registered.address)
+            broker_id, opening = await self._fetch_identity(known_broker.address)
         except KeylaneError:
             return  # no reply: the broker has moved
         if opening and opening == report.opening:
             return  # the same broker under another name of its host
         if broker_id == report.broker_id:
-            copy = FolderRefusedError(
+            copy_error = FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
                 f"the data folder of broker group {report.broker_group!r} is in use at "
-                f"{registered.address} too: the one at {report.address} is a copy",
+                f"{known_broker.address} too: the one at {report.address} is a copy",
                 broker_group=report.broker_group,
-                address=registered.address,
+                address=known_broker.address,
             )
-            copy.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
-            raise copy
+            copy_error.hint = "Stop this broker: the folder is in use elsewhere"  # nothing is lost
+            raise copy_error
 
     async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
@@ -270,20 +262,20 @@ class Catalogue:
         respond at the reported address: nothing listens there, or another program, a broker of
         another data folder, or another opening of the same folder.
         """
-        registered = await self._database.read(find_broker, report.broker_group)
-        if registered is None or registered.broker_id != report.broker_id:
+        known_broker = await self._database.read(find_broker, report.broker_group)
+        if known_broker is None or known_broker.broker_id != report.broker_id:
             return False
-        if registered.alive and registered.address == report.address:
+        if known_broker.alive and known_broker.address == report.address:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
-            broker_id, opening = await self._probe(report.address)
+            broker_id, opening = await self._fetch_identity(report.address)
         except (NotSentError, InvalidRequestError):  # nothing listens there, or not a broker
             return True
         except KeylaneError:
             return False  # it does not respond, but may be running
         return (broker_id, opening or report.opening) != (report.broker_id, report.opening)
 
-    async def _probe(self, address: str) -> tuple[str, str]:
+    async def _fetch_identity(self, address: str) -> tuple[str, str]:
         """
         Ask the broker at an address for its data folder's id and its opening.
 
@@ -305,32 +297,22 @@ class Catalogue:
         """
         dry_run = replace(request, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, dry_run)
-        hosted = await BrokerClient(self._network, copy.address).partitions()
-        await self._database.read(check_complete, broker_group, hosted.partitions)
+        hosted_partitions = await BrokerClient(self._network, copy.address).partitions()
+        await self._database.read(check_folder_complete, broker_group, hosted_partitions.partitions)
         if request.dry_run:
             return copy
-        accepted = await self._database.write(
-            accept_complete, broker_group, request, hosted.partitions
+        accepted_copy = await self._database.write(
+            accept_complete_folder, broker_group, request, hosted_partitions.partitions
         )
         log.warning(
             "broker group %s continues with the data folder at %s, whose log ends at %d; the last "
             "reported log ended at %d",
             broker_group,
-            accepted.address,
-            accepted.log_end,
-            accepted.known_log_end,
+            accepted_copy.address,
+            accepted_copy.log_end,
+            accepted_copy.known_log_end,
         )
-        return accepted
-
-    async def lost(self) -> UnavailableError | None:
-        """Return an error if brokers have partitions but the database has no subject, else
-        None.
-        """
-        return await self._database.read(database_lost_error)
-
-    async def refused(self) -> list[RefusedBroker]:
-        """Return the refused brokers that report themselves, by broker group."""
-        return await self._database.read(refused_views)
+        return accepted_copy
 
     async def cordon(self, broker_group: str, request: Cordon) -> BrokerView:
         """Cordon or uncordon a broker group. Raises InvalidRequestError, NotFoundError."""
@@ -338,12 +320,8 @@ class Catalogue:
         views = await self._database.read(broker_views)
         return next(view for view in views if view.broker_group == broker_group)
 
-    async def brokers(self) -> list[BrokerView]:
-        """Return all known broker groups, by name."""
-        return await self._database.read(broker_views)
-
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
-    async def create(self, request: CreateSubject) -> SubjectView:
+    async def create_subject(self, request: CreateSubject) -> SubjectView:
         """
         Create a subject and host its partitions; a repeat with the same settings changes nothing.
 
@@ -364,8 +342,8 @@ class Catalogue:
             limited=self._settings.is_guarded,
         )
         if row.route_version == 0:
-            await self.complete(row)
-        return await self.subject(row.name)
+            await self.complete_creation(row)
+        return await self.read_subject(row.name)
 
     async def auto_create(self, name: str, request: AutoCreate) -> SubjectView:
         """
@@ -379,7 +357,7 @@ class Catalogue:
             KeylaneError: any error of `create`.
         """
         try:
-            return await self.subject(name)
+            return await self.read_subject(name)
         except SubjectUnknownError:
             if await self._was_deleted(name) or not self._settings.creates(name):
                 raise
@@ -388,15 +366,15 @@ class Catalogue:
             subject=name, partitions=partitions, order_strategy=request.order_strategy
         )
         try:
-            view = await self.create(create)
+            view = await self.create_subject(create)
         except ConflictError as error:
             if error.reason is not Reason.SUBJECT_EXISTS:
                 raise
             # Another call is creating it with other settings.
             row = await self._database.read(find_subject, name)
             if row is not None:
-                await self.complete(row)
-            return await self.subject(name)
+                await self.complete_creation(row)
+            return await self.read_subject(name)
         log.info("subject %s was created by its first message", name)
         return view
 
@@ -411,7 +389,7 @@ class Catalogue:
                 await self._database.write(extend_deletion_record, name)
             raise
 
-    async def repair(self) -> None:
+    async def continue_creations(self) -> None:
         """
         Continue interrupted creations; one that fails does not stop the others.
 
@@ -420,13 +398,13 @@ class Catalogue:
         """
         for row in await self._database.read(planned_subjects):
             try:
-                await self.complete(row)
+                await self.complete_creation(row)
             except ConflictError as error:
                 log.warning("%s", error.message)
             except KeylaneError as error:
                 log.info("%s", error.message)
 
-    async def complete(self, row: SubjectRow) -> None:
+    async def complete_creation(self, row: SubjectRow) -> None:
         """
         Host all planned partitions and open the subject. Partitions of silent brokers move to other
         brokers, except those of a hidden subject.
@@ -441,22 +419,22 @@ class Catalogue:
         creation = self._creations.get(row.subject_id)
         if creation is None:
             creation = self._creations[row.subject_id] = _Creation()
-            creation.task = asyncio.create_task(self._complete(row, creation.hosted))
+            creation.task = asyncio.create_task(self._run_creation(row, creation.hosted))
             creation.task.add_done_callback(partial(self._finish_creation, row.subject_id))
         assert creation.task is not None
-        done, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
-        if done:
+        finished, _ = await asyncio.wait([creation.task], timeout=CREATION_WAIT_S)
+        if finished:
             creation.task.result()
             return
-        planned = len(await self._database.read(planned_partitions, row.subject_id))
-        hosted = len(creation.hosted)
+        planned_count = len(await self._database.read(planned_partitions, row.subject_id))
+        hosted_count = len(creation.hosted)
         raise UnfinishedError(
             Reason.CREATION_UNFINISHED,
-            f"{row.name!r} is being created: {hosted} of {counted(planned, 'partition')} have "
-            f"their broker",
+            f"{row.name!r} is being created: {hosted_count} of "
+            f"{counted(planned_count, 'partition')} have their broker",
             subject=row.name,
-            partitions=planned,
-            partitions_hosted=hosted,
+            partitions=planned_count,
+            partitions_hosted=hosted_count,
         )
 
     def _finish_creation(self, subject_id: int, task: asyncio.Task[None]) -> None:
@@ -464,19 +442,19 @@ class Catalogue:
         if not task.cancelled():
             task.exception()  # the waiting calls raise it
 
-    async def _complete(self, row: SubjectRow, hosted_ids: set[int]) -> None:
+    async def _run_creation(self, row: SubjectRow, hosted_ids: set[int]) -> None:
         """Complete a creation without a timeout; adds the ids of hosted partitions to
         `hosted_ids`.
         """
         problem = ""
         for _ in range(PLANS_MAX):
-            planned = await self._database.read(planned_partitions, row.subject_id)
-            if not planned:
+            partitions = await self._database.read(planned_partitions, row.subject_id)
+            if not partitions:
                 return  # another metaserver has opened it
-            problem = await self._host_all(row, planned, hosted_ids)
+            problem = await self._host_partitions(row, partitions, hosted_ids)
             if not problem:
-                hosted = [partition.partition_id for partition in planned]
-                if await self._database.write(open_subject, row.name, hosted):
+                planned_ids = [partition.partition_id for partition in partitions]
+                if await self._database.write(open_subject, row.name, planned_ids):
                     self._wakeups.wake([row.name])
                     return
             elif not await self._database.write(replan_creation, row.subject_id):
@@ -488,8 +466,8 @@ class Catalogue:
             subject=row.name,
         )
 
-    async def _host_all(
-        self, row: SubjectRow, planned: Sequence[Partition], hosted_ids: set[int]
+    async def _host_partitions(
+        self, row: SubjectRow, partitions: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
         Ask brokers to host partitions; returns why some are not hosted, or "".
@@ -497,22 +475,24 @@ class Catalogue:
         Raises:
             ConflictError: a broker refused its partitions permanently.
         """
-        in_use: dict[int, str] = {}
+        errors_of_used_ids: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(self._host(row, part, slots, in_use, hosted_ids))
-                for part in planned
+                group.create_task(
+                    self._host_partition(row, partition, slots, errors_of_used_ids, hosted_ids)
+                )
+                for partition in partitions
             ]
-        if in_use:
-            await self._fail(row, in_use)
+        if errors_of_used_ids:
+            await self._fail_creation(row, errors_of_used_ids)
         problems = [task.result() for task in tasks if task.result()]
         if not problems:
             return ""
-        count = f"{len(problems)} of {counted(len(planned), 'partition')} of {row.name!r}"
-        return f"{count} have no broker yet: {problems[0]}"
+        count_text = f"{len(problems)} of {counted(len(partitions), 'partition')} of {row.name!r}"
+        return f"{count_text} have no broker yet: {problems[0]}"
 
-    async def _fail(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
+    async def _fail_creation(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
         """Mark a creation as failed because partition ids are in use, unless the subject is already
         open. Raises ConflictError.
         """
@@ -523,7 +503,7 @@ class Catalogue:
         if await self._database.write(fail_creation, row.subject_id, problem, in_use=set(in_use)):
             raise ConflictError(Reason.CREATION_FAILED, problem, subject=row.name)
 
-    async def _host(
+    async def _host_partition(
         self,
         row: SubjectRow,
         partition: Partition,
@@ -572,7 +552,7 @@ class Catalogue:
                 hosted_ids.add(partition.partition_id)
         return None
 
-    async def subjects(self) -> SubjectList:
+    async def list_subjects(self) -> SubjectList:
         """Return all open subjects, by name."""
         return SubjectList(
             subjects=await self._database.read(
@@ -580,15 +560,9 @@ class Catalogue:
             )
         )
 
-    async def subject(self, name: str) -> SubjectView:
+    async def read_subject(self, name: str) -> SubjectView:
         """Return one subject with its route. Raises SubjectUnknownError."""
         return await self._database.read(read_subject, name)
-
-    async def queues(self, name: str) -> QueueList:
-        """Return the logic queues of a static subject. Raises SubjectUnknownError,
-        ConflictError.
-        """
-        return await self._database.read(read_queues, name)
 
     def trust_database(self) -> None:
         """Assume that an empty database was not lost, so that lookups of unknown subjects fail
@@ -622,7 +596,7 @@ class Catalogue:
         return await call()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────
-    async def route(
+    async def wait_for_route(
         self,
         name: str,
         *,
@@ -678,7 +652,7 @@ class Catalogue:
         )
         self._versions = versions
 
-    def wake(self, names: Iterable[Subject]) -> None:
+    def wake_route_waiters(self, names: Iterable[Subject]) -> None:
         """Wake the calls that wait for the routes of these subjects."""
         self._wakeups.wake(names)
 
@@ -692,7 +666,9 @@ class Catalogue:
                 creation.task.cancel()
 
 
-def _renew(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> tuple[bool, bool]:
+def _renew_unless_changed(
+    connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
+) -> tuple[bool, bool]:
     """Renew a broker. Returns whether that was enough, so that the full report need not be stored,
     and whether the broker has a partition with a higher id than any in the database.
     """

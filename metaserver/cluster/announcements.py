@@ -26,7 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new, now_ms, portions, rows_of
+from ..sql.dialect import insert_new, now_ms, read_in_chunks, split_ids
 from ..sql.schema import accepted_folders, brokers, drained, groups, heard, partitions, subjects
 from .brokers import read_openings
 from .subjects import SERVED
@@ -136,7 +136,7 @@ _unheard_of_group_query = _announcements_query.where(
 )
 
 
-def unheard_partitions(
+def pending_announcements(
     connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
@@ -159,11 +159,11 @@ def unheard_partitions(
 
 
 def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """Return `unheard_partitions` of one group. Called in a durable write, so that even after a
+    """Return `pending_announcements` of one group. Called in a durable write, so that even after a
     crash no broker has a group that SQL lacks.
     """
     mark_unsettled(connection, group_id)
-    return unheard_partitions(connection, group_id=group_id)
+    return pending_announcements(connection, group_id=group_id)
 
 
 def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Announcement]:
@@ -179,22 +179,22 @@ def _group_by_partition(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
     """Build one announcement for each partition from rows ordered by partition."""
     announcements: dict[int, Announcement] = {}
     for row in rows:
-        previous = announcements.get(row.partition_id)
-        known_groups = () if previous is None else previous.groups
+        previous_announcement = announcements.get(row.partition_id)
+        group_pairs = () if previous_announcement is None else previous_announcement.groups
         if row.group_id is not None:
-            known_groups = (*known_groups, (row.group_id, row.name))
+            group_pairs = (*group_pairs, (row.group_id, row.name))
         announcements[row.partition_id] = Announcement(
             partition_id=row.partition_id,
             address=row.address,
             opening=row.opening,
-            groups=known_groups,
+            groups=group_pairs,
             tokens_above=row.tokens_above,
         )
     return list(announcements.values())
 
 
-def record_heard(
-    connection: Connection, answered: Sequence[Announcement], *, settling: int | None = None
+def record_announced(
+    connection: Connection, announcements: Sequence[Announcement], *, settling_id: int | None = None
 ) -> bool:
     """
     Store that brokers have stored the announced groups, so the groups may be granted the
@@ -204,30 +204,32 @@ def record_heard(
     by an older copy since: the groups are announced again.
 
     Args:
-        answered: the announcements to which brokers replied.
-        settling: id of a group that is settled in the same transaction and need not be marked
+        announcements: the announcements to which brokers replied.
+        settling_id: id of a group that is settled in the same transaction and need not be marked
             unsettled.
 
     Returns:
-        True if the group `settling` may be granted more partitions than before.
+        True if the group `settling_id` may be granted more partitions than before.
     """
-    ids = sorted({group_id for announcement in answered for group_id, _ in announcement.groups})
-    existing = lock_groups(connection, ids)
-    partition_ids = [announcement.partition_id for announcement in answered]
+    ids = sorted(
+        {group_id for announcement in announcements for group_id, _ in announcement.groups}
+    )
+    existing_ids = lock_groups(connection, ids)
+    partition_ids = [announcement.partition_id for announcement in announcements]
     openings = read_openings(connection, partition_ids)  # under the locks
-    newly_known = store_heard(
+    new_group_ids = store_announced(
         connection,
         {
             announcement.partition_id: [
-                group_id for group_id, _ in announcement.groups if group_id in existing
+                group_id for group_id, _ in announcement.groups if group_id in existing_ids
             ]
-            for announcement in answered
+            for announcement in announcements
             if openings.get(announcement.partition_id) == announcement.opening
         },
     )
-    for group_id in sorted(newly_known - {settling}):
+    for group_id in sorted(new_group_ids - {settling_id}):
         mark_unsettled(connection, group_id)
-    return settling in newly_known
+    return settling_id in new_group_ids
 
 
 _current_query = (
@@ -237,24 +239,24 @@ _current_query = (
 )
 
 
-def store_heard(connection: Connection, pairs: dict[int, list[int]]) -> set[int]:
+def store_announced(connection: Connection, groups_by_partition: dict[int, list[int]]) -> set[int]:
     """
     Store which groups the brokers of partitions know; deleted partitions are skipped.
 
     Args:
-        pairs: partition id → ids of the groups.
+        groups_by_partition: partition id → ids of the groups.
 
     Returns:
         The ids of the groups with a new row.
     """
-    current = connection.execute(_current_query, {"ids": list(pairs)})
-    stored = {(row.partition_id, row.group_id) for row in current}
-    existing = {partition_id for partition_id, _ in stored}
+    stored_rows = connection.execute(_current_query, {"ids": list(groups_by_partition)})
+    stored_pairs = {(row.partition_id, row.group_id) for row in stored_rows}
+    existing_ids = {partition_id for partition_id, _ in stored_pairs}
     rows = [
         {"group_id": group_id, "partition_id": partition_id}
-        for partition_id, group_ids in pairs.items()
+        for partition_id, group_ids in groups_by_partition.items()
         for group_id in group_ids
-        if partition_id in existing and (partition_id, group_id) not in stored
+        if partition_id in existing_ids and (partition_id, group_id) not in stored_pairs
     ]
     insert_new(connection, heard, rows)
     return {row["group_id"] for row in rows}
@@ -271,22 +273,26 @@ def mark_announced(connection: Connection) -> None:
     """Mark groups as announced once all their brokers know them, including silent ones. Groups
     whose rows are locked elsewhere are skipped until the next call.
     """
-    unannounced = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
-    ids = sorted(
-        lock_groups(connection, list(connection.execute(unannounced).scalars()), skip_locked=True)
+    unannounced_query = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
+    locked_ids = sorted(
+        lock_groups(
+            connection, list(connection.execute(unannounced_query).scalars()), skip_locked=True
+        )
     )
-    unfinished = set(connection.execute(_unfinished_query).scalars())
-    for chunk in portions([group_id for group_id in ids if group_id not in unfinished]):
+    unfinished_ids = set(connection.execute(_unfinished_query).scalars())
+    for chunk in split_ids([group_id for group_id in locked_ids if group_id not in unfinished_ids]):
         connection.execute(sa.update(groups).where(groups.c.group_id.in_(chunk)).values(told=True))
 
 
-def groups_missed(connection: Connection, broker_group: str) -> bool:
+def lacks_announced_groups(connection: Connection, broker_group: str) -> bool:
     """Return whether the broker group runs on an accepted copy of its data folder, and still lacks
     a group for one of its partitions.
     """
-    accepted = sa.select(sa.literal(1)).where(accepted_folders.c.broker_group == broker_group)
+    is_accepted_copy = sa.select(sa.literal(1)).where(
+        accepted_folders.c.broker_group == broker_group
+    )
     query = _unheard_pairs.where(
-        sa.exists(accepted),
+        sa.exists(is_accepted_copy),
         partitions.c.broker_group == broker_group,
         partitions.c.state.in_(SERVED),
         sa.not_(groups.c.told),
@@ -301,28 +307,28 @@ _UNSETTLED: dict[str, Any] = {
 }
 
 
-def forget_heard(connection: Connection, broker_group: str) -> None:
+def forget_announced(connection: Connection, broker_group: str) -> None:
     """Delete the record of the groups that a broker group knows. All are announced to it again,
     because its data folder may lack some.
     """
-    on_group = partitions.c.broker_group == broker_group
-    subject_ids = sa.select(partitions.c.subject_id).where(on_group)
+    is_on_broker = partitions.c.broker_group == broker_group
+    subject_ids = sa.select(partitions.c.subject_id).where(is_on_broker)
     query = sa.select(groups.c.group_id).where(groups.c.subject_id.in_(subject_ids))
     ids = sorted(connection.execute(query).scalars())
     lock_groups(connection, ids)
-    hosted = sa.select(partitions.c.partition_id).where(on_group)
-    connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted)))
-    for chunk in portions(ids):
-        condition = groups.c.group_id.in_(chunk)
-        connection.execute(sa.update(groups).where(condition).values(told=False, **_UNSETTLED))
+    hosted_query = sa.select(partitions.c.partition_id).where(is_on_broker)
+    connection.execute(sa.delete(heard).where(heard.c.partition_id.in_(hosted_query)))
+    for chunk in split_ids(ids):
+        is_in_chunk = groups.c.group_id.in_(chunk)
+        connection.execute(sa.update(groups).where(is_in_chunk).values(told=False, **_UNSETTLED))
 
 
-def unheard_children(
-    connection: Connection, subject_id: int, children: Collection[int]
+def unannounced_children(
+    connection: Connection, subject_id: int, child_ids: Collection[int]
 ) -> list[int]:
     """Return the ids of those children whose brokers do not know all groups of the subject."""
     query = _unheard_pairs.where(
-        partitions.c.subject_id == subject_id, partitions.c.partition_id.in_(children)
+        partitions.c.subject_id == subject_id, partitions.c.partition_id.in_(child_ids)
     )
     ids = connection.execute(query.distinct().order_by(partitions.c.partition_id))
     return list(ids.scalars())
@@ -345,7 +351,7 @@ def lock_groups(
     another transaction has locked.
     """
     query = _lock_skipping_query if skip_locked else _lock_query
-    return {group_id for (group_id,) in rows_of(connection, query, ids)}
+    return {group_id for (group_id,) in read_in_chunks(connection, query, ids)}
 
 
 _set_unsettled = (

@@ -62,7 +62,7 @@ _renew_unchanged = _update_report.where(
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
     """Renew a live broker whose identity, address and version are unchanged; return False if
-    `report_broker` must be called instead.
+    `store_report` must be called instead.
     """
     unchanged = {
         "of_id": report.broker_id,
@@ -100,7 +100,7 @@ lock_broker_query = (
 )
 
 
-def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
+def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
     Store that a broker is alive, and its address.
 
@@ -114,23 +114,23 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
     parameters = {"of_group": report.broker_group, "for_ms": ttl_ms}
     identity = {"broker_id": report.broker_id, "address": report.address}
     wait_for_broker_locks(connection, alone=True)
-    row = connection.execute(lock_broker_query, parameters).one_or_none()
-    if row is None:
-        defaults = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
+    stored = connection.execute(lock_broker_query, parameters).one_or_none()
+    if stored is None:
+        default_values = {"readable": False, "writable": False, "seen_at": 0, "expires_at": 0}
         insert_new(
-            connection, brokers, {"broker_group": report.broker_group, **identity, **defaults}
+            connection, brokers, {"broker_group": report.broker_group, **identity, **default_values}
         )
-        row = connection.execute(lock_broker_query, parameters).one()
+        stored = connection.execute(lock_broker_query, parameters).one()
     _check_not_given_up(
         connection, report
     )  # under the lock, because its loss may be accepted concurrently
-    if row.broker_id != report.broker_id:
-        hosted = _count_hosted(connection, report.broker_group)
-        if row.alive or hosted:
+    if stored.broker_id != report.broker_id:
+        hosted_count = _count_hosted(connection, report.broker_group)
+        if stored.alive or hosted_count:
             state = (
-                f"reported itself from {row.address} within its ttl"
-                if row.alive
-                else f"is silent and has {counted(hosted, 'partition')}"
+                f"reported itself from {stored.address} within its ttl"
+                if stored.alive
+                else f"is silent and has {counted(hosted_count, 'partition')}"
             )
             raise FolderRefusedError(
                 Reason.BROKER_GROUP_TAKEN,
@@ -138,20 +138,20 @@ def report_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: in
                 f"folder, which {state}",
                 broker_group=report.broker_group,
             )
-        opening = {"opening": report.opening}
+        opening_values = {"opening": report.opening}
     else:
-        _check_not_behind(report, row)
-        opening = {"opening": report.opening or row.opening}
-    values = _report_parameters(report, ttl_ms) | identity | opening
+        _check_not_behind(report, stored)
+        opening_values = {"opening": report.opening or stored.opening}
+    values = _report_parameters(report, ttl_ms) | identity | opening_values
     if not report.opening:
-        values["at_end"] = row.log_end
+        values["at_end"] = stored.log_end
     connection.execute(_update_report, values)
     connection.execute(
         _delete_refusal, {"of_group": report.broker_group, "at_address": report.address}
     )
-    if row.in_time and row.address == report.address:
+    if stored.in_time and stored.address == report.address:
         return []
-    return _renew_routes(connection, report.broker_group)
+    return _raise_route_versions(connection, report.broker_group)
 
 
 _delete_refusal = sa.delete(refused_brokers).where(
@@ -172,16 +172,16 @@ def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None
         )
 
 
-def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
+def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
     """Check that the reporting data folder is not an older copy of the group's. Raises
     FolderRefusedError.
     """
     problem = ""
-    if stored.opening not in {"", report.opening, *report.opened_after}:
+    if stored_row.opening not in {"", report.opening, *report.opened_after}:
         problem = "does not know the last start of its broker"
-    elif report.log_end < stored.log_end:
+    elif report.log_end < stored_row.log_end:
         problem = (
-            f"has a log that ends at {report.log_end}, while its known end is {stored.log_end}"
+            f"has a log that ends at {report.log_end}, while its known end is {stored_row.log_end}"
         )
     if problem:
         raise FolderRefusedError(
@@ -191,7 +191,7 @@ def _check_not_behind(report: BrokerHeartbeat, stored: sa.Row[Any]) -> None:
             broker_group=report.broker_group,
             address=report.address,
             log_end=report.log_end,
-            known_log_end=stored.log_end,
+            known_log_end=stored_row.log_end,
         )
 
 
@@ -216,7 +216,7 @@ def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None
     return None if row is None else KnownBroker(row.broker_id, row.address, bool(row.alive))
 
 
-def note_refused(
+def store_refusal(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
     """Store for `ttl_ms` that a broker reported itself for a group and was refused; also delete
@@ -233,12 +233,12 @@ def note_refused(
         "problem": problem[:PROBLEM_CHARS_MAX],
     }
     insert_or_replace(connection, refused_brokers, row)
-    condition = sa.and_(
+    is_this_broker = sa.and_(
         refused_brokers.c.broker_group == report.broker_group,
         refused_brokers.c.address == report.address,
     )
     connection.execute(
-        sa.update(refused_brokers).where(condition).values(expires_at=now_ms() + ttl_ms)
+        sa.update(refused_brokers).where(is_this_broker).values(expires_at=now_ms() + ttl_ms)
     )
 
 
@@ -272,11 +272,11 @@ def refused_view(row: sa.Row[Any]) -> RefusedBroker:
         problem=row.problem,
         log_end=row.log_end,
         known_log_end=row.known_log_end,
-        advice=_advice_for(row),
+        advice=_build_advice(row),
     )
 
 
-def _advice_for(row: sa.Row[Any]) -> str:
+def _build_advice(row: sa.Row[Any]) -> str:
     """Return advice for an operator about a row of `refused_query`."""
     if row.given_up:
         return "start the broker with an empty folder"
@@ -294,18 +294,18 @@ def _advice_for(row: sa.Row[Any]) -> str:
 
 
 def _count_hosted(connection: Connection, broker_group: str) -> int:
-    on_group = partitions.c.broker_group == broker_group
+    is_on_broker = partitions.c.broker_group == broker_group
     has_data = partitions.c.state != PartitionState.EXPIRED
-    count = sa.select(sa.func.count()).select_from(partitions).where(on_group, has_data)
+    count = sa.select(sa.func.count()).select_from(partitions).where(is_on_broker, has_data)
     return connection.execute(count).scalar_one()
 
 
-def _renew_routes(connection: Connection, broker_group: str) -> list[int]:
+def _raise_route_versions(connection: Connection, broker_group: str) -> list[int]:
     """Raise the version of every open route with a partition on the broker group, and return the
     ids of the subjects.
     """
-    on_group = partitions.c.broker_group == broker_group
-    subject_ids = sa.select(partitions.c.subject_id).where(on_group).distinct()
+    is_on_broker = partitions.c.broker_group == broker_group
+    subject_ids = sa.select(partitions.c.subject_id).where(is_on_broker).distinct()
     raise_versions = (
         sa.update(subjects)
         .where(subjects.c.subject_id.in_(subject_ids), subjects.c.route_version > 0)
@@ -345,12 +345,12 @@ class LastReport(NamedTuple):
     left_ms: int
 
     @property
-    def age(self) -> str:
+    def age_text(self) -> str:
         """The age of the report, as a phrase for error messages."""
         return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
 
     @property
-    def ask_again(self) -> str:
+    def advice(self) -> str:
         """Advice for error messages: when the group will count as silent if it is dead."""
         return f"try again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
@@ -366,11 +366,11 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
     query = sa.select(since_ms, left_ms).where(brokers.c.broker_group == broker_group)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise unknown_group(connection, broker_group)
+        raise unknown_broker_group_error(connection, broker_group)
     return LastReport(max(0, row[0]), row[1])
 
 
-def unknown_group(connection: Connection, broker_group: str) -> NotFoundError:
+def unknown_broker_group_error(connection: Connection, broker_group: str) -> NotFoundError:
     """Build the error for a broker group that has never reported itself; it lists the
     known ones.
     """
@@ -390,14 +390,16 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
         NotFoundError: it has never reported itself.
     """
     check_name("broker group", broker_group)
-    condition = brokers.c.broker_group == broker_group
+    is_this_group = brokers.c.broker_group == broker_group
     wait_for_broker_locks(connection, alone=True)
     # FOR UPDATE waits for concurrent plans, see `lock_brokers`; the UPDATE alone would not.
-    connection.execute(sa.select(brokers.c.broker_group).where(condition).with_for_update()).all()
+    connection.execute(
+        sa.select(brokers.c.broker_group).where(is_this_group).with_for_update()
+    ).all()
     if not connection.execute(
-        sa.update(brokers).where(condition).values(cordoned=cordoned)
+        sa.update(brokers).where(is_this_group).values(cordoned=cordoned)
     ).rowcount:
-        raise unknown_group(connection, broker_group)
+        raise unknown_broker_group_error(connection, broker_group)
 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
@@ -499,18 +501,18 @@ def no_host_error(connection: Connection, *, excluded: str = "") -> UnavailableE
     each group except `excluded`.
     """
     views = [view for view in broker_views(connection) if view.broker_group != excluded]
-    states = [
+    state_texts = [
         f"{view.broker_group} is cordoned"
         if view.available and view.writable
         else f"{view.broker_group} {'' if view.available else 'is '}{view.state}"
         for view in views
     ]
     qualifier = "other " if excluded else ""
-    if not states:
+    if not state_texts:
         return UnavailableError(
             Reason.NOT_ENOUGH_BROKERS, f"no {qualifier}broker has reported itself yet"
         )
     return UnavailableError(
         Reason.NOT_ENOUGH_BROKERS,
-        f"no {qualifier}broker group can take new partitions: {listed(states)}",
+        f"no {qualifier}broker group can take new partitions: {listed(state_texts)}",
     )

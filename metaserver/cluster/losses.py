@@ -25,7 +25,7 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import GivenUpPartition
 from ...protocol.operations import GroupLoss, LossView, StepAction
 from ...protocol.routing import PartitionState
-from ..sql.dialect import insert_new, portions
+from ..sql.dialect import insert_new, split_ids
 from ..sql.schema import (
     brokers,
     drained,
@@ -38,26 +38,26 @@ from ..sql.schema import (
 )
 
 
-def lose_partitions(connection: Connection, ids: Collection[int]) -> None:
+def mark_lost(connection: Connection, ids: Collection[int]) -> None:
     """Mark partitions as lost, and refuse the data folders that contained them."""
     if not ids:
         return
-    condition = partitions.c.partition_id.in_(ids)
+    is_lost = partitions.c.partition_id.in_(ids)
     lost_state = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
-    connection.execute(sa.update(partitions).where(condition).values(lost_state))
+    connection.execute(sa.update(partitions).where(is_lost).values(lost_state))
     refuse_folders(connection, ids)
-    rows = [
+    unread_rows = [
         {"group_id": row.group_id, "partition_id": row.partition_id, "messages_max": row.unread}
-        for row in connection.execute(_unread_query(ids))
+        for row in connection.execute(_build_unread_query(ids))
     ]
-    insert_new(connection, given_up, rows)
+    insert_new(connection, given_up, unread_rows)
     seal_steps = sa.and_(steps.c.partition_id.in_(ids), steps.c.action == StepAction.SEAL)
     connection.execute(sa.update(steps).where(seal_steps).values(done=True))
 
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
     """Refuse the data folders of these partitions, permanently."""
-    for chunk in portions(ids):
+    for chunk in split_ids(ids):
         broker_groups = sa.select(partitions.c.broker_group).where(
             partitions.c.partition_id.in_(chunk)
         )
@@ -67,11 +67,11 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
         rows = [dict(row) for row in connection.execute(folders).mappings()]
         if rows:
             insert_new(connection, lost_folders, rows)
-            condition = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
-            connection.execute(sa.update(brokers).where(condition).values(expires_at=0))
+            is_refused = brokers.c.broker_id.in_(row["broker_id"] for row in rows)
+            connection.execute(sa.update(brokers).where(is_refused).values(expires_at=0))
 
 
-def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
+def _build_unread_query(ids: Collection[int]) -> sa.Select[Any]:
     """
     Build a query for the groups that have not drained these partitions, each with the maximum
     number of its unread messages.
@@ -86,10 +86,13 @@ def _unread_query(ids: Collection[int]) -> sa.Select[Any]:
     has_start = sa.and_(
         starts.c.group_id == groups.c.group_id, starts.c.partition_id == partitions.c.partition_id
     )
-    unread = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
+    unread_count = partitions.c.end_offset - sa.func.coalesce(starts.c.cursor, 0)
     return (
         sa.select(
-            partitions.c.partition_id, groups.c.group_id, groups.c.name, unread.label("unread")
+            partitions.c.partition_id,
+            groups.c.group_id,
+            groups.c.name,
+            unread_count.label("unread"),
         )
         .join(groups, groups.c.subject_id == partitions.c.subject_id)
         .outerjoin(starts, has_start)
@@ -108,31 +111,33 @@ _given_up_query = sa.select(
 
 
 def read_losses(
-    connection: Connection, ids: Collection[int], *, done: bool = False
+    connection: Connection, ids: Collection[int], *, is_done: bool = False
 ) -> tuple[LossView, ...]:
     """
     Return the loss of each of these partitions, by id: its end offset, and the groups that have not
     drained it.
 
     Args:
-        done: whether the partitions are already lost; if not, the result is a preview.
+        is_done: whether the partitions are already lost; if not, the result is a preview.
     """
     if not ids:
         return ()
-    query = _unread_query(ids)
-    if done:
+    query = _build_unread_query(ids)
+    if is_done:
         query = _given_up_query.where(given_up.c.partition_id.in_(ids)).order_by(groups.c.name)
-    unread: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
+    losses_by_partition: dict[int, tuple[GroupLoss, ...]] = defaultdict(tuple)
     for row in connection.execute(query):
-        unread[row.partition_id] += (GroupLoss(group=row.name, messages_max=row.unread),)
-    condition = partitions.c.partition_id.in_(ids)
-    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(condition)
+        losses_by_partition[row.partition_id] += (
+            GroupLoss(group=row.name, messages_max=row.unread),
+        )
+    is_selected = partitions.c.partition_id.in_(ids)
+    rows = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(is_selected)
     return tuple(
         LossView(
             partition_id=row.partition_id,
             end_offset=row.end_offset,
-            unread_by=tuple(loss.group for loss in unread[row.partition_id]),
-            losses=unread[row.partition_id],
+            unread_by=tuple(loss.group for loss in losses_by_partition[row.partition_id]),
+            losses=losses_by_partition[row.partition_id],
         )
         for row in connection.execute(rows.order_by(partitions.c.partition_id))
     )

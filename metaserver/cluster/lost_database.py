@@ -48,33 +48,35 @@ def database_lost_error(connection: Connection) -> UnavailableError | None:
             broker_group=row.broker_group,
             partitions=row.hosted,
         )
-    lacking = read_behind(connection)
-    return behind_error(lacking) if lacking else None
+    missing_data = read_missing_data(connection)
+    return database_behind_error(missing_data) if missing_data else None
 
 
-def behind_error(lacking: str) -> UnavailableError:
-    """Build the error for a database that is behind; `lacking` describes what is missing."""
+def database_behind_error(missing_data: str) -> UnavailableError:
+    """Build the error for a database that is behind; `missing_data` describes what is missing."""
     return UnavailableError(
-        Reason.DATABASE_BEHIND, f"the database is older than the brokers' data: {lacking}"
+        Reason.DATABASE_BEHIND, f"the database is older than the brokers' data: {missing_data}"
     )
 
 
-def check_not_lost(connection: Connection) -> None:
+def check_database_complete(connection: Connection) -> None:
     """Raise UnavailableError if the database lacks data that brokers have."""
-    lost = database_lost_error(connection)
-    if lost is not None:
-        raise lost
+    error = database_lost_error(connection)
+    if error is not None:
+        raise error
 
 
-def read_behind(connection: Connection) -> str:
+def read_missing_data(connection: Connection) -> str:
     """Return what the last comparison with the brokers found missing in the database, or ""."""
     return connection.execute(_behind_query).scalar_one_or_none() or ""
 
 
-def store_behind(connection: Connection, lacking: str) -> None:
+def store_missing_data(connection: Connection, missing_data: str) -> None:
     """Store what is missing in the database; "" deletes the record."""
-    if lacking:
-        insert_or_replace(connection, facts, {"name": BEHIND, "value": lacking[:BEHIND_CHARS_MAX]})
+    if missing_data:
+        insert_or_replace(
+            connection, facts, {"name": BEHIND, "value": missing_data[:BEHIND_CHARS_MAX]}
+        )
     else:
         connection.execute(sa.delete(facts).where(facts.c.name == BEHIND))
 

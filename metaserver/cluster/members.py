@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.membership.versions import MemberVersion, Version, decide_cluster_version
-from ..sql.cluster_facts import OF_CLUSTER, facts_of, raise_version
+from ...protocol.membership.versions import MemberVersion, Version, raised_version
+from ..sql.cluster_facts import OF_CLUSTER, build_facts, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, facts, metaservers
 
@@ -53,7 +53,7 @@ class ClusterState(NamedTuple):
     members: list[MemberVersion]
 
     @property
-    def raised(self) -> Version:
+    def raised_version(self) -> Version:
         """The version to which these members allow the cluster to be raised."""
         return decide_cluster_version(self.version, self.members)
 
@@ -77,7 +77,7 @@ def renew_metaserver(
     rows = connection.execute(_state_query).all()
     if any(row.kind == _EXPIRED for row in rows):
         connection.execute(sa.delete(metaservers).where(metaservers.c.expires_at <= now_ms()))
-    return _state_of(rows)
+    return _build_state(rows)
 
 
 def register_metaserver(
@@ -87,27 +87,27 @@ def register_metaserver(
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )
-    if state.raised > state.version:
-        raise_version(connection, state.raised)
-        return state._replace(version=state.raised)
+    if state.raised_version > state.version:
+        raise_version(connection, state.raised_version)
+        return state._replace(version=state.raised_version)
     return state
 
 
-def leave(connection: Connection, *, holder: str) -> None:
+def remove_metaserver(connection: Connection, *, holder: str) -> None:
     """Delete the registration of a metaserver that stops."""
     connection.execute(sa.delete(metaservers).where(metaservers.c.holder == holder))
 
 
 def read_cluster(connection: Connection) -> ClusterState:
     """Return the cluster's name, version and members."""
-    return _state_of(connection.execute(_state_query).all())
+    return _build_state(connection.execute(_state_query).all())
 
 
-def _state_of(rows: Sequence[sa.Row[Any]]) -> ClusterState:
-    stored = facts_of({row.name: row.value for row in rows if row.kind == _FACT})
+def _build_state(rows: Sequence[sa.Row[Any]]) -> ClusterState:
+    facts = build_facts({row.name: row.value for row in rows if row.kind == _FACT})
     members = [
         MemberVersion(f"{row.kind} {row.name}", row.value)
         for row in rows
         if row.kind in {_METASERVER, _BROKER}
     ]
-    return ClusterState(stored.name, stored.version, sorted(members))
+    return ClusterState(facts.name, facts.version, sorted(members))

@@ -67,25 +67,25 @@ HOSTED_BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")
 
 
 def read_partitions(
-    connection: Connection, selected: PartitionFilter, **values: Any
+    connection: Connection, partition_filter: PartitionFilter, **values: Any
 ) -> tuple[Partition, ...]:
     """Return the partitions that a filter selects, by id; `values` are its bind parameters."""
-    rows = connection.execute(selected.partitions, values).all()
-    return _build_partitions(rows, _read_parents(connection, selected.parents, values))
+    rows = connection.execute(partition_filter.partitions, values).all()
+    return _build_partitions(rows, _read_parents(connection, partition_filter.parents, values))
 
 
-_of_subject = partitions.c.subject_id == sa.bindparam("of_subject")
+_is_in_subject = partitions.c.subject_id == sa.bindparam("of_subject")
 _subject_partitions_query = _partitions_query.where(
-    _of_subject, partitions.c.state.in_(sa.bindparam("states"))
+    _is_in_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
-_subject_parents_query = _parents_query.where(_of_subject, IS_VISIBLE_PARENT)
+_subject_parents_query = _parents_query.where(_is_in_subject, IS_VISIBLE_PARENT)
 # Rows of expired partitions are kept, and eventually far outnumber the others.
 _unexpired_parents_query = _subject_parents_query.where(
     partitions.c.state != PartitionState.EXPIRED
 )
 
 
-def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
+def is_expired_by_retention(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention.
     Such a partition does not block its children.
     """
@@ -93,11 +93,12 @@ def is_gone(table: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 _blocking_parents_query = _parents_query.where(
-    _of_subject,
-    sa.not_(is_gone(partitions)),
+    _is_in_subject,
+    sa.not_(is_expired_by_retention(partitions)),
     IS_VISIBLE_PARENT,
     sa.exists().where(
-        _parent.c.partition_id == partition_parents.c.parent_id, sa.not_(is_gone(_parent))
+        _parent.c.partition_id == partition_parents.c.parent_id,
+        sa.not_(is_expired_by_retention(_parent)),
     ),
 )
 
@@ -155,8 +156,10 @@ def granted_partitions(
     rows = connection.execute(query, values).all()
     ids = [row.partition_id for row in rows if row.has_parents]
     parents = _read_parents(connection, BY_ID.parents, {"ids": ids}) if ids else {}
-    built = _build_partitions(rows, parents)
-    return [(partition, row.token, row.session) for partition, row in zip(built, rows, strict=True)]
+    granted = _build_partitions(rows, parents)
+    return [
+        (partition, row.token, row.session) for partition, row in zip(granted, rows, strict=True)
+    ]
 
 
 def _read_parents(

@@ -53,12 +53,12 @@ def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     ).all()
     for row in rows:
         if row.end_offset is not None:
-            start = row.logic_start + row.end_offset
+            logic_start = row.logic_start + row.end_offset
         else:
             assert row.lost, f"a parent of {row.partition_id} has no end"
-            start = start_behind_loss(row.name)
-        condition = partitions.c.partition_id == row.partition_id
-        connection.execute(sa.update(partitions).where(condition).values(logic_start=start))
+            logic_start = start_behind_loss(row.name)
+        is_child = partitions.c.partition_id == row.partition_id
+        connection.execute(sa.update(partitions).where(is_child).values(logic_start=logic_start))
 
 
 def shift_logic_offsets(
@@ -73,26 +73,26 @@ def shift_logic_offsets(
             partitions that they replace.
     """
     set_logic_starts(connection, published)
-    newer = sa.and_(
+    is_newer = sa.and_(
         partitions.c.subject_id == subject_id, partitions.c.partition_id >= min(published)
     )
-    rows = connection.execute(sa.select(partitions).where(newer)).all()
+    rows = connection.execute(sa.select(partitions).where(is_newer)).all()
     by_id = {row.partition_id: row for row in rows}
     lineage_query = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(by_id))
-    parents: dict[int, int] = {}
-    for edge in connection.execute(lineage_query):
-        parent = by_id.get(edge.parent_id)
-        if parent is not None and parent.queue == by_id[edge.partition_id].queue:
-            parents[edge.partition_id] = parent.partition_id
-    starts = {row.partition_id: row.logic_start for row in rows}
-    for partition_id in sorted(parents):  # parents have lower ids
-        parent = by_id[parents[partition_id]]
+    parent_ids: dict[int, int] = {}
+    for lineage_row in connection.execute(lineage_query):
+        parent = by_id.get(lineage_row.parent_id)
+        if parent is not None and parent.queue == by_id[lineage_row.partition_id].queue:
+            parent_ids[lineage_row.partition_id] = parent.partition_id
+    logic_starts = {row.partition_id: row.logic_start for row in rows}
+    for partition_id in sorted(parent_ids):  # parents have lower ids
+        parent = by_id[parent_ids[partition_id]]
         if parent.end_offset is None:
             continue  # lost: its child already starts above every offset that it can have had
-        starts[partition_id] = starts[parent.partition_id] + parent.end_offset
+        logic_starts[partition_id] = logic_starts[parent.partition_id] + parent.end_offset
         condition = partitions.c.partition_id == partition_id
         connection.execute(
-            sa.update(partitions).where(condition).values(logic_start=starts[partition_id])
+            sa.update(partitions).where(condition).values(logic_start=logic_starts[partition_id])
         )
 
 
@@ -110,11 +110,11 @@ def read_queues(connection: Connection, name: str) -> QueueList:
     chains: dict[int, list[Partition]] = {}
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         chains.setdefault(partition.queue, []).append(partition)
-    ends = end_offsets(connection, row.subject_id)
+    end_offsets_by_id = end_offsets(connection, row.subject_id)
     return QueueList(
         subject=row.name,
         route_version=row.route_version,
-        queues=[_build_queue(chain, ends) for _, chain in sorted(chains.items())],
+        queues=[_build_queue(chain, end_offsets_by_id) for _, chain in sorted(chains.items())],
     )
 
 
@@ -126,10 +126,10 @@ def end_offsets(connection: Connection, subject_id: int) -> dict[int, int]:
     return {row.partition_id: row.end_offset for row in connection.execute(query)}
 
 
-def _build_queue(chain: list[Partition], ends: dict[int, int]) -> QueueView:
+def _build_queue(chain: list[Partition], end_offsets: dict[int, int]) -> QueueView:
     segments = []
     for partition in sorted(chain, key=lambda member: (member.logic_start, member.partition_id)):
-        end = ends.get(partition.partition_id)
+        end = end_offsets.get(partition.partition_id)
         logic_end = None if end is None else partition.logic_start + end
         segments.append(SegmentView(partition=partition, logic_end=logic_end))
     last = segments[-1].partition

@@ -48,7 +48,7 @@ from ..sql.schema import (
 )
 from .losses import refuse_folders
 
-WHOLE = 0
+WHOLE_PARTITION = 0
 """The group id in a removal or deletion of a whole partition or subject."""
 GROUPS_PER_DELETE = 100
 """Maximum number of groups whose rows one statement deletes; each may have thousands."""
@@ -81,18 +81,18 @@ class PendingRemoval:
         return self.partition_id, self.group_id
 
     @property
-    def obsolete(self) -> bool:
+    def is_obsolete(self) -> bool:
         """True if no request to the broker is needed, because the partition has no
         messages left.
         """
-        return self.group_id != WHOLE and self.state is PartitionState.EXPIRED
+        return self.group_id != WHOLE_PARTITION and self.state is PartitionState.EXPIRED
 
 
 def plan_removals(
     connection: Connection,
     condition: sa.ColumnElement[bool],
     *,
-    group_id: int = WHOLE,
+    group_id: int = WHOLE_PARTITION,
     token: int = 0,
 ) -> None:
     """Journal a removal for each partition that meets a condition."""
@@ -115,7 +115,8 @@ _last_id_query = (
         sa.or_(
             subjects.c.deleting,
             sa.exists().where(
-                _drops.c.partition_id == _all_partitions.c.partition_id, _drops.c.group_id == WHOLE
+                _drops.c.partition_id == _all_partitions.c.partition_id,
+                _drops.c.group_id == WHOLE_PARTITION,
             ),
         ),
     )
@@ -163,47 +164,51 @@ def pending_removals(
     ]
 
 
-def store_removed(connection: Connection, done: Mapping[Removal, int]) -> list[str]:
+def complete_removals(connection: Connection, tokens: Mapping[Removal, int]) -> list[str]:
     """
     Store which removals brokers have done, and finish the deletions that are complete.
 
     Args:
-        done: (partition id, group id) → highest token of the group that the broker now refuses.
+        tokens: (partition id, group id) → highest token of the group that the broker now refuses.
 
     Returns:
         The names of the subjects whose deletion is finished.
     """
-    _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in done}))
-    for (partition_id, group_id), token in sorted(done.items()):
-        condition = sa.and_(
+    _lock_subjects(connection, partitions.c.partition_id.in_({key[0] for key in tokens}))
+    for (partition_id, group_id), token in sorted(tokens.items()):
+        is_removal = sa.and_(
             removals.c.partition_id == partition_id, removals.c.group_id == group_id
         )
-        deleted = connection.execute(sa.delete(removals).where(condition)).rowcount
-        if deleted and token:
+        deleted_count = connection.execute(sa.delete(removals).where(is_removal)).rowcount
+        if deleted_count and token:
             subject_id = sa.select(partitions.c.subject_id).where(
                 partitions.c.partition_id == partition_id
             )
-            has_lower = sa.and_(
+            has_lower_token = sa.and_(
                 subjects.c.subject_id == subject_id.scalar_subquery(),
                 subjects.c.tokens_above < token,
             )
-            connection.execute(sa.update(subjects).where(has_lower).values(tokens_above=token))
-    return end_deletions(connection)
+            connection.execute(
+                sa.update(subjects).where(has_lower_token).values(tokens_above=token)
+            )
+    return finish_deletions(connection)
 
 
-def give_up_removals(connection: Connection, broker_group: str) -> None:
+def cancel_removals(connection: Connection, broker_group: str) -> None:
     """Cancel the removals of a broker group whose loss was accepted, and refuse its data folder."""
     _lock_subjects(
         connection,
         partitions.c.broker_group == broker_group,
         partitions.c.partition_id.in_(sa.select(removals.c.partition_id)),
     )
-    on_group = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == broker_group)
-    condition = removals.c.partition_id.in_(on_group)
-    ids = connection.execute(sa.select(removals.c.partition_id).where(condition)).scalars().all()
+    hosted_query = sa.select(partitions.c.partition_id).where(
+        partitions.c.broker_group == broker_group
+    )
+    is_hosted = removals.c.partition_id.in_(hosted_query)
+    ids = connection.execute(sa.select(removals.c.partition_id).where(is_hosted)).scalars().all()
     refuse_folders(connection, ids)
-    connection.execute(sa.delete(removals).where(condition))
-    end_deletions(connection)
+    connection.execute(sa.delete(removals).where(is_hosted))
+    finish_deletions(connection)
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
@@ -236,7 +241,7 @@ _finished_subjects_query = (
 )
 
 
-def end_deletions(connection: Connection) -> list[str]:
+def finish_deletions(connection: Connection) -> list[str]:
     """Delete the rows of those deleted groups and subjects that have no removals left, and return
     the names of the subjects.
     """
@@ -244,14 +249,17 @@ def end_deletions(connection: Connection) -> list[str]:
         _delete_group_rows(connection, [row.group_id])
         tombstone = {"subject_id": row.subject_id, "group_id": row.group_id, "subject": row.name}
         insert_new(connection, deletions, tombstone)
-    finished = connection.execute(_finished_subjects_query).all()
-    for subject in finished:
+    finished_subjects = connection.execute(_finished_subjects_query).all()
+    for subject in finished_subjects:
         _delete_subject_rows(connection, subject.subject_id, subject.name)
-    if finished and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one():
+    if (
+        finished_subjects
+        and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one()
+    ):
         # The last reports of the brokers still count the dropped partitions, so the empty database
         # would seem to be lost.
         connection.execute(sa.update(brokers).values(hosted=0))
-    return [subject.name for subject in finished]
+    return [subject.name for subject in finished_subjects]
 
 
 def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
@@ -297,21 +305,21 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
         connection.execute(sa.delete(table).where(table.c.subject_id == subject_id))
     rows = [
         {"subject_id": subject_id, "group_id": group_id, "subject": name}
-        for group_id in (WHOLE, *ids)
+        for group_id in (WHOLE_PARTITION, *ids)
     ]
     insert_new(connection, deletions, rows)
 
 
 def was_deleted(
-    connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE
+    connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE_PARTITION
 ) -> bool:
     """Return whether the subject with this name and id was deleted, or its group if `group_id` is
     given.
     """
-    condition = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
-    if group_id == WHOLE:
-        condition = sa.and_(condition, deletions.c.subject_id == subject_id)
-    return connection.execute(sa.select(sa.exists().where(condition))).scalar_one()
+    is_deletion = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
+    if group_id == WHOLE_PARTITION:
+        is_deletion = sa.and_(is_deletion, deletions.c.subject_id == subject_id)
+    return connection.execute(sa.select(sa.exists().where(is_deletion))).scalar_one()
 
 
 def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:
@@ -324,14 +332,14 @@ def subject_of_deleted_group(connection: Connection, subject: str, group_id: int
 
 def name_was_deleted(connection: Connection, subject: str) -> bool:
     """Return whether a subject of this name was ever deleted."""
-    return connection.execute(sa.select(sa.exists().where(_deletion_of(subject)))).scalar_one()
+    return connection.execute(sa.select(sa.exists().where(_is_deletion_of(subject)))).scalar_one()
 
 
 def deletion_expires(connection: Connection, subject: str) -> bool:
     """Return whether the record of a deletion of this name will expire; see
     `retention/history.py`.
     """
-    condition = sa.and_(_deletion_of(subject), deletions.c.ended_at.is_not(None))
+    condition = sa.and_(_is_deletion_of(subject), deletions.c.ended_at.is_not(None))
     return connection.execute(sa.select(sa.exists().where(condition))).scalar_one()
 
 
@@ -339,14 +347,14 @@ def extend_deletion_record(connection: Connection, subject: str) -> None:
     """Restart the time after which records of deletions of this name expire, because a program
     still uses the name.
     """
-    connection.execute(sa.update(deletions).where(_deletion_of(subject)).values(ended_at=None))
+    connection.execute(sa.update(deletions).where(_is_deletion_of(subject)).values(ended_at=None))
 
 
-def _deletion_of(subject: str) -> sa.ColumnElement[bool]:
-    return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE)
+def _is_deletion_of(subject: str) -> sa.ColumnElement[bool]:
+    return sa.and_(deletions.c.subject == subject, deletions.c.group_id == WHOLE_PARTITION)
 
 
-def count_removals(connection: Connection, subject_id: int, group_id: int = WHOLE) -> int:
+def count_removals(connection: Connection, subject_id: int, group_id: int = WHOLE_PARTITION) -> int:
     """Return the number of partitions that brokers must still drop, or for which they must still
     forget the group.
     """

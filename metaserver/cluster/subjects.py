@@ -34,10 +34,10 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ...protocol.text import counted
-from ..sql.dialect import insert_new, now_ms, rows_of
+from ..sql.dialect import insert_new, now_ms, read_in_chunks
 from ..sql.schema import name_limits, partitions, subjects
 from .brokers import lock_brokers, no_host_error, writable_groups
-from .lost_database import check_not_lost
+from .lost_database import check_database_complete
 from .partitions import subject_partitions
 from .removals import being_deleted_error, name_was_deleted, was_deleted
 from .rows import SubjectRow
@@ -67,8 +67,8 @@ def check_subject_limits(
     Raises:
         OverloadedError: there are `subjects_max` other subjects, or a prefix has reached its limit.
     """
-    others = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
-    count = connection.execute(others).scalar_one()
+    count_query = sa.select(sa.func.count()).select_from(subjects).where(subjects.c.name != name)
+    count = connection.execute(count_query).scalar_one()
     if count >= subjects_max:
         raise _limit_error("too many subjects", CLUSTER_HINT, count, subjects_max)
     if not limited:
@@ -82,7 +82,7 @@ def check_subject_limits(
         prefix = pattern.removesuffix("*")
         # LIKE would ignore case on SQLite.
         has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
-        count = connection.execute(others.where(has_prefix)).scalar_one()
+        count = connection.execute(count_query.where(has_prefix)).scalar_one()
         if count >= limit:
             message = f"{pattern!r} has {counted(count, 'subject')}, and the limit is {limit}"
             raise _limit_error(message, NAMES_HINT.format(pattern), count, limit)
@@ -158,7 +158,7 @@ def check_open(connection: Connection, name: str, row: SubjectRow | None) -> Sub
         SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
     """
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
     elif row.deleting:
         raise being_deleted_error(connection, row.subject_id, name)
     elif row.route_version > 0:
@@ -189,13 +189,13 @@ def check_not_deleted(connection: Connection, name: str) -> bool:
     Raises:
         SubjectDeletedError: the subject was deleted, and no later one exists.
     """
-    deleted = name_was_deleted(connection, name)
-    if deleted and find_subject(connection, name) is None:
+    was_name_deleted = name_was_deleted(connection, name)
+    if was_name_deleted and find_subject(connection, name) is None:
         raise SubjectDeletedError(
             f"subject {name!r} was deleted; sending does not recreate it, but an operator can",
             subject=name,
         )
-    return deleted
+    return was_name_deleted
 
 
 def plan_subject(
@@ -218,7 +218,7 @@ def plan_subject(
     split_ranges(request.partitions)  # refuses invalid counts
     row = find_subject(connection, request.subject)
     if row is None or row.problem:
-        check_not_lost(connection)
+        check_database_complete(connection)
         lock_brokers(connection)
         if row is not None:  # another metaserver may have planned it in the meantime
             row = find_subject(connection, request.subject, lock=True)
@@ -236,12 +236,12 @@ def plan_subject(
             "static": request.static,
             "message_bytes_max": request.message_bytes_max,
         }
-        initial = {
+        initial_columns = {
             "name": request.subject,
             "partitions_named": request.partitions,
             "route_version": 0,
         }
-        insert_new(connection, subjects, initial | settings)
+        insert_new(connection, subjects, initial_columns | settings)
         row = find_subject(connection, request.subject, lock=True)
         assert row is not None
         names_used = _reuse_failed_creation(connection, row, settings) if row.problem else 0
@@ -257,7 +257,7 @@ def plan_subject(
 
 def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
     """Check that the subject was created with these settings. Raises ConflictError."""
-    pairs = {
+    settings = {
         "order_strategy": (row.order_strategy, request.order_strategy),
         "partitions": (row.partitions_wanted, request.partitions),
         "retention": (row.retention, request.retention),
@@ -265,16 +265,16 @@ def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
         "message_bytes_max": (row.message_bytes_max, request.message_bytes_max),
     }
     differences = [
-        f"{name} {stored}, not {requested}".lower()
-        for name, (stored, requested) in pairs.items()
-        if stored != requested
+        f"{name} {stored_value}, not {requested_value}".lower()
+        for name, (stored_value, requested_value) in settings.items()
+        if stored_value != requested_value
     ]
     if differences:
         raise ConflictError(
             Reason.SUBJECT_EXISTS,
             f"subject {row.name!r} exists; it was created with {'; '.join(differences)}",
             subject=row.name,
-            **{name: stored for name, (stored, _requested) in pairs.items()},
+            **{name: stored_value for name, (stored_value, _requested) in settings.items()},
         )
 
 
@@ -302,12 +302,14 @@ def _reuse_failed_creation(
     connection: Connection, row: SubjectRow, settings: Mapping[str, Any]
 ) -> int:
     """Reuse the row of a failed creation, and return the number of partition names already used."""
-    condition = subjects.c.subject_id == row.subject_id
+    is_this_subject = subjects.c.subject_id == row.subject_id
     names_used: int = connection.execute(
-        sa.select(subjects.c.partitions_named).where(condition)
+        sa.select(subjects.c.partitions_named).where(is_this_subject)
     ).scalar_one()
     reset_columns = {"partitions_named": names_used + settings["partitions_wanted"], "problem": ""}
-    connection.execute(sa.update(subjects).where(condition).values(**settings, **reset_columns))
+    connection.execute(
+        sa.update(subjects).where(is_this_subject).values(**settings, **reset_columns)
+    )
     return names_used
 
 
@@ -316,25 +318,27 @@ def planned_partitions(connection: Connection, subject_id: int) -> tuple[Partiti
     return subject_partitions(connection, subject_id, [PartitionState.PLANNED])
 
 
-PLANNED = sa.select(subjects.c.name).where(
+_is_planned = sa.and_(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
+PLANNED = sa.select(subjects.c.name).where(_is_planned)
 """Names of the subjects whose creation is not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
     """Return the rows of the subjects whose creation is not finished."""
-    names = connection.execute(PLANNED).scalars().all()
-    rows = [find_subject(connection, name) for name in names]
-    return [row for row in rows if row is not None]
+    rows = connection.execute(sa.select(subjects).where(_is_planned))
+    return [_subject_row(row) for row in rows]
 
 
-def open_subject(connection: Connection, name: str, hosted: Collection[int] | None = None) -> bool:
+def open_subject(
+    connection: Connection, name: str, hosted_ids: Collection[int] | None = None
+) -> bool:
     """
     Open the partitions of a planned subject, which begins to serve its route.
 
     Args:
-        hosted: the ids of the partitions that brokers host; None means all of them.
+        hosted_ids: the ids of the partitions that brokers host; None means all of them.
 
     Returns:
         False if the subject is already open or deleted, or was planned again and has partitions
@@ -346,15 +350,15 @@ def open_subject(connection: Connection, name: str, hosted: Collection[int] | No
     planned_ids = {
         partition.partition_id for partition in planned_partitions(connection, row.subject_id)
     }
-    if hosted is not None and not planned_ids <= set(hosted):
+    if hosted_ids is not None and not planned_ids <= set(hosted_ids):
         return False
-    condition = subjects.c.subject_id == row.subject_id
+    is_this_subject = subjects.c.subject_id == row.subject_id
     is_planned = sa.and_(
         partitions.c.subject_id == row.subject_id,
         partitions.c.state == PartitionState.PLANNED,
     )
     connection.execute(sa.update(partitions).where(is_planned).values(state=PartitionState.OPEN))
-    connection.execute(sa.update(subjects).where(condition).values(route_version=1))
+    connection.execute(sa.update(subjects).where(is_this_subject).values(route_version=1))
     route_table(read_route(connection, name))
     return True
 
@@ -427,7 +431,8 @@ _route_versions_query = sa.select(subjects.c.name, subjects.c.route_version).whe
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
     """Return subject → current version of its route."""
     return {
-        row.name: row.route_version for row in rows_of(connection, _route_versions_query, names)
+        row.name: row.route_version
+        for row in read_in_chunks(connection, _route_versions_query, names)
     }
 
 
@@ -438,7 +443,7 @@ _subject_names_query = sa.select(subjects.c.name).where(
 
 def subject_names(connection: Connection, ids: list[int]) -> list[Subject]:
     """Return the names of the subjects with these ids."""
-    return [Subject(row.name) for row in rows_of(connection, _subject_names_query, ids)]
+    return [Subject(row.name) for row in read_in_chunks(connection, _subject_names_query, ids)]
 
 
 def subject_summaries(
@@ -454,7 +459,7 @@ def subject_summaries(
     Raises:
         UnavailableError
     """
-    check_not_lost(connection)
+    check_database_complete(connection)
     count = (
         sa.select(sa.func.count())
         .where(

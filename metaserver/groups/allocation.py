@@ -42,41 +42,41 @@ def allocate(
     """
     if not sessions:
         return {}
-    owned: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
-    preferred_by: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
-    distinct = dict.fromkeys(partitions)
+    owned_partitions: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
+    preferred_partitions: dict[SessionId, list[PartitionId]] = {session: [] for session in sessions}
+    distinct_ids = dict.fromkeys(partitions)
     for partition, session in current.items():
-        if session in owned and partition in distinct:
-            owned[session].append(partition)
+        if session in owned_partitions and partition in distinct_ids:
+            owned_partitions[session].append(partition)
     for partition, session in preferred.items():
         if (
-            session in preferred_by
-            and partition in distinct
-            and current.get(partition) not in owned
+            session in preferred_partitions
+            and partition in distinct_ids
+            and current.get(partition) not in owned_partitions
         ):
-            preferred_by[session].append(partition)
+            preferred_partitions[session].append(partition)
 
-    share, larger = divmod(len(distinct), len(sessions))
+    share, larger_shares = divmod(len(distinct_ids), len(sessions))
     # A larger share goes first to a session that would otherwise lose a partition, then to one
     # that would otherwise miss a child of a partition it owns.
-    ranked = sorted(
+    ranked_sessions = sorted(
         sessions,
         key=lambda session: (
-            len(owned[session]) <= share,
-            len(owned[session]) + len(preferred_by[session]) <= share,
+            len(owned_partitions[session]) <= share,
+            len(owned_partitions[session]) + len(preferred_partitions[session]) <= share,
         ),
     )
     vacancies = {}
     allocated: dict[PartitionId, SessionId] = {}
-    for index, session in enumerate(ranked):
-        quota = share + (index < larger)
-        assigned = (owned[session] + preferred_by[session])[:quota]
+    for index, session in enumerate(ranked_sessions):
+        quota = share + (index < larger_shares)
+        assigned = (owned_partitions[session] + preferred_partitions[session])[:quota]
         allocated |= dict.fromkeys(assigned, session)
         vacancies[session] = quota - len(assigned)
-    unassigned = iter([partition for partition in distinct if partition not in allocated])
+    unassigned = iter([partition for partition in distinct_ids if partition not in allocated])
     for session in sessions:
         allocated |= {next(unassigned): session for _ in range(vacancies[session])}
-    assert len(allocated) == len(distinct)
+    assert len(allocated) == len(distinct_ids)
     return allocated
 
 
@@ -85,7 +85,7 @@ def avoid_unreachable(
     sessions: Sequence[SessionId],
     *,
     current: Mapping[PartitionId, SessionId],
-    unreached: Mapping[PartitionId, Collection[SessionId]],
+    unreachable: Mapping[PartitionId, Collection[SessionId]],
 ) -> dict[PartitionId, SessionId]:
     """
     Reassign partitions whose sessions cannot connect to their brokers.
@@ -95,24 +95,24 @@ def avoid_unreachable(
     partition that no session can reach stays where it is, because moving it would not help.
 
     Args:
-        allocated: the result of `allocate`, which ignores `unreached`.
+        allocated: the result of `allocate`, which ignores `unreachable`.
         sessions: the live sessions, as for `allocate`.
         current: partition → its current owner.
-        unreached: partition → sessions that cannot connect to its broker.
+        unreachable: partition → sessions that cannot connect to its broker.
     """
     result = dict(allocated)
     counts = Counter(result.values())
-    for partition in sorted(unreached.keys() & result.keys()):
-        session, cut_off = result[partition], unreached[partition]
-        connectable = [candidate for candidate in sessions if candidate not in cut_off]
-        if session in connectable:
+    for partition in sorted(unreachable.keys() & result.keys()):
+        session, unreachable_sessions = result[partition], unreachable[partition]
+        candidates = [candidate for candidate in sessions if candidate not in unreachable_sessions]
+        if session in candidates:
             continue
         owner = current.get(partition, session)
-        if owner in (connectable or sessions):
-            target = owner
+        if owner in (candidates or sessions):
+            new_owner = owner
         else:
-            target = min(connectable or [session], key=lambda candidate: counts[candidate])
+            new_owner = min(candidates or [session], key=lambda candidate: counts[candidate])
         counts[session] -= 1
-        counts[target] += 1
-        result[partition] = target
+        counts[new_owner] += 1
+        result[partition] = new_owner
     return result

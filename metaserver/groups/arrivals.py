@@ -46,7 +46,7 @@ class JoinWindow:
         self._in_flight -= 1
         if ttl_ms is None:
             return
-        deadline_ms = now_ms + gather_ms_max(ttl_ms)
+        deadline_ms = now_ms + join_window_ms_max(ttl_ms)
         self._deadline_ms = min(self._deadline_ms, deadline_ms) if self._unsettled else deadline_ms
         self._unsettled += 1
         self._last_join_ms = now_ms
@@ -56,16 +56,16 @@ class JoinWindow:
         remaining_ms = self._deadline_ms - now_ms
         if not self._unsettled or remaining_ms <= 0:
             return 0
-        quiet_left_ms = min(QUIET_MS * (self._unsettled - 1), QUIET_MS_MAX) - (
+        quiet_remaining_ms = min(QUIET_MS * (self._unsettled - 1), QUIET_MS_MAX) - (
             now_ms - self._last_join_ms
         )
-        return min(remaining_ms, max(quiet_left_ms, CHECK_MS if self._in_flight else 0, 0))
+        return min(remaining_ms, max(quiet_remaining_ms, CHECK_MS if self._in_flight else 0, 0))
 
     def begin_settling(self) -> None:
         """Record that all stored sessions are about to be settled."""
         self._unsettled = 0
 
 
-def gather_ms_max(ttl_ms: int) -> int:
+def join_window_ms_max(ttl_ms: int) -> int:
     """Return how long, in milliseconds, a session with this ttl may wait for other joins."""
     return min(GATHER_MS_MAX, ttl_ms // 8)

@@ -21,7 +21,7 @@ from ...protocol.groups import (
 )
 from ...protocol.limits import GROUPS_PER_SUBJECT_MAX
 from ...protocol.routing import ConsumeStrategy, OrderStrategy
-from ..cluster.lost_database import check_not_lost
+from ..cluster.lost_database import check_database_complete
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden
 from ..sql.dialect import insert_new
@@ -65,10 +65,10 @@ MEMBER_COLUMNS = (
     subjects.c.order_strategy,
     *POLICY_COLUMNS,
 )
-"""Columns of a session's group and subject that `settings_of_member` reads."""
+"""Columns of a session's group and subject that `build_member_settings` reads."""
 
 
-def settings_of_member(row: Any) -> MemberSettings:
+def build_member_settings(row: Any) -> MemberSettings:
     """Build the settings from a row with `MEMBER_COLUMNS`."""
     switch = OperatorSwitch.OFF
     if row.group_suspended:
@@ -77,7 +77,7 @@ def settings_of_member(row: Any) -> MemberSettings:
         switch = OperatorSwitch.CLIENT
     return MemberSettings(
         strategy=ConsumeStrategy(row.strategy),
-        policy=policy_of(row),
+        policy=build_policy(row),
         suspended_by=switch,
         order_strategy=OrderStrategy(row.order_strategy),
     )
@@ -112,20 +112,20 @@ def read_stored(
         subject=subject,
         group=group,
         strategy=ConsumeStrategy(row.strategy),
-        policy=policy_of(row),
-        start=start_of(row),
+        policy=build_policy(row),
+        start=build_start(row),
         unstarted=tuple(connection.execute(_unstarted_query, parameters).scalars()),
         suspended=row.suspended,
         suspended_clients=tuple(connection.execute(_suspended_clients_query, parameters).scalars()),
     )
 
 
-def start_of(row: Any) -> GroupStart:
+def build_start(row: Any) -> GroupStart:
     """Build the start from a row of `groups`."""
     return GroupStart(at=StartAt(row.start_at), at_ms=row.start_ms)
 
 
-def policy_of(row: Any) -> GroupPolicy:
+def build_policy(row: Any) -> GroupPolicy:
     """Build the policy from a row of `groups`."""
     on_failure, _, on_full = (row.on_failure or "").partition(_ON_FULL_SEPARATOR)
     return GroupPolicy(
@@ -141,11 +141,11 @@ def policy_values(policy: GroupPolicy) -> dict[str, object]:
     """Return the column values of a policy; `on_full` is a suffix of `on_failure`, as in
     "park+d".
     """
-    values = asdict(policy)
-    on_full = values.pop("on_full")
+    columns = asdict(policy)
+    on_full = columns.pop("on_full")
     if on_full is not None:
-        values["on_failure"] = f"{policy.on_failure or ''}{_ON_FULL_SEPARATOR}{on_full[0]}"
-    return values
+        columns["on_failure"] = f"{policy.on_failure or ''}{_ON_FULL_SEPARATOR}{on_full[0]}"
+    return columns
 
 
 EARLIEST = GroupStart()
@@ -184,15 +184,15 @@ def insert_group(
         UnavailableError: the database has lost data that brokers still have.
     """
     check_not_hidden(subject)
-    check_not_lost(connection)
-    limits = connection.execute(_limits_query, {"of_subject": subject.subject_id}).one()
-    if limits.group_count >= GROUPS_PER_SUBJECT_MAX:
+    check_database_complete(connection)
+    limits_row = connection.execute(_limits_query, {"of_subject": subject.subject_id}).one()
+    if limits_row.group_count >= GROUPS_PER_SUBJECT_MAX:
         raise too_many_groups("the subject", GROUPS_PER_SUBJECT_MAX)
     row = {
         "subject_id": subject.subject_id,
         "name": name,
         "strategy": strategy,
-        "last_token": max(limits.fence, subject.tokens_above),
+        "last_token": max(limits_row.fence, subject.tokens_above),
         "version": version,
         "settled": False,
         "route_version": 0,

@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 
 from ..sql.database import Database
 from ..sql.group_write import GroupWriter
-from .sessions import group_of
+from .sessions import find_group_id
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class KeyedQueue:
             writer = self._writers[key] = GroupWriter(
                 lambda each, _durable: self._run(each),
                 wait_ms_max=WAIT_MS,
-                idle=partial(self._writers.pop, key),
+                on_idle=partial(self._writers.pop, key),
             )
         return await writer.submit(work, durable=True)
 
@@ -85,9 +85,9 @@ class GroupWrites:
         )
         return result
 
-    async def group_of(self, session: str) -> Hashable:
+    async def find_group_id(self, session: str) -> Hashable:
         """Return the id of a session's group; None if it has none or writes are not queued."""
-        return None if self._queue is None else await self._database.read(group_of, session)
+        return None if self._queue is None else await self._database.read(find_group_id, session)
 
     async def write_urgent(
         self,

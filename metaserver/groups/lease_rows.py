@@ -35,7 +35,7 @@ from ..cluster.partitions import (
     HAS_PARENTS,
     blocking_parents,
     granted_partitions,
-    is_gone,
+    is_expired_by_retention,
     select_granted,
 )
 from ..sql.dialect import insert_new
@@ -55,16 +55,17 @@ from .leases import (
     EVERYBODY,
     GroupPartition,
     PartitionLease,
-    grant,
+    grant_lease,
     raise_token_floor,
     readable_partitions,
-    release,
+    release_lease,
     renew_token,
     settle_leases,
-    settle_shared,
+    settle_shared_leases,
 )
 from .locked_group import (
     LockedGroup,
+    end_expired_members,
     lock_active_sessions,
     lock_group,
     raise_versions,
@@ -73,11 +74,10 @@ from .locked_group import (
     read_members,
     set_group,
     store_leases,
-    sweep_members,
     valid_ids,
 )
 from .parked_ancestors import AdoptedAncestor, read_adopted
-from .sessions import live_members, live_session, live_sessions
+from .sessions import read_live_members, read_live_session, read_live_sessions
 
 _update_unreached = sa.update(sessions).where(sessions.c.session == sa.bindparam("of_session"))
 _unreached_query = sa.select(sessions.c.session, sessions.c.unreached).where(
@@ -100,9 +100,9 @@ def store_unreached(connection: Connection, session: str, broker_groups: Collect
     Raises:
         SessionUnknownError: the session has ended.
     """
-    group_id = live_session(connection, session).group_id
+    group_id = read_live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # the session may have ended before the group was locked
+    read_live_session(connection, session)  # the session may have ended before the group was locked
     names = " ".join(sorted(set(broker_groups)))
     connection.execute(_update_unreached, {"of_session": session, "unreached": names})
     mark_unsettled(connection, group_id)
@@ -116,13 +116,15 @@ def read_unreached(
     rows = connection.execute(_unreached_query, {"of_group": group_id}).all()
     if not rows:
         return {}
-    cut_off: dict[str, set[SessionId]] = {}
+    sessions_by_group: dict[str, set[SessionId]] = {}
     for session, names in rows:
         for name in names.split():
-            cut_off.setdefault(name, set()).add(SessionId(session))
-    parameters = {"of_subject": subject_id, "names": sorted(cut_off)}
-    hosted = connection.execute(_hosted_query, parameters)
-    return {PartitionId(partition_id): cut_off[name] for partition_id, name in hosted}
+            sessions_by_group.setdefault(name, set()).add(SessionId(session))
+    parameters = {"of_subject": subject_id, "names": sorted(sessions_by_group)}
+    hosted_rows = connection.execute(_hosted_query, parameters)
+    return {
+        PartitionId(partition_id): sessions_by_group[name] for partition_id, name in hosted_rows
+    }
 
 
 log = logging.getLogger("keylane.metaserver")
@@ -135,7 +137,7 @@ class Changes:
     """
 
     versions: Mapping[SessionId, int]
-    ended: Collection[SessionId] = ()
+    ended_sessions: Collection[SessionId] = ()
 
 
 NO_CHANGES = Changes(versions={})
@@ -146,7 +148,7 @@ class ReleaseOutcome:
     """The result of releases: the changes, and the error for each refused release."""
 
     changes: Changes
-    refused: Mapping[ReleaseGrant, KeylaneError]
+    errors: Mapping[ReleaseGrant, KeylaneError]
 
 
 def settle_group(connection: Connection, group_id: int, *, force: bool = False) -> Changes:
@@ -163,38 +165,40 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         group = lock_group(connection, group_id)
     except GroupUnknownError:
         return NO_CHANGES
-    members, ended = sweep_members(connection, group_id)
+    members, ended_sessions = end_expired_members(connection, group_id)
     context = _read_context(connection, group)
     if not group.shared and context.rebuilt_left_ms > 0:
         if force:
             mark_unsettled(connection, group_id)
-        return Changes(versions={}, ended=ended)  # it stays unsettled, and is retried later
+        return Changes(
+            versions={}, ended_sessions=ended_sessions
+        )  # it stays unsettled, and is retried later
     route_changed = group.route_version != context.route_version
-    if group.settled and not ended and not route_changed and not force:
+    if group.settled and not ended_sessions and not route_changed and not force:
         return NO_CHANGES
-    stored = read_leases(connection, group_id)
-    assigned = {key for key, lease in stored.items() if lease.session or lease.wanted}
+    stored_leases = read_leases(connection, group_id)
+    assigned_ids = {key for key, lease in stored_leases.items() if lease.session or lease.wanted}
     is_paused = context.resetting or context.being_replaced
     readable = (
         []
         if is_paused
-        else _read_readable_partitions(connection, group, assigned, context.retention)
+        else _read_readable_partitions(connection, group, assigned_ids, context.retention)
     )
     if group.shared:
-        settlement = settle_shared(stored, readable, last_token=group.last_token)
+        settlement = settle_shared_leases(stored_leases, readable, last_token=group.last_token)
         route_changed = route_changed or bool(settlement.leases)
     else:
         settlement = settle_leases(
-            stored,
+            stored_leases,
             list(members),
             readable,
             suspended={session for session, suspended in members.items() if suspended},
-            unreached=read_unreached(connection, group_id, group.subject_id),
+            unreachable=read_unreached(connection, group_id, group.subject_id),
             last_token=group.last_token,
         )
     store_leases(connection, group_id, settlement.leases)
     # A new route version may contain a new broker address, so all sessions get their grants again.
-    changed = set(members) if route_changed else settlement.sessions
+    changed_sessions = set(members) if route_changed else settlement.sessions
     version = group.version + 1
     set_group(
         connection,
@@ -204,8 +208,8 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
         settled=True,
         route_version=context.route_version,
     )
-    raise_versions(connection, changed, version)
-    return Changes(versions=dict.fromkeys(changed, version), ended=ended)
+    raise_versions(connection, changed_sessions, version)
+    return Changes(versions=dict.fromkeys(changed_sessions, version), ended_sessions=ended_sessions)
 
 
 def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> ReleaseOutcome:
@@ -217,77 +221,81 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
     new session gets partitions from many others.
 
     Releases by ended sessions, and those with a token that the session was never granted, are in
-    `refused` of the result.
+    `errors` of the result.
     """
-    refused: dict[ReleaseGrant, KeylaneError] = {}
+    errors: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
     ids = {request.session for request in requests}
-    for group_id in sorted({row.group_id for row in live_sessions(connection, ids).values()}):
+    for group_id in sorted({row.group_id for row in read_live_sessions(connection, ids).values()}):
         try:
             group = lock_group(connection, group_id)
         except GroupUnknownError:
             continue
         # Some sessions may have ended before the group was locked.
-        live = live_sessions(connection, ids)
-        of_group = [
+        live_rows = read_live_sessions(connection, ids)
+        group_requests = [
             request
             for request in requests
-            if request.session in live and live[request.session].group_id == group_id
+            if request.session in live_rows and live_rows[request.session].group_id == group_id
         ]
-        release_in_group = _renew_tokens if group.shared else _release
-        outcome = release_in_group(connection, group, of_group)
-        ids -= {request.session for request in of_group}
-        refused |= outcome.refused
+        release_in_group = _renew_tokens if group.shared else _release_exclusive
+        outcome = release_in_group(connection, group, group_requests)
+        ids -= {request.session for request in group_requests}
+        errors |= outcome.errors
         versions |= outcome.changes.versions
-    refused |= {
+    errors |= {
         request: SessionUnknownError(session=request.session)
         for request in requests
         if request.session in ids
     }
-    return ReleaseOutcome(changes=Changes(versions=versions), refused=refused)
+    return ReleaseOutcome(changes=Changes(versions=versions), errors=errors)
 
 
-def _release(
+def _release_exclusive(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
     """Free the leases of an exclusive group, and grant each to the session that wants it, unless
     that session is suspended or has ended.
     """
-    refused: dict[ReleaseGrant, KeylaneError] = {}
-    freed: dict[PartitionId, PartitionLease] = {}
+    errors: dict[ReleaseGrant, KeylaneError] = {}
+    freed_leases: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
-    stored = read_leases_of(
+    stored_leases = read_leases_of(
         connection, group.group_id, [request.partition_id for request in requests]
     )
     for request in requests:
         partition_id = PartitionId(request.partition_id)
         try:
-            lease = freed.get(partition_id, stored.get(partition_id))
-            freed_lease = release(lease, SessionId(request.session), request.token)
+            lease = freed_leases.get(partition_id, stored_leases.get(partition_id))
+            freed_lease = release_lease(lease, SessionId(request.session), request.token)
         except TokenUnknownError as error:
-            refused[request] = error
+            errors[request] = error
         else:
-            freed |= {} if freed_lease is None else {partition_id: freed_lease}
-            last_token = _token_floor(last_token, request.fence)
-    if not freed:
-        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
+            freed_leases |= {} if freed_lease is None else {partition_id: freed_lease}
+            last_token = _raise_token_floor_and_warn(last_token, request.fence)
+    if not freed_leases:
+        return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
     # The session for which a lease was withdrawn may have been suspended in the meantime.
-    wanted = {lease.wanted for lease in freed.values() if lease.wanted}
-    active = lock_active_sessions(connection, wanted)
-    changed: set[SessionId] = set()
-    for partition_id, lease in sorted(freed.items()):
-        granted = grant(lease, last_token=last_token) if lease.wanted in active else None
-        if granted is not None and granted.session is not None:
-            freed[partition_id] = granted
-            last_token = granted.token
-            changed.add(granted.session)
-    store_leases(connection, group.group_id, freed.values())
+    wanted_sessions = {lease.wanted for lease in freed_leases.values() if lease.wanted}
+    active_sessions = lock_active_sessions(connection, wanted_sessions)
+    changed_sessions: set[SessionId] = set()
+    for partition_id, lease in sorted(freed_leases.items()):
+        granted_lease = (
+            grant_lease(lease, last_token=last_token) if lease.wanted in active_sessions else None
+        )
+        if granted_lease is not None and granted_lease.session is not None:
+            freed_leases[partition_id] = granted_lease
+            last_token = granted_lease.token
+            changed_sessions.add(granted_lease.session)
+    store_leases(connection, group.group_id, freed_leases.values())
     version = group.version + 1
-    settled = group.settled and all(lease.session for lease in freed.values())
-    set_group(connection, group.group_id, version=version, last_token=last_token, settled=settled)
-    raise_versions(connection, changed, version)
+    is_settled = group.settled and all(lease.session for lease in freed_leases.values())
+    set_group(
+        connection, group.group_id, version=version, last_token=last_token, settled=is_settled
+    )
+    raise_versions(connection, changed_sessions, version)
     return ReleaseOutcome(
-        changes=Changes(versions=dict.fromkeys(changed, version)), refused=refused
+        changes=Changes(versions=dict.fromkeys(changed_sessions, version)), errors=errors
     )
 
 
@@ -295,33 +303,33 @@ def _renew_tokens(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
     """Replace tokens of a shared group that brokers refuse; all its sessions get the new ones."""
-    stored = read_leases_of(
+    stored_leases = read_leases_of(
         connection, group.group_id, [request.partition_id for request in requests]
     )
-    refused: dict[ReleaseGrant, KeylaneError] = {}
-    renewed: dict[PartitionId, PartitionLease] = {}
+    errors: dict[ReleaseGrant, KeylaneError] = {}
+    renewed_leases: dict[PartitionId, PartitionLease] = {}
     last_token = group.last_token
     for request in requests:
         partition_id = PartitionId(request.partition_id)
-        floor = _token_floor(last_token, request.fence)
+        token_floor = _raise_token_floor_and_warn(last_token, request.fence)
         try:
-            lease = renew_token(stored.get(partition_id), request.token, last_token=floor)
+            lease = renew_token(
+                stored_leases.get(partition_id), request.token, last_token=token_floor
+            )
         except TokenUnknownError as error:
-            refused[request] = error
+            errors[request] = error
             continue
         if lease is not None:
-            renewed[partition_id] = stored[partition_id] = lease
+            renewed_leases[partition_id] = stored_leases[partition_id] = lease
             last_token = lease.token
-    if not renewed:
-        return ReleaseOutcome(changes=NO_CHANGES, refused=refused)
-    store_leases(connection, group.group_id, renewed.values())
+    if not renewed_leases:
+        return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
+    store_leases(connection, group.group_id, renewed_leases.values())
     version = group.version + 1
     set_group(connection, group.group_id, version=version, last_token=last_token)
     members = set(read_members(connection, group.group_id))
     raise_versions(connection, members, version)
-    return ReleaseOutcome(
-        changes=Changes(versions=dict.fromkeys(members, version)), refused=refused
-    )
+    return ReleaseOutcome(changes=Changes(versions=dict.fromkeys(members, version)), errors=errors)
 
 
 _withdrawn_query = (
@@ -331,7 +339,7 @@ _withdrawn_query = (
 )
 
 
-def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> Changes:
+def release_unreported(connection: Connection, heartbeats: Sequence[Heartbeat]) -> Changes:
     """
     Release withdrawn leases that their sessions do not report as held.
 
@@ -339,23 +347,24 @@ def release_unheld(connection: Connection, heartbeats: Sequence[Heartbeat]) -> C
     Ended sessions are skipped, and so are those that have not received their latest grants, because
     they may still begin to use them.
     """
-    by_session = {heartbeat.session: heartbeat for heartbeat in heartbeats}
+    heartbeats_by_session = {heartbeat.session: heartbeat for heartbeat in heartbeats}
     for group_id in sorted(
-        {row.group_id for row in live_sessions(connection, by_session).values()}
+        {row.group_id for row in read_live_sessions(connection, heartbeats_by_session).values()}
     ):
         try:
             lock_group(connection, group_id)
         except GroupUnknownError:
             continue
-    up_to_date = [
+    current_sessions = [
         session
-        for session, row in live_sessions(connection, by_session).items()
-        if row.grants_version == by_session[session].known_version
+        for session, row in read_live_sessions(connection, heartbeats_by_session).items()
+        if row.grants_version == heartbeats_by_session[session].known_version
     ]
     releases = [
         ReleaseGrant(session=row.session, partition_id=row.partition_id, token=row.token)
-        for row in connection.execute(_withdrawn_query, {"ids": up_to_date})
-        if (row.partition_id, row.token) not in set(by_session[row.session].holding or ())
+        for row in connection.execute(_withdrawn_query, {"ids": current_sessions})
+        if (row.partition_id, row.token)
+        not in set(heartbeats_by_session[row.session].holding or ())
     ]
     return release_leases(connection, releases).changes if releases else NO_CHANGES
 
@@ -384,7 +393,7 @@ def store_drained(
     connection: Connection,
     session: str,
     ids: Collection[int],
-    parked: Collection[int] = (),
+    parked_ids: Collection[int] = (),
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
@@ -395,7 +404,7 @@ def store_drained(
 
     Args:
         ids: the drained partitions.
-        parked: ids of those on which the group has parked messages.
+        parked_ids: ids of those on which the group has parked messages.
         holding: (partition id, token) of the leases that the session reports as held, or None if it
             does not report them. A drained partition with another token is ignored, because its
             report may be older than a reset of the cursor.
@@ -406,12 +415,12 @@ def store_drained(
     Raises:
         SessionUnknownError: the session has ended.
     """
-    group_id = live_session(connection, session).group_id
+    group_id = read_live_session(connection, session).group_id
     lock_group(connection, group_id)
-    live_session(connection, session)  # it may have ended before the group was locked
+    read_live_session(connection, session)  # it may have ended before the group was locked
     parameters = {"of_group": group_id, "of_session": session, "ids": valid_ids(ids)}
     rows = [
-        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked_ids}
         for partition_id, token in connection.execute(_newly_drained_query, parameters)
         if holding is None or (partition_id, token) in holding
     ]
@@ -447,34 +456,34 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     """Return session → grants, for sessions of one group; ended sessions are omitted."""
     # Versions are read before grants: if a change comes in between, the grants are newer than their
     # version, and are only sent once more.
-    members = live_members(connection, ids)
+    members = read_live_members(connection, ids)
     if not members:
         return {}
     row, settings = members[0]
     if settings.strategy is ConsumeStrategy.SHARED:
-        granted = granted_partitions(connection, _shared_query, of_group=row.group_id)
-        to_all = [(partition, token) for partition, token, _ in granted]
-        off = OperatorSwitch.OFF
-        grants_of = {
-            row.session: to_all
+        granted_rows = granted_partitions(connection, _shared_query, of_group=row.group_id)
+        shared_grants = [(partition, token) for partition, token, _ in granted_rows]
+        not_suspended = OperatorSwitch.OFF
+        grants_by_session = {
+            row.session: shared_grants
             for row, settings in members
-            if settings.suspended_by is off and not row.suspended
+            if settings.suspended_by is not_suspended and not row.suspended
         }
     else:
-        grants_of = {}
-        granted = granted_partitions(
+        grants_by_session = {}
+        granted_rows = granted_partitions(
             connection, _held_query, ids=[row.session for row, _ in members]
         )
-        for partition, token, session in granted:
-            grants_of.setdefault(SessionId(session or ""), []).append((partition, token))
-    parked = read_adopted(connection, row.group_id, [partition for partition, *_ in granted])
+        for partition, token, session in granted_rows:
+            grants_by_session.setdefault(SessionId(session or ""), []).append((partition, token))
+    adopted = read_adopted(connection, row.group_id, [partition for partition, *_ in granted_rows])
     return {
         row.session: Grants(
             version=row.grants_version,
             ttl_ms=row.ttl_ms,
             grants=tuple(
-                _grant(partition, token, parked.get(partition.partition_id, ()))
-                for partition, token in grants_of.get(row.session, ())
+                _build_grant(partition, token, adopted.get(partition.partition_id, ()))
+                for partition, token in grants_by_session.get(row.session, ())
             ),
             policy=settings.policy,
             suspended_by=settings.suspended_by,
@@ -485,7 +494,7 @@ def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[Sessi
     }
 
 
-def _grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
+def _build_grant(partition: Partition, token: int, parked: Collection[AdoptedAncestor]) -> Grant:
     ranges = tuple(ancestor.ranges for ancestor in parked)
     return Grant(
         partition=partition,
@@ -568,7 +577,7 @@ _candidates_query = (
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
-        sa.not_(is_gone(partitions)),  # they block nothing, and accumulate
+        sa.not_(is_expired_by_retention(partitions)),  # they block nothing, and accumulate
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
@@ -577,7 +586,7 @@ _candidates_query = (
 def _read_readable_partitions(
     connection: Connection,
     group: LockedGroup,
-    assigned: Collection[PartitionId],
+    assigned_ids: Collection[PartitionId],
     retention: Retention,
 ) -> list[GroupPartition]:
     """Read the state on which `readable_partitions` depends, and return its result."""
@@ -595,24 +604,26 @@ def _read_readable_partitions(
             parents=parents.get(row.partition_id, ()),
             abandoned=row.abandoned,
             ended=row.abandoned and row.end_offset is not None and not row.lost,
-            assigned=row.partition_id in assigned,
+            assigned=row.partition_id in assigned_ids,
             lost=row.lost,
-            heard=row.heard or retention is not Retention.ACKED,
+            is_announced=row.heard or retention is not Retention.ACKED,
             start_pending=row.start_pending,
         )
         for row in rows
     ]
     drained_ids = {PartitionId(row.partition_id) for row in rows if row.drained}
     # Some parents are not among the candidates. Other drained partitions do not matter.
-    if outside := {parent for candidate in candidates for parent in candidate.parents} - {
+    if other_parents := {parent for candidate in candidates for parent in candidate.parents} - {
         row.partition_id for row in rows
     }:
-        drained_parents = connection.execute(_drained_by_id, parameters | {"ids": sorted(outside)})
+        drained_parents = connection.execute(
+            _drained_by_id, parameters | {"ids": sorted(other_parents)}
+        )
         drained_ids |= set(drained_parents.scalars())
     return readable_partitions(candidates, drained_ids)
 
 
-def _token_floor(last_token: FencingToken, fence: int) -> FencingToken:
+def _raise_token_floor_and_warn(last_token: FencingToken, fence: int) -> FencingToken:
     """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
     granted.
     """

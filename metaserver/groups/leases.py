@@ -31,7 +31,7 @@ from ...protocol.limits import TOKEN_STEP_MAX
 from ...protocol.routing import PartitionState
 from .allocation import allocate, avoid_unreachable
 
-FENCE_BELIEVED_MAX = TOKEN_STEP_MAX // 2
+FENCE_ACCEPTED_MAX = TOKEN_STEP_MAX // 2
 """Highest token that a reported fence can cause. It leaves room for as many further grants before
 brokers refuse tokens as impossible, and grants alone never reach it.
 """
@@ -72,7 +72,7 @@ class GroupPartition:
     """True if its lease is held by, or promised to, a session of the group."""
     lost: bool = False
     """True if an operator accepted its loss: its data is gone, but its parents may be unread."""
-    heard: bool = True
+    is_announced: bool = True
     """True if its broker has stored the group, or if retention is by time alone and does not wait
     for groups.
     """
@@ -106,8 +106,9 @@ def readable_partitions(
     drained partition block too if they were reset without it, unless they are abandoned.
 
     Args:
-        partitions: the subject's partitions, without those whose data has expired (`is_gone`),
-            because they block nothing. Each parent must be in `partitions` or in `drained`.
+        partitions: the subject's partitions, without those whose data has expired
+            (`is_expired_by_retention`), because they block nothing. Each parent must be in
+            `partitions` or in `drained`.
         drained: the partitions that the group has drained; only `partitions` and their parents are
             needed.
     """
@@ -139,30 +140,30 @@ def readable_partitions(
         for partition in by_id.values()
         if partition.state in {PartitionState.OPEN, PartitionState.SEALED}
         and partition.partition_id not in drained_ids
-        and (partition.heard or partition.assigned)
+        and (partition.is_announced or partition.assigned)
         and not partition.start_pending
         and not any(blocks(parent_id, partition.assigned) for parent_id in partition.parents)
     ]
 
 
 def drained_after_parents(
-    at_end: Collection[int], parents: Mapping[int, Collection[int]]
+    at_end_ids: Collection[int], parents: Mapping[int, Collection[int]]
 ) -> frozenset[int]:
     """
-    Return those partitions in `at_end` that a group has drained.
+    Return those partitions in `at_end_ids` that a group has drained.
 
     A partition counts as drained only after all its parents. A group is always at the end of an
     empty partition: without this rule, it would unblock its children too early.
 
     Args:
-        at_end: ids of the partitions whose end the group has reached.
+        at_end_ids: ids of the partitions whose end the group has reached.
         parents: partition id → the parents that may block it.
     """
-    drained: set[int] = set()
-    for partition_id in sorted(at_end):  # parents have lower ids
-        if drained.issuperset(parents.get(partition_id, ())):
-            drained.add(partition_id)
-    return frozenset(drained)
+    drained_ids: set[int] = set()
+    for partition_id in sorted(at_end_ids):  # parents have lower ids
+        if drained_ids.issuperset(parents.get(partition_id, ())):
+            drained_ids.add(partition_id)
+    return frozenset(drained_ids)
 
 
 def settle_leases(
@@ -171,7 +172,7 @@ def settle_leases(
     readable: Sequence[GroupPartition],
     *,
     suspended: Collection[SessionId] = (),
-    unreached: Mapping[PartitionId, Collection[SessionId]] = MappingProxyType({}),
+    unreachable: Mapping[PartitionId, Collection[SessionId]] = MappingProxyType({}),
     last_token: FencingToken,
 ) -> Settlement:
     """
@@ -183,45 +184,51 @@ def settle_leases(
         sessions: the live sessions, in the order of joining.
         readable: the result of `readable_partitions`.
         suspended: live sessions that are granted nothing; their leases are withdrawn.
-        unreached: partition → sessions that cannot connect to its broker; it is granted to others
+        unreachable: partition → sessions that cannot connect to its broker; it is granted to others
             if there are any.
         last_token: the highest token ever granted in the group.
     """
-    live = set(sessions)
-    updated = {
+    live_sessions = set(sessions)
+    updated_leases = {
         key: lease
-        if lease.session is None or lease.session in live
+        if lease.session is None or lease.session in live_sessions
         else replace(lease, session=None, withdrawn=False)
         for key, lease in leases.items()
     }
-    active = [session for session in sessions if session not in suspended]
-    owners = _owners(updated.values(), set(active))
-    target = allocate(
-        active,
+    active_sessions = [session for session in sessions if session not in suspended]
+    owners = _current_owners(updated_leases.values(), set(active_sessions))
+    target_owners = allocate(
+        active_sessions,
         [partition.partition_id for partition in readable],
         current=owners,
-        preferred=_parent_owners(updated, readable, set(active)),
+        preferred=_preferred_owners(updated_leases, readable, set(active_sessions)),
     )
-    target = avoid_unreachable(target, active, current=owners, unreached=unreached)
-    changed: set[SessionId] = set()
-    for partition_id in updated.keys() | target.keys():
-        lease = updated.get(partition_id) or PartitionLease(partition_id=partition_id)
-        wanted = target.get(partition_id)
-        if lease.session is not None and lease.session != wanted and not lease.withdrawn:
-            changed.add(lease.session)
+    target_owners = avoid_unreachable(
+        target_owners, active_sessions, current=owners, unreachable=unreachable
+    )
+    changed_sessions: set[SessionId] = set()
+    for partition_id in updated_leases.keys() | target_owners.keys():
+        lease = updated_leases.get(partition_id) or PartitionLease(partition_id=partition_id)
+        wanted_session = target_owners.get(partition_id)
+        if lease.session is not None and lease.session != wanted_session and not lease.withdrawn:
+            changed_sessions.add(lease.session)
             lease = replace(lease, withdrawn=True)
-        updated[partition_id] = replace(lease, wanted=wanted)
-    for partition_id in sorted(target):
-        granted = grant(updated[partition_id], last_token=last_token)
-        if granted is not None:
-            updated[partition_id] = granted
-            last_token = granted.token
-            changed.add(target[partition_id])
-    rows = tuple(lease for key, lease in sorted(updated.items()) if lease != leases.get(key))
-    return Settlement(leases=rows, sessions=frozenset(changed), last_token=last_token)
+        updated_leases[partition_id] = replace(lease, wanted=wanted_session)
+    for partition_id in sorted(target_owners):
+        granted_lease = grant_lease(updated_leases[partition_id], last_token=last_token)
+        if granted_lease is not None:
+            updated_leases[partition_id] = granted_lease
+            last_token = granted_lease.token
+            changed_sessions.add(target_owners[partition_id])
+    changed_leases = tuple(
+        lease for key, lease in sorted(updated_leases.items()) if lease != leases.get(key)
+    )
+    return Settlement(
+        leases=changed_leases, sessions=frozenset(changed_sessions), last_token=last_token
+    )
 
 
-def settle_shared(
+def settle_shared_leases(
     leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[GroupPartition],
     *,
@@ -231,18 +238,20 @@ def settle_shared(
     result lists no sessions.
     """
     readable_ids = {partition.partition_id for partition in readable}
-    changed = []
+    changed_leases = []
     for partition_id in sorted(leases.keys() | readable_ids):
-        stored = leases.get(partition_id)
-        lease = stored or PartitionLease(partition_id=partition_id)
-        wanted = EVERYBODY if partition_id in readable_ids else None
-        lease = replace(lease, session=None, wanted=wanted, withdrawn=False)
-        if wanted is not None and (stored is None or stored.wanted != EVERYBODY):
+        stored_lease = leases.get(partition_id)
+        lease = stored_lease or PartitionLease(partition_id=partition_id)
+        wanted_session = EVERYBODY if partition_id in readable_ids else None
+        lease = replace(lease, session=None, wanted=wanted_session, withdrawn=False)
+        if wanted_session is not None and (
+            stored_lease is None or stored_lease.wanted != EVERYBODY
+        ):
             last_token = FencingToken(last_token + 1)
             lease = replace(lease, token=last_token)
-        if lease != stored:
-            changed.append(lease)
-    return Settlement(leases=tuple(changed), sessions=frozenset(), last_token=last_token)
+        if lease != stored_lease:
+            changed_leases.append(lease)
+    return Settlement(leases=tuple(changed_leases), sessions=frozenset(), last_token=last_token)
 
 
 def renew_token(
@@ -264,7 +273,7 @@ def renew_token(
     return replace(lease, token=FencingToken(last_token + 1))
 
 
-def grant(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
+def grant_lease(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
     """Return the lease, granted to its wanted session with the next token; None if it is not free
     or no session wants it.
     """
@@ -281,10 +290,12 @@ def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     Tokens in a database that was restored from a backup may be below the fence. The result is
     capped so that no broker refuses later tokens as impossible.
     """
-    return FencingToken(max(last_token, min(fence, FENCE_BELIEVED_MAX)))
+    return FencingToken(max(last_token, min(fence, FENCE_ACCEPTED_MAX)))
 
 
-def release(lease: PartitionLease | None, session: SessionId, token: int) -> PartitionLease | None:
+def release_lease(
+    lease: PartitionLease | None, session: SessionId, token: int
+) -> PartitionLease | None:
     """
     Return the freed lease; None if it was already released, which makes a retry harmless.
 
@@ -300,40 +311,40 @@ def release(lease: PartitionLease | None, session: SessionId, token: int) -> Par
     return replace(lease, session=None, withdrawn=False)
 
 
-def _owners(
-    leases: Iterable[PartitionLease], live: Collection[SessionId]
+def _current_owners(
+    leases: Iterable[PartitionLease], live_sessions: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
     """Return partition → current owner, longest owned first; leases promised to a session come
     last.
     """
-    owned = []
-    promised = []
+    owned_leases = []
+    promised_leases = []
     for lease in leases:
-        if lease.withdrawn and lease.wanted in live:
-            promised.append(lease)
+        if lease.withdrawn and lease.wanted in live_sessions:
+            promised_leases.append(lease)
         elif lease.session is not None:
-            owned.append(lease)
-        elif lease.wanted in live:
-            promised.append(lease)
-    owned.sort(key=lambda lease: lease.token)
-    promised.sort(key=lambda lease: lease.partition_id)
-    owners = {lease.partition_id: lease.session for lease in owned}
-    owners |= {lease.partition_id: lease.wanted for lease in promised}
+            owned_leases.append(lease)
+        elif lease.wanted in live_sessions:
+            promised_leases.append(lease)
+    owned_leases.sort(key=lambda lease: lease.token)
+    promised_leases.sort(key=lambda lease: lease.partition_id)
+    owners = {lease.partition_id: lease.session for lease in owned_leases}
+    owners |= {lease.partition_id: lease.wanted for lease in promised_leases}
     return {key: session for key, session in owners.items() if session is not None}
 
 
-def _parent_owners(
+def _preferred_owners(
     leases: Mapping[PartitionId, PartitionLease],
     readable: Sequence[GroupPartition],
-    live: Collection[SessionId],
+    live_sessions: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
     """Return partition → the session that holds one of its parents, and so has state for
     its keys.
     """
-    preferred = {}
+    preferred_sessions = {}
     for partition in readable:
         for parent in partition.parents:
             lease = leases.get(parent)
-            if lease is not None and lease.session is not None and lease.session in live:
-                preferred[partition.partition_id] = lease.session
-    return preferred
+            if lease is not None and lease.session is not None and lease.session in live_sessions:
+                preferred_sessions[partition.partition_id] = lease.session
+    return preferred_sessions

@@ -12,11 +12,11 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import MAX_I64, FencingToken, PartitionId, SessionId
 from ...protocol.routing import ConsumeStrategy
-from ..sql.dialect import insert_or_replace, now_ms, portions
+from ..sql.dialect import insert_or_replace, now_ms, split_ids
 from ..sql.schema import groups, leases, sessions
 from .group_rows import client_is_suspended
 from .leases import PartitionLease
-from .sessions import lock_in_order, sweep_sessions
+from .sessions import end_expired_sessions, select_locked_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
     return {SessionId(row.session): row.suspended for row in rows}
 
 
-def sweep_members(
+def end_expired_members(
     connection: Connection, group_id: int
 ) -> tuple[dict[SessionId, bool], list[SessionId]]:
     """End the group's expired sessions; return the live ones as `read_members` does, and the ended
@@ -98,20 +98,22 @@ def sweep_members(
     """
     rows = connection.execute(_members_query, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
-    ended = sweep_sessions(connection, group_id) if any(row.expired for row in rows) else []
-    for session in ended:
+    ended_sessions = (
+        end_expired_sessions(connection, group_id) if any(row.expired for row in rows) else []
+    )
+    for session in ended_sessions:
         members.pop(session, None)
-    return members, ended
+    return members, ended_sessions
 
 
-_lock_sessions = lock_in_order(sessions.c.session.in_(sa.bindparam("ids")))
+_lock_sessions = select_locked_in_order(sessions.c.session.in_(sa.bindparam("ids")))
 _group_is_suspended = (
     sa.select(sa.literal(1))
     .where(groups.c.group_id == sessions.c.group_id, groups.c.suspended)
     .correlate(sessions)
     .exists()
 )
-_lock_active = lock_in_order(
+_lock_active = select_locked_in_order(
     sessions.c.session.in_(sa.bindparam("ids")),
     sa.not_(sa.or_(sessions.c.suspended, _group_is_suspended, client_is_suspended)),
 )
@@ -139,10 +141,10 @@ def raise_versions(connection: Connection, changed: Collection[SessionId], versi
         connection.execute(_update_versions, {"ids": list(changed), "to_version": version})
 
 
-_sessions_of_groups = lock_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte(
+_sessions_of_groups = select_locked_in_order(sessions.c.group_id.in_(sa.bindparam("ids"))).cte(
     "sessions_of_groups"
 )
-_lock_all_sessions = lock_in_order()
+_lock_all_sessions = select_locked_in_order()
 """Locks every session; used if there are more groups than one statement can list."""
 _group_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
 _update_group_versions = (
@@ -159,7 +161,7 @@ def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> 
     All sessions are locked before the first is changed; locking them group by group would not
     follow the order in which heartbeats lock them.
     """
-    chunks = list(portions(group_ids))
+    chunks = list(split_ids(group_ids))
     if len(chunks) > 1:
         connection.execute(_lock_all_sessions)
     for chunk in chunks:
@@ -173,7 +175,7 @@ _leases_by_id = _leases_query.where(leases.c.partition_id.in_(sa.bindparam("ids"
 def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, PartitionLease]:
     """Return partition id → lease, for all leases of a group."""
     rows = connection.execute(_leases_query, {"of_group": group_id})
-    return {row.partition_id: _lease(row) for row in rows}
+    return {row.partition_id: _build_lease(row) for row in rows}
 
 
 def read_leases_of(
@@ -181,7 +183,9 @@ def read_leases_of(
 ) -> dict[PartitionId, PartitionLease]:
     """Return partition id → lease of a group; partitions without a lease are omitted."""
     parameters = {"of_group": group_id, "ids": valid_ids(ids)}
-    return {row.partition_id: _lease(row) for row in connection.execute(_leases_by_id, parameters)}
+    return {
+        row.partition_id: _build_lease(row) for row in connection.execute(_leases_by_id, parameters)
+    }
 
 
 def valid_ids(ids: Collection[int]) -> list[int]:
@@ -206,7 +210,7 @@ def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
     }
 
 
-def _lease(row: sa.Row[Any]) -> PartitionLease:
+def _build_lease(row: sa.Row[Any]) -> PartitionLease:
     return PartitionLease(
         partition_id=row.partition_id,
         token=row.token,

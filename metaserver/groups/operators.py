@@ -26,11 +26,11 @@ from ..cluster.announcements import mark_unsettled
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import insert_new
 from ..sql.schema import groups, leases, sessions, suspended_clients
-from .group_rows import POLICY_COLUMNS, policy_of, policy_values, read_stored
+from .group_rows import POLICY_COLUMNS, build_policy, policy_values, read_stored
 from .lease_rows import NO_CHANGES, Changes
 from .locked_group import lock_group, raise_group_versions
 from .sessions import end_sessions
-from .views import find_group, grants_versions
+from .views import find_open_group, grants_versions
 
 SUSPENDED_CLIENTS_MAX = 1_000
 
@@ -42,8 +42,7 @@ def group_settings(connection: Connection, subject: str, group: str) -> GroupSet
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     return read_stored(connection, group_id, subject=subject, group=group)
 
 
@@ -62,37 +61,39 @@ def set_policy(
             other, or the group cannot use the failure policy RETRY. Nothing was changed.
     """
     group_id = _lock_group_by_name(connection, subject, group)
-    condition = groups.c.group_id == group_id
-    current = policy_of(connection.execute(sa.select(*POLICY_COLUMNS).where(condition)).one())
-    policy = changed_policy(current, request)
+    is_this_group = groups.c.group_id == group_id
+    current_policy = build_policy(
+        connection.execute(sa.select(*POLICY_COLUMNS).where(is_this_group)).one()
+    )
+    policy = change_policy(current_policy, request)
     if request.on_failure is FailurePolicy.RETRY:
         _check_retry_allowed(connection, subject, group, group_id)
-    connection.execute(sa.update(groups).where(condition).values(policy_values(policy)))
+    connection.execute(sa.update(groups).where(is_this_group).values(policy_values(policy)))
     return group_id, _raise_member_versions(connection, group_id)
 
 
 def _check_retry_allowed(connection: Connection, subject: str, group: str, group_id: int) -> None:
     """Check that the group can use the failure policy RETRY. Raises InvalidRequestError."""
     query = sa.select(groups.c.strategy).where(groups.c.group_id == group_id)
-    shared = connection.execute(query).scalar_one() == ConsumeStrategy.SHARED
-    strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
-    if strict and not shared:
+    is_shared = connection.execute(query).scalar_one() == ConsumeStrategy.SHARED
+    is_strict = open_subject_row(connection, subject).order_strategy is OrderStrategy.STRICT
+    if is_strict and not is_shared:
         raise InvalidRequestError(
             Reason.RETRY_POLICY, f"subject {subject!r} is strict", subject=subject, group=group
         )
 
 
-def changed_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
+def change_policy(current: GroupPolicy, request: SetGroup) -> GroupPolicy:
     """
     Return the policy that results from a change.
 
     Raises:
         InvalidRequestError: the resulting fields contradict each other.
     """
-    base = {} if request.forget else asdict(current)
+    current_values = {} if request.forget else asdict(current)
     changes = {name: value for name, value in asdict(request).items() if name in asdict(current)}
     policy = GroupPolicy(
-        **base | {name: value for name, value in changes.items() if value is not None}
+        **current_values | {name: value for name, value in changes.items() if value is not None}
     )
     first_ms, max_ms = policy.backoff_first_ms, policy.backoff_max_ms
     if (first_ms is None) != (max_ms is None):
@@ -124,32 +125,33 @@ def suspend_members(
     """
     group_id = _lock_group_by_name(connection, subject, group)
     if request.client is None:
-        condition = groups.c.group_id == group_id
-        connection.execute(sa.update(groups).where(condition).values(suspended=request.suspended))
+        is_this_group = groups.c.group_id == group_id
+        connection.execute(
+            sa.update(groups).where(is_this_group).values(suspended=request.suspended)
+        )
     else:
-        _switch_client(connection, group_id, request.client, suspended=request.suspended)
+        _suspend_client(connection, group_id, request.client, suspended=request.suspended)
     return group_id, _raise_member_versions(connection, group_id)
 
 
-def _switch_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
+def _suspend_client(connection: Connection, group_id: int, client: str, *, suspended: bool) -> None:
     """Suspend or resume a client of a group."""
     if "\0" in client:
         raise InvalidRequestError("the client's name contains a NUL")
-    of_group = suspended_clients.c.group_id == group_id
+    is_in_group = suspended_clients.c.group_id == group_id
     if not suspended:
-        condition = sa.and_(of_group, suspended_clients.c.client == client)
-        connection.execute(sa.delete(suspended_clients).where(condition))
+        is_client = sa.and_(is_in_group, suspended_clients.c.client == client)
+        connection.execute(sa.delete(suspended_clients).where(is_client))
         return
     insert_new(connection, suspended_clients, {"group_id": group_id, "client": client})
-    count = sa.select(sa.func.count()).select_from(suspended_clients).where(of_group)
+    count = sa.select(sa.func.count()).select_from(suspended_clients).where(is_in_group)
     if connection.execute(count).scalar_one() > SUSPENDED_CLIENTS_MAX:
         raise OverloadedError(Reason.SUSPENDED_CLIENTS, limit=SUSPENDED_CLIENTS_MAX)
 
 
 def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
     """Lock a group until the transaction ends, and return its id."""
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
+    group_id, _ = find_open_group(connection, subject, group)
     lock_group(connection, group_id)
     return group_id
 
@@ -169,19 +171,18 @@ def switch_group(
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
     """
-    row = open_subject_row(connection, subject)
-    group_id, _ = find_group(connection, row.subject_id, subject, group)
-    condition = groups.c.group_id == group_id
-    locked = connection.execute(
-        sa.select(groups.c.strategy).where(condition).with_for_update()
+    group_id, _ = find_open_group(connection, subject, group)
+    is_this_group = groups.c.group_id == group_id
+    locked_row = connection.execute(
+        sa.select(groups.c.strategy).where(is_this_group).with_for_update()
     ).one()
-    if locked.strategy == strategy:
+    if locked_row.strategy == strategy:
         return NO_CHANGES
     query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    ended = [SessionId(session) for session in connection.execute(query).scalars()]
-    end_sessions(connection, ended)
+    session_ids = [SessionId(session) for session in connection.execute(query).scalars()]
+    end_sessions(connection, session_ids)
     free_leases = sa.update(leases).where(leases.c.group_id == group_id)
     connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
-    connection.execute(sa.update(groups).where(condition).values(strategy=strategy))
+    connection.execute(sa.update(groups).where(is_this_group).values(strategy=strategy))
     mark_unsettled(connection, group_id)
-    return Changes(versions={}, ended=ended)
+    return Changes(versions={}, ended_sessions=session_ids)

@@ -57,7 +57,7 @@ class Ancestor:
     """Token of the last lease; 0 if there was none, or if the partition was lost along with
     unfinished work of its owners.
     """
-    passed: bool = False
+    is_finished: bool = False
     """True if the group may read its children, because it is drained or its loss was accepted."""
     has_parked: bool = False
     """True if the group has drained it but still has parked messages there."""
@@ -73,19 +73,21 @@ def adopted_ranges(
     between: then none of them was granted after messages were parked there.
     """
     parents = [parent for parent in partition.parents if parent in ancestors]
-    direct: dict[int, Ranges] = {parent: () for parent in parents if ancestors[parent].has_parked}
+    parent_ranges: dict[int, Ranges] = {
+        parent: () for parent in parents if ancestors[parent].has_parked
+    }
     latest_token = max(
         (ancestor.token for ancestor in ancestors.values() if ancestor.has_parked), default=0
     )
-    stack = [
+    pending_visits = [
         (parent, *_overlap(partition, ancestors[parent]), ancestors[parent].token)
         for parent in parents
-        if ancestors[parent].passed
+        if ancestors[parent].is_finished
     ]
-    visited = set(stack)
-    beyond_parents: dict[int, set[tuple[int, int]]] = {}
-    while stack:
-        descendant_id, start, end, newest_token = stack.pop()
+    visited = set(pending_visits)
+    ancestor_ranges: dict[int, set[tuple[int, int]]] = {}
+    while pending_visits:
+        descendant_id, start, end, newest_token = pending_visits.pop()
         if newest_token >= latest_token:
             continue
         for ancestor_id in ancestors[descendant_id].parents:
@@ -95,46 +97,55 @@ def adopted_ranges(
             overlap = max(start, ancestor.range_start), min(end, ancestor.range_end)
             if overlap[0] >= overlap[1]:
                 continue  # an empty range would be merged to (), which means the whole range
-            if ancestor.has_parked and ancestor.token > newest_token and ancestor_id not in direct:
-                beyond_parents.setdefault(ancestor_id, set()).add(overlap)
-            entry = (ancestor_id, *overlap, max(newest_token, ancestor.token))
-            if ancestor.passed and entry not in visited:
-                visited.add(entry)
-                stack.append(entry)
-    return direct | {
-        ancestor_id: _merge_ranges(ranges) for ancestor_id, ranges in beyond_parents.items()
+            if (
+                ancestor.has_parked
+                and ancestor.token > newest_token
+                and ancestor_id not in parent_ranges
+            ):
+                ancestor_ranges.setdefault(ancestor_id, set()).add(overlap)
+            visit = (ancestor_id, *overlap, max(newest_token, ancestor.token))
+            if ancestor.is_finished and visit not in visited:
+                visited.add(visit)
+                pending_visits.append(visit)
+    return parent_ranges | {
+        ancestor_id: _merge_ranges(ranges) for ancestor_id, ranges in ancestor_ranges.items()
     }
 
 
-def finished_at_end(
-    at_end: Iterable[Partition],
+def find_finished_partitions(
+    partitions_at_end: Iterable[Partition],
     ancestors: Mapping[PartitionId, Ancestor],
-    parked: Collection[int],
+    parked_ids: Collection[int],
 ) -> list[int]:
     """
-    Return the ids of those partitions in `at_end` that the group has finished, in ascending order.
+    Return the ids of those partitions in `partitions_at_end` that the group has finished, in
+    ascending order.
 
     The others, and their children, still need an owner that adopts parked messages of ancestors.
 
     Args:
-        at_end: sealed partitions that the group has acked to their end; each of their parents is
-            drained or among them.
-        parked: ids of those on which the group has parked messages.
+        partitions_at_end: sealed partitions that the group has acked to their end; each of their
+            parents is drained or among them.
+        parked_ids: ids of those on which the group has parked messages.
     """
-    updated = dict(ancestors)
-    finished: list[int] = []
-    waiting: set[int] = set()
-    for partition in sorted(at_end, key=lambda candidate: candidate.partition_id):
+    updated_ancestors = dict(ancestors)
+    finished_ids: list[int] = []
+    waiting_ids: set[int] = set()
+    for partition in sorted(partitions_at_end, key=lambda candidate: candidate.partition_id):
         partition_id = partition.partition_id
-        if adopted_ranges(partition, updated) or not waiting.isdisjoint(partition.parents):
-            waiting.add(partition_id)
+        if adopted_ranges(partition, updated_ancestors) or not waiting_ids.isdisjoint(
+            partition.parents
+        ):
+            waiting_ids.add(partition_id)
             continue
-        finished.append(partition_id)
-        if partition_id in updated:
-            updated[partition_id] = replace(
-                updated[partition_id], passed=True, has_parked=partition_id in parked
+        finished_ids.append(partition_id)
+        if partition_id in updated_ancestors:
+            updated_ancestors[partition_id] = replace(
+                updated_ancestors[partition_id],
+                is_finished=True,
+                has_parked=partition_id in parked_ids,
             )
-    return finished
+    return finished_ids
 
 
 def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
@@ -144,13 +155,13 @@ def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
 
 def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
     """Merge overlapping and adjacent ranges; empty ones are dropped."""
-    merged: list[tuple[int, int]] = []
+    merged_ranges: list[tuple[int, int]] = []
     for start, end in sorted(bounds for bounds in ranges if bounds[0] < bounds[1]):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        if merged_ranges and start <= merged_ranges[-1][1]:
+            merged_ranges[-1] = merged_ranges[-1][0], max(end, merged_ranges[-1][1])
         else:
-            merged.append((start, end))
-    return tuple(merged)
+            merged_ranges.append((start, end))
+    return tuple(merged_ranges)
 
 
 # ── SQL ───────────────────────────────────────────────────────────────────────────────────────────
@@ -234,22 +245,32 @@ def read_adopted(
         _parked_query, {"of_group": group_id, "parents": sorted(parents)}
     ).all()
     tokens = {row.partition_id: row.token for row in rows}
-    parked = {row.partition_id for row in rows if row.parked}
-    if not parked:
+    parked_ids = {row.partition_id for row in rows if row.parked}
+    if not parked_ids:
         return {}
     remaining_tokens = {row.partition_id: row.surviving_token for row in rows}
     # Usually a partition is granted after all its ancestors, and nothing more must be read.
-    if any(_may_reach_past_parents(partition, parked, remaining_tokens) for partition in granted):
+    if any(
+        _may_reach_past_parents(partition, parked_ids, remaining_tokens) for partition in granted
+    ):
         ancestors = _read_ancestors(connection, group_id)
-        adopted = {
+        ranges_by_partition = {
             partition.partition_id: adopted_ranges(partition, ancestors) for partition in granted
         }
     else:
-        adopted = {
-            partition.partition_id: {parent: () for parent in partition.parents if parent in parked}
+        ranges_by_partition = {
+            partition.partition_id: {
+                parent: () for parent in partition.parents if parent in parked_ids
+            }
             for partition in granted
         }
-    ids = sorted({ancestor_id for ranges_by_id in adopted.values() for ancestor_id in ranges_by_id})
+    ids = sorted(
+        {
+            ancestor_id
+            for ranges_by_id in ranges_by_partition.values()
+            for ancestor_id in ranges_by_id
+        }
+    )
     by_id = {
         ancestor.partition_id: ancestor for ancestor in read_partitions(connection, BY_ID, ids=ids)
     }
@@ -259,12 +280,12 @@ def read_adopted(
             for ancestor_id, ranges in ranges_by_id.items()
             if ancestor_id in by_id
         ]
-        for partition_id, ranges_by_id in adopted.items()
+        for partition_id, ranges_by_id in ranges_by_partition.items()
     }
 
 
 def _may_reach_past_parents(
-    partition: Partition, parked: Collection[int], tokens: Mapping[int, int]
+    partition: Partition, parked_ids: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
     """Return whether any partition with parked messages that may be a further ancestor has a newer
     lease than a parent. This cheap check may have false positives.
@@ -277,20 +298,25 @@ def _may_reach_past_parents(
         tokens[ancestor_id] > oldest_token
         and ancestor_id < newest_parent
         and ancestor_id not in partition.parents
-        for ancestor_id in parked
+        for ancestor_id in parked_ids
     )
 
 
-def read_finished_at_end(
-    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int]
+def read_finished_partitions(
+    connection: Connection, group_id: int, at_end_ids: Sequence[int], parked_ids: Collection[int]
 ) -> Sequence[int]:
-    """Read the state that `finished_at_end` needs for a locked group, and return its result."""
-    if not at_end:
-        return at_end
-    if not parked and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None:
-        return at_end
-    candidates = read_partitions(connection, BY_ID, ids=list(at_end))
-    return finished_at_end(candidates, _read_ancestors(connection, group_id), parked)
+    """Read the state that `find_finished_partitions` needs for a locked group, and return its
+    result.
+    """
+    if not at_end_ids:
+        return at_end_ids
+    if (
+        not parked_ids
+        and connection.execute(_any_parked_query, {"of_group": group_id}).first() is None
+    ):
+        return at_end_ids
+    candidates = read_partitions(connection, BY_ID, ids=list(at_end_ids))
+    return find_finished_partitions(candidates, _read_ancestors(connection, group_id), parked_ids)
 
 
 def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, Ancestor]:
@@ -304,7 +330,7 @@ def _read_ancestors(connection: Connection, group_id: int) -> dict[PartitionId, 
             range_end=row.range_end,
             parents=parents.get(row.partition_id, ()),
             token=row.token,
-            passed=row.drained or row.lost,
+            is_finished=row.drained or row.lost,
             has_parked=bool(row.parked) and row.state != PartitionState.EXPIRED,
         )
         for row in rows

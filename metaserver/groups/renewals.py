@@ -34,21 +34,23 @@ class SessionRenewer:
         """Renew a session, waiting for its row if it is locked; return None if it has ended. Raises
         StorageError.
         """
-        renewed = await self._renew_flight.run(None, session)
-        if session in renewed.locked:
-            renewed = await self._renew_flight.run(renewed.locked[session], session)
-        return renewed.rows.get(session)
+        result = await self._renew_flight.run(None, session)
+        if session in result.locked_groups:
+            result = await self._renew_flight.run(result.locked_groups[session], session)
+        return result.rows.get(session)
 
     async def _renew(
-        self, locked_group: int | None, requested: Sequence[SessionId]
+        self, locked_group: int | None, requested_sessions: Sequence[SessionId]
     ) -> RenewalResult:
-        sessions = sorted(set(requested))
+        sessions = sorted(set(requested_sessions))
         if locked_group is not None:
             rows = await self._database.write_urgent(renew_sessions, sessions)
             return RenewalResult(rows, {})
-        renewed = RenewalResult({}, {})
+        total = RenewalResult({}, {})
         for start in range(0, len(sessions), BATCH_MAX):
             chunk = sessions[start : start + BATCH_MAX]
             result = await self._database.renew(renew_unlocked, chunk)
-            renewed = RenewalResult(renewed.rows | result.rows, renewed.locked | result.locked)
-        return renewed
+            total = RenewalResult(
+                total.rows | result.rows, total.locked_groups | result.locked_groups
+            )
+        return total

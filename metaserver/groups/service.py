@@ -25,7 +25,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.control import (
     Done,
     Grants,
-    GroupList,
     GroupView,
     Heartbeat,
     Join,
@@ -42,14 +41,14 @@ from ...protocol.errors import (
     StorageError,
 )
 from ...protocol.groups import CreateGroup, GroupSettings, SetGroup, SuspendGroup
-from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.ids import SessionId, check_name
 from ...protocol.limits import UNREACHED_MAX
 from ...rpc.access.guard import CALLER
 from ..cluster.announcements import Announcement
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..wakeups import SingleFlight, Waiter, Wakeups
-from .arrivals import JoinWindow, gather_ms_max
+from .arrivals import JoinWindow, join_window_ms_max
 from .group_rows import EARLIEST
 from .keyed_queue import GroupWrites
 from .lease_rows import (
@@ -57,7 +56,7 @@ from .lease_rows import (
     read_grants,
     read_many_grants,
     release_leases,
-    release_unheld,
+    release_unreported,
     settle_group,
     store_drained,
     store_unreached,
@@ -72,7 +71,7 @@ from .sessions import (
     leave_group,
     suspend_session,
 )
-from .views import grants_versions, group_versions, list_groups, read_group
+from .views import grants_versions, group_versions, read_group
 
 log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
@@ -142,7 +141,7 @@ class GroupService:
         settings: MetaserverSettings,
         *,
         announce: Announce = _announce_later,
-        begin: Callable[[str, str, CreateGroup], Awaitable[None]] = _create_nothing,
+        create_group: Callable[[str, str, CreateGroup], Awaitable[None]] = _create_nothing,
         rows_are_locked: bool = False,
     ) -> None:
         """
@@ -150,12 +149,13 @@ class GroupService:
 
         Args:
             announce: announces a new group to the brokers of its subject, then settles it.
-            begin: creates a group that does not start at the earliest message, unless it exists.
+            create_group: creates a group that does not start at the earliest message, unless it
+                exists.
             rows_are_locked: True if the database locks rows, so that a transaction that waits for a
                 row occupies a connection.
         """
         self._announce = announce
-        self._begin = begin
+        self._create_group = create_group
         self._database = database
         self._settings = settings
         self._wakeups: Wakeups[SessionId] = Wakeups()
@@ -219,21 +219,23 @@ class GroupService:
         """
         if request.start is not None and request.start != EARLIEST:
             creation = CreateGroup(start=request.start, strategy=request.strategy)
-            await self._begin(request.subject, request.group, creation)
+            await self._create_group(request.subject, request.group, creation)
         row = await self._join(request)
-        self.end_sessions(row.replaced, why="another process with its instance name was started")
+        self.end_sessions(
+            row.replaced_sessions, why="another process with its instance name was started"
+        )
         first_grants = None
         if row.new_group:
             await self._wait_for_joins(row.group_id)
             settle = partial(_settle_and_read, group_id=row.group_id, session=row.session)
-            first_grants = await self._announce(row.group_id, row.unheard, settle)
+            first_grants = await self._announce(row.group_id, row.pending_announcements, settle)
         if first_grants is None:
-            grants = await self._first_grants(row)
+            grants = await self._read_first_grants(row)
         else:
-            self._notify(first_grants.changes)
+            self._wake_heartbeats(first_grants.changes)
             grants = first_grants.grants
             if grants is not None:
-                self._cache(row.session, grants)
+                self._cache_grants(row.session, grants)
         heartbeat_ms_max = self._settings.heartbeat_ms_max
         return Joined(
             ttl_ms=row.ttl_ms,
@@ -244,7 +246,7 @@ class GroupService:
             grants=grants,
         )
 
-    def _limited_principal(self) -> str:
+    def _quota_principal(self) -> str:
         """Return the principal whose quota limits the caller's consumers; "" for a server, and
         without access control.
         """
@@ -259,7 +261,7 @@ class GroupService:
         ttl_ms = None
         try:
             results = await self._join_flight.run(
-                key, PendingJoin(request, self._limited_principal())
+                key, PendingJoin(request, self._quota_principal())
             )
             row = results[request.session]
             if isinstance(row, KeylaneError):
@@ -275,11 +277,11 @@ class GroupService:
     async def _join_in_chunks(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
-        joined: dict[str, SessionRow | KeylaneError] = {}
+        results: dict[str, SessionRow | KeylaneError] = {}
         for start in range(0, len(joins), JOIN_CHUNK_MAX):
             chunk = joins[start : start + JOIN_CHUNK_MAX]
-            joined |= await self._join_chunk(name, chunk)
-        return joined
+            results |= await self._join_chunk(name, chunk)
+        return results
 
     async def _join_chunk(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
@@ -292,12 +294,12 @@ class GroupService:
         except StorageError as error:
             if len(joins) == 1 or _now_ms() - start_ms >= JOIN_RETRY_MS_MAX:
                 return {join.join.session: error.copy(error.fate) for join in joins}
-        joined: dict[str, SessionRow | KeylaneError] = {}
+        results: dict[str, SessionRow | KeylaneError] = {}
         for join in joins:  # the database may refuse only one of them
-            joined |= await self._join_chunk(name, [join])
-        return joined
+            results |= await self._join_chunk(name, [join])
+        return results
 
-    async def _first_grants(self, row: SessionRow) -> Grants | None:
+    async def _read_first_grants(self, row: SessionRow) -> Grants | None:
         """
         Settle the group of a new session, and return the session's grants; None if it has ended or
         settling takes too long.
@@ -306,13 +308,13 @@ class GroupService:
         the grants.
         """
         try:
-            async with asyncio.timeout(2 * gather_ms_max(row.ttl_ms) / 1000):
+            async with asyncio.timeout(2 * join_window_ms_max(row.ttl_ms) / 1000):
                 await self.settle(row.group_id)
                 return await self._read_grants(row)
         except (SessionUnknownError, TimeoutError):
             return None
 
-    def gathers(self, group_id: int) -> bool:
+    def is_gathering_joins(self, group_id: int) -> bool:
         """Return whether the group will be settled soon anyway, after its joins in flight."""
         window = self._join_windows.get(self._window_keys.get(group_id, ("", "")))
         return window is not None and window.wait_ms(_now_ms()) > 0
@@ -384,8 +386,10 @@ class GroupService:
         task = asyncio.create_task(self._store_reports(request, row))
         self._report_tasks.add(task)
         task.add_done_callback(self._report_tasks.discard)
-        done, _ = await asyncio.wait([task], timeout=min(REPORT_MS_MAX, row.ttl_ms // 10) / 1000)
-        if done:
+        finished, _ = await asyncio.wait(
+            [task], timeout=min(REPORT_MS_MAX, row.ttl_ms // 10) / 1000
+        )
+        if finished:
             task.result()
         else:
             task.add_done_callback(_retrieve_error)
@@ -397,15 +401,15 @@ class GroupService:
             await self.leave(Leave(session=session))  # frees its partitions immediately
             raise SessionUnknownError(session=session)
         if _suspend_reply_was_lost(request, row):
-            repeated = Suspend(session=session, suspended=bool(request.suspended))
-            await self._suspend(repeated, row.group_id, self._priority_settle_flight)
+            suspend_request = Suspend(session=session, suspended=bool(request.suspended))
+            await self._suspend(suspend_request, row.group_id, self._priority_settle_flight)
         if _unreached_changed(request, row):
             group_id = await self._writes.write_urgent(
                 row.group_id, store_unreached, session, request.unreached or ()
             )
             await self._priority_settle_flight.run(group_id, None)
         if request.drained:
-            drained_by = await self._writes.write_urgent(
+            drained_group_id = await self._writes.write_urgent(
                 row.group_id,
                 store_drained,
                 session,
@@ -413,8 +417,8 @@ class GroupService:
                 request.parked,
                 request.holding,
             )
-            if drained_by is not None:
-                await self._priority_settle_flight.run(drained_by, None)
+            if drained_group_id is not None:
+                await self._priority_settle_flight.run(drained_group_id, None)
         if row.handing_over and request.holding is not None:
             await self._unheld_release_flight.run(row.group_id, request)
 
@@ -427,16 +431,16 @@ class GroupService:
             TokenUnknownError: the session was never granted this token.
         """
         check_session(request.session)
-        group = await self._writes.group_of(request.session)
-        refused = (await self._release_flight.run(group, request)).get(request)
-        if refused is not None:
-            raise refused
+        queue_key = await self._writes.find_group_id(request.session)
+        error = (await self._release_flight.run(queue_key, request)).get(request)
+        if error is not None:
+            raise error
         return Done()
 
     async def suspend(self, request: Suspend) -> Done:
         """Suspend or resume a session. Raises SessionUnknownError."""
         await self._suspend(
-            request, await self._writes.group_of(request.session), self._settle_flight
+            request, await self._writes.find_group_id(request.session), self._settle_flight
         )
         return Done()
 
@@ -449,39 +453,25 @@ class GroupService:
 
     async def leave(self, request: Leave) -> Done:
         """End a session; does nothing if it has already ended."""
-        group = await self._writes.group_of(request.session)
-        group_id = await self._writes.write(group, leave_group, request.session)
+        queue_key = await self._writes.find_group_id(request.session)
+        group_id = await self._writes.write(queue_key, leave_group, request.session)
         if group_id is not None:
             await self.settle(group_id)
-            self._evict(SessionId(request.session))
+            self._evict_grants(SessionId(request.session))
         return Done()
 
-    async def group(self, subject: str, group: str) -> GroupView:
-        """Return a group with the owner of each partition. Raises SubjectUnknownError,
-        GroupUnknownError.
-        """
-        return await self._database.read(read_group, subject, ConsumerGroup(group))
-
-    async def groups(self, subject: str) -> GroupList:
-        """Return all groups of a subject. Raises SubjectUnknownError."""
-        return await self._database.read(list_groups, subject)
-
-    async def switch(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
+    async def switch_strategy(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
         """
         Change the strategy of a group, which ends its sessions; they must join again.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
         """
-        self._notify(
+        self._wake_heartbeats(
             await self._database.write(switch_group, subject, group, request.strategy),
             why="the strategy of its group was changed",
         )
-        return await self.group(subject, group)
-
-    async def settings(self, subject: str, group: str) -> GroupSettings:
-        """Return the stored settings of a group. Raises SubjectUnknownError, GroupUnknownError."""
-        return await self._database.read(group_settings, subject, group)
+        return await self._database.read(read_group, subject, group)
 
     async def set_policy(self, subject: str, group: str, request: SetGroup) -> GroupSettings:
         """
@@ -491,8 +481,8 @@ class GroupService:
             SubjectUnknownError, GroupUnknownError, InvalidRequestError
         """
         _, changes = await self._database.write(set_policy, subject, group, request)
-        self._notify(changes)
-        return await self.settings(subject, group)
+        self._wake_heartbeats(changes)
+        return await self._database.read(group_settings, subject, group)
 
     async def suspend_members(
         self, subject: str, group: str, request: SuspendGroup
@@ -505,8 +495,8 @@ class GroupService:
         """
         group_id, changes = await self._database.write(suspend_members, subject, group, request)
         await self.settle(group_id)
-        self._notify(changes)
-        return await self.settings(subject, group)
+        self._wake_heartbeats(changes)
+        return await self._database.read(group_settings, subject, group)
 
     async def settle(self, group_id: int) -> None:
         """Adjust a group's leases to its sessions and partitions; concurrent calls share a run that
@@ -528,29 +518,32 @@ class GroupService:
         """
         if fingerprint and fingerprint == self._last_fingerprint and self._all_compared:
             return
-        waiting = dict(self._waiting)
-        ids = {heartbeat.row.group_id for heartbeat in waiting.values()}
+        waiting_heartbeats = dict(self._waiting)
+        ids = {heartbeat.row.group_id for heartbeat in waiting_heartbeats.values()}
         versions = await self._database.read(group_versions, ids) if ids else {}
-        changed = {
+        changed_groups = {
             heartbeat.row.group_id
-            for heartbeat in waiting.values()
+            for heartbeat in waiting_heartbeats.values()
             if heartbeat.may_have_changed(versions)
         }
-        if changed:
-            grants = await self._database.read(grants_versions, changed)
-            for waiter, heartbeat in waiting.items():
+        if changed_groups:
+            grants_versions_by_session = await self._database.read(grants_versions, changed_groups)
+            for waiter, heartbeat in waiting_heartbeats.items():
                 row = heartbeat.row
-                if row.group_id in changed and grants.get(row.session) != row.grants_version:
+                if (
+                    row.group_id in changed_groups
+                    and grants_versions_by_session.get(row.session) != row.grants_version
+                ):
                     waiter.wake()
-        for heartbeat in waiting.values():
+        for heartbeat in waiting_heartbeats.values():
             heartbeat.versions = versions
         self._group_versions = versions
-        self._all_compared = waiting.keys() >= self._waiting.keys()
+        self._all_compared = waiting_heartbeats.keys() >= self._waiting.keys()
         self._last_fingerprint = fingerprint
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
         """Answer the heartbeats of sessions that were ended in the database, and log why."""
-        self._notify(Changes(versions={}, ended=ended), why=why)
+        self._wake_heartbeats(Changes(versions={}, ended_sessions=ended), why=why)
 
     def close(self) -> None:
         """Answer every waiting heartbeat."""
@@ -559,7 +552,7 @@ class GroupService:
     async def _renew(self, session: SessionId) -> SessionRow:
         row = await self._renewer.renew(session)
         if row is None:
-            self._evict(session)
+            self._evict_grants(session)
             raise SessionUnknownError(session=session)
         return row
 
@@ -567,25 +560,27 @@ class GroupService:
         self, group: Hashable, requests: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
         outcome = await self._writes.write(group, release_leases, requests)
-        self._notify(outcome.changes)
-        return outcome.refused
+        self._wake_heartbeats(outcome.changes)
+        return outcome.errors
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
         await self._wait_for_joins(group_id)
-        self._notify(await self._writes.write(group_id, settle_group, group_id))
+        self._wake_heartbeats(await self._writes.write(group_id, settle_group, group_id))
 
     async def _release_unheld_now(self, group_id: int, heartbeats: Sequence[Heartbeat]) -> None:
-        self._notify(await self._writes.write_urgent(group_id, release_unheld, heartbeats))
+        self._wake_heartbeats(
+            await self._writes.write_urgent(group_id, release_unreported, heartbeats)
+        )
 
     async def _settle_with_priority(self, group_id: int, _items: object) -> None:
-        self._notify(await self._writes.write_urgent(group_id, settle_group, group_id))
+        self._wake_heartbeats(await self._writes.write_urgent(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
         """Read and cache the grants of a session. Raises SessionUnknownError."""
         grants = (await self._grants_flight.run(row.group_id, row.session)).get(row.session)
         if grants is None:
             raise SessionUnknownError(session=row.session)
-        self._cache(row.session, grants)
+        self._cache_grants(row.session, grants)
         return grants
 
     async def _read_grants_now(
@@ -593,24 +588,26 @@ class GroupService:
     ) -> Mapping[SessionId, Grants]:
         return await self._database.read(read_many_grants, set(ids))
 
-    def _cache(self, session: SessionId, grants: Grants) -> None:
+    def _cache_grants(self, session: SessionId, grants: Grants) -> None:
         """Cache a session's grants, for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
-            self._evict(session)  # a silent broker's address arrives later, without a new version
+            self._evict_grants(
+                session
+            )  # a silent broker's address arrives later, without a new version
             return
         if len(self._grants_cache) >= GRANTS_CACHED_MAX:
             self._grants_cache.clear()
         self._grants_cache[session] = grants
 
-    def _notify(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
+    def _wake_heartbeats(self, changes: Changes, *, why: str = "silent for its ttl") -> None:
         """Wake the heartbeats of sessions that have ended or have new grants."""
-        for session in changes.ended:
+        for session in changes.ended_sessions:
             log.info("session %s ended: %s", session, why)
-            self._evict(session)
+            self._evict_grants(session)
         self._wakeups.wake(changes.versions)
-        self._wakeups.wake(changes.ended)
+        self._wakeups.wake(changes.ended_sessions)
 
-    def _evict(self, session: SessionId) -> None:
+    def _evict_grants(self, session: SessionId) -> None:
         self._grants_cache.pop(session, None)
 
 

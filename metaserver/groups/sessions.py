@@ -39,7 +39,7 @@ from ...protocol.groups import GroupStart
 from ...protocol.http.access import PRINCIPAL
 from ...protocol.ids import SessionId, check_name
 from ...protocol.routing import OrderStrategy
-from ..cluster.announcements import Announcement, mark_unsettled, unheard_partitions
+from ..cluster.announcements import Announcement, mark_unsettled, pending_announcements
 from ..cluster.removals import count_removals, subject_of_deleted_group, was_deleted
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import find_subject, open_subject_row
@@ -50,9 +50,9 @@ from .group_rows import (
     EARLIEST,
     MEMBER_COLUMNS,
     MemberSettings,
+    build_member_settings,
+    build_start,
     insert_group,
-    settings_of_member,
-    start_of,
 )
 
 if TYPE_CHECKING:
@@ -115,13 +115,13 @@ class SessionRow:
     """True if a lease was withdrawn from it and not released yet; set by `renew_sessions` only."""
     new_group: bool = False
     """True if its join created the group; set by `join_group` only."""
-    unheard: tuple[Announcement, ...] = ()
+    pending_announcements: tuple[Announcement, ...] = ()
     """Partitions of a new group whose brokers do not know the group yet; set by
     `join_group` only.
     """
     start: GroupStart | None = None
     """Where its group starts; set by `join_group` only."""
-    replaced: tuple[SessionId, ...] = ()
+    replaced_sessions: tuple[SessionId, ...] = ()
     """Sessions of the same instance that this join ended; set by `join_group` only."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     """Order strategy of its subject; set by `join_group` only."""
@@ -207,21 +207,23 @@ def join_group(
     _check_same_subject(connection, request)
     subject = open_subject_row(connection, request.subject)
     new_group, group = _lock_or_create_group(connection, subject, request)
-    group_id, start = group.group_id, start_of(group)
-    existing = connection.execute(
+    group_id, start = group.group_id, build_start(group)
+    existing_row = connection.execute(
         _existing_session_query, {"of_session": request.session}
     ).one_or_none()
-    if existing is not None and existing.group_id != group_id:
+    if existing_row is not None and existing_row.group_id != group_id:
         raise InvalidRequestError("this session has joined another group", session=request.session)
-    if existing is not None and existing.alive:
-        return replace(_session_row(existing), start=start, order_strategy=subject.order_strategy)
-    replaced: tuple[SessionId, ...] = ()
+    if existing_row is not None and existing_row.alive:
+        return replace(
+            _session_row(existing_row), start=start, order_strategy=subject.order_strategy
+        )
+    replaced_sessions: tuple[SessionId, ...] = ()
     predecessors = ""
     if not new_group:  # a new group has neither sessions nor a reset
         _check_not_reset(connection, group_id)
-        if existing is not None:  # it has expired, but its leases may not be free yet
+        if existing_row is not None:  # it has expired, but its leases may not be free yet
             end_sessions(connection, [SessionId(request.session)])
-        replaced, predecessors = _replace_instance(connection, group_id, request)
+        replaced_sessions, predecessors = _replace_instance(connection, group_id, request)
         _check_capacity(connection, group_id, request, sessions_max)
     check_session_quota(connection, principal)
     version = group.version if new_group else group.version + 1
@@ -243,9 +245,9 @@ def join_group(
         grants_version=version,
         suspended=request.suspended,
         new_group=new_group,
-        unheard=_read_unheard(connection, group_id) if new_group else (),
+        pending_announcements=_read_unheard(connection, group_id) if new_group else (),
         start=start,
-        replaced=replaced,
+        replaced_sessions=replaced_sessions,
         order_strategy=subject.order_strategy,
     )
 
@@ -287,8 +289,8 @@ def join_batch(
     for session, join in by_session.items():
         kind = (*join.kind, session) if session in existing_ids else join.kind
         by_kind.setdefault(kind, []).append(join)
-    for identical in by_kind.values():
-        for index, join in enumerate(identical):
+    for identical_joins in by_kind.values():
+        for index, join in enumerate(identical_joins):
             row: SessionRow | KeylaneError
             try:
                 with connection.begin_nested():
@@ -298,11 +300,11 @@ def join_batch(
             except KeylaneError as error:
                 row = error
             results[join.join.session] = row
-            remaining = identical[index + 1 :]
-            if isinstance(row, KeylaneError) or not remaining:
+            remaining_joins = identical_joins[index + 1 :]
+            if isinstance(row, KeylaneError) or not remaining_joins:
                 continue
-            if _has_capacity(connection, row.group_id, remaining, sessions_max):
-                results |= _insert_identical(connection, row, remaining)
+            if _has_capacity(connection, row.group_id, remaining_joins, sessions_max):
+                results |= _insert_identical(connection, row, remaining_joins)
                 break
     return results
 
@@ -331,14 +333,14 @@ def _insert_identical(
     begun.
     """
     version = template.grants_version
-    common_columns = {
+    shared_columns = {
         "group_id": template.group_id,
         "joined": version,
         "grants_version": version,
         "predecessors": "",
     }
     rows = [
-        {**_join_columns(join.join), **common_columns, "principal": join.principal}
+        {**_join_columns(join.join), **shared_columns, "principal": join.principal}
         for join in joins
     ]
     connection.execute(_insert_session, rows)
@@ -350,7 +352,7 @@ def _insert_identical(
             ttl_ms=join.join.ttl_ms,
             suspended=join.join.suspended,
             new_group=False,
-            unheard=(),
+            pending_announcements=(),
         )
         for join in joins
     }
@@ -389,7 +391,7 @@ def _read_unheard(connection: Connection, group_id: int) -> tuple[Announcement, 
     """Return which brokers to notify. Called in the durable transaction that creates the group, so
     that even after a crash no broker has a group that SQL lacks.
     """
-    return tuple(unheard_partitions(connection, group_id=group_id))
+    return tuple(pending_announcements(connection, group_id=group_id))
 
 
 _instance_sessions_query = sa.select(
@@ -429,18 +431,18 @@ def _replace_instance(
         return (), ""
     parameters = {"of_group": group_id, "of_instance": request.instance}
     predecessor_rows = connection.execute(_instance_sessions_query, parameters).all()
-    live = [session for session in predecessor_rows if session.alive]
+    live_rows = [session for session in predecessor_rows if session.alive]
     was_replaced = any(
         request.session in session.predecessors.split() for session in predecessor_rows
     )
-    if was_replaced or (request.again and any(session.heard for session in live)):
+    if was_replaced or (request.again and any(session.heard for session in live_rows)):
         raise FencedError(
             Reason.INSTANCE_TAKEN,
             instance=request.instance,
             subject=request.subject,
             group=request.group,
         )
-    if request.again and live:
+    if request.again and live_rows:
         error = BusyError(
             Reason.GROUP_BUSY,
             f"a session with the instance name {request.instance!r} has joined, but has not "
@@ -453,13 +455,13 @@ def _replace_instance(
         raise error
     ids = [SessionId(session.session) for session in predecessor_rows]
     if ids:
-        transfer = {"of_group": group_id, "ids": ids, "heir": request.session}
-        connection.execute(_transfer_leases, transfer)
+        transfer_parameters = {"of_group": group_id, "ids": ids, "heir": request.session}
+        connection.execute(_transfer_leases, transfer_parameters)
         end_sessions(connection, ids)
-    remembered = [
+    earlier_predecessors = [
         predecessor for session in predecessor_rows for predecessor in session.predecessors.split()
     ]
-    return tuple(ids), " ".join((remembered + ids)[-PREDECESSORS_MAX:])
+    return tuple(ids), " ".join((earlier_predecessors + ids)[-PREDECESSORS_MAX:])
 
 
 def _check_not_reset(connection: Connection, group_id: int) -> None:
@@ -479,16 +481,16 @@ def _check_not_reset(connection: Connection, group_id: int) -> None:
 def _check_filter(connection: Connection, group_id: int, request: Join) -> None:
     """Check that no live session has a different filter. Raises ConflictError."""
     parameters = {"of_group": group_id, "of_filter": request.filter}
-    conflicting = connection.execute(_other_filter_query, parameters).first()
-    if conflicting is not None:
+    conflicting_filter = connection.execute(_other_filter_query, parameters).first()
+    if conflicting_filter is not None:
         raise ConflictError(
             Reason.GROUP_FILTER,
             f"this consumer of group {request.group!r} has {_describe_filter(request.filter)}; "
-            f"{conflicting.client!r:.80}, another member, has "
-            f"{_describe_filter(conflicting.filter)}",
-            stored=conflicting.filter,
+            f"{conflicting_filter.client!r:.80}, another member, has "
+            f"{_describe_filter(conflicting_filter.filter)}",
+            stored=conflicting_filter.filter,
             asked=request.filter,
-            client=conflicting.client,
+            client=conflicting_filter.client,
         )
 
 
@@ -567,7 +569,9 @@ def _lock_or_create_group(
     return new_group, group
 
 
-def lock_in_order(*conditions: sa.ColumnElement[bool], skip_locked: bool = False) -> sa.Select[Any]:
+def select_locked_in_order(
+    *conditions: sa.ColumnElement[bool], skip_locked: bool = False
+) -> sa.Select[Any]:
     """Build a query that selects and locks sessions in ascending order, so that transactions do not
     deadlock.
     """
@@ -583,7 +587,7 @@ _withdrawn_from = sa.select(leases.c.session).where(
 
 
 def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
-    renewable = lock_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
+    renewable = select_locked_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
         .where(sessions.c.session.in_(sa.select(renewable.c.session)))
@@ -611,20 +615,24 @@ class RenewalResult(NamedTuple):
     """The result of renewals that did not wait for locks."""
 
     rows: dict[str, SessionRow]
-    locked: dict[str, int]
+    locked_groups: dict[str, int]
     """Live sessions that were not renewed because their rows are locked → ids of their groups."""
 
 
 def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
     """Renew sessions without waiting for locks; on PostgreSQL, those whose rows are locked are
-    listed in `locked` instead.
+    listed in `locked_groups` instead.
     """
     if connection.dialect.name != "postgresql":
         return RenewalResult(renew_sessions(connection, ids), {})
     rows = _renewed_rows(connection.execute(_renew_skipping_locked, {"ids": ids}))
-    missing = [session for session in ids if session not in rows]
-    locked = connection.execute(_live_groups_query, {"ids": missing}).all() if missing else []
-    return RenewalResult(rows, {row.session: row.group_id for row in locked})
+    missing_sessions = [session for session in ids if session not in rows]
+    locked_rows = (
+        connection.execute(_live_groups_query, {"ids": missing_sessions}).all()
+        if missing_sessions
+        else []
+    )
+    return RenewalResult(rows, {row.session: row.group_id for row in locked_rows})
 
 
 def _renewed_rows(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
@@ -641,7 +649,7 @@ _live_session_query = _session_query.where(
 )
 
 
-def live_session(connection: Connection, session: str) -> SessionRow:
+def read_live_session(connection: Connection, session: str) -> SessionRow:
     """
     Return the row of a live session.
 
@@ -658,7 +666,7 @@ def live_session(connection: Connection, session: str) -> SessionRow:
 _live_sessions_query = _session_query.where(*_listed_and_live)
 
 
-def live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
+def read_live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
     """Return session → row, for the live sessions among `ids`."""
     rows = connection.execute(_live_sessions_query, {"ids": list(ids)}) if ids else ()
     return {row.session: _session_row(row) for row in rows}
@@ -672,12 +680,12 @@ _live_members_query = (
 )
 
 
-def live_members(
+def read_live_members(
     connection: Connection, ids: Collection[str]
 ) -> list[tuple[SessionRow, MemberSettings]]:
     """Return the live sessions among `ids`, each with its group's settings for members."""
     rows = connection.execute(_live_members_query, {"ids": list(ids)}).all()
-    return [(_session_row(row), settings_of_member(row)) for row in rows]
+    return [(_session_row(row), build_member_settings(row)) for row in rows]
 
 
 def suspend_session(connection: Connection, request: Suspend) -> int:
@@ -690,19 +698,19 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
     Raises:
         SessionUnknownError: the session has ended.
     """
-    row = live_session(connection, request.session)
+    row = read_live_session(connection, request.session)
     mark_unsettled(connection, row.group_id)
-    condition = sessions.c.session == request.session
+    is_this_session = sessions.c.session == request.session
     version = sa.select(groups.c.version).where(groups.c.group_id == row.group_id)
     connection.execute(
         sa.update(sessions)
-        .where(condition)
+        .where(is_this_session)
         .values(suspended=request.suspended, grants_version=version.scalar_subquery())
     )
     return row.group_id
 
 
-def group_of(connection: Connection, session: str) -> int | None:
+def find_group_id(connection: Connection, session: str) -> int | None:
     """Return the id of a session's group; None if the session's row was deleted."""
     check_session(session)
     query = sa.select(sessions.c.group_id).where(sessions.c.session == session)
@@ -712,7 +720,7 @@ def group_of(connection: Connection, session: str) -> int | None:
 
 def leave_group(connection: Connection, session: str) -> int | None:
     """End a session, and return the id of its group; None if the session had already ended."""
-    group_id = group_of(connection, session)
+    group_id = find_group_id(connection, session)
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)
@@ -733,10 +741,10 @@ _free_leases = (
 )
 
 
-def sweep_sessions(connection: Connection, group_id: int) -> list[SessionId]:
+def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionId]:
     """End the expired sessions of a group, and return their ids."""
-    expired = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
-    ids = [SessionId(session) for session in expired]
+    expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
+    ids = [SessionId(session) for session in expired_sessions]
     if ids:
         connection.execute(_free_leases, {"ids": ids})
     return ids

@@ -11,14 +11,14 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
 from ...protocol.errors import GroupUnknownError
-from ...protocol.ids import ConsumerGroup, SessionId, check_name
+from ...protocol.ids import SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
 from ...protocol.routing import ConsumeStrategy
 from ..cluster.losses import read_given_up
 from ..cluster.partitions import subject_partitions
 from ..cluster.subjects import PLANNED, SERVED, open_subject_row
 from ..cluster.unfinished import UNFINISHED
-from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_sqlite_version, rows_of
+from ..sql.dialect import SqliteVersion, begin_snapshot, now_ms, read_in_chunks, read_sqlite_version
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
     groups,
@@ -96,7 +96,7 @@ _CACHED_WORK = "keylane.nothing_due"
 """Key in a connection's `info`: when it last found nothing to do, and the result then."""
 
 
-def due_work(connection: Connection) -> DueWork:
+def read_due_work(connection: Connection) -> DueWork:
     """
     Return the work that is due.
 
@@ -105,20 +105,26 @@ def due_work(connection: Connection) -> DueWork:
     written, because until then only the expiry of a session can cause new work.
     """
     db_version = read_sqlite_version(connection)
-    cached: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
-    if db_version is not None and cached is not None and db_version.commits == cached[0].commits:
-        cached_work = _advance_cached(cached[1], db_version.now_ms - cached[0].now_ms)
+    cached_entry: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
+    if (
+        db_version is not None
+        and cached_entry is not None
+        and db_version.commits == cached_entry[0].commits
+    ):
+        cached_work = _advance_cached_work(
+            cached_entry[1], db_version.now_ms - cached_entry[0].now_ms
+        )
         if cached_work is not None:
             return cached_work
-    due, cacheable = _read_due(connection)
+    work, cacheable = _query_due_work(connection)
     if db_version is not None and cacheable:
-        connection.info[_CACHED_WORK] = db_version, due
+        connection.info[_CACHED_WORK] = db_version, work
     else:
         connection.info.pop(_CACHED_WORK, None)
-    return due
+    return work
 
 
-def _advance_cached(cached: DueWork, elapsed_ms: int) -> DueWork | None:
+def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
     """Return the cached result after `elapsed_ms` without a write; None if a session may have
     expired.
     """
@@ -132,14 +138,14 @@ def _advance_cached(cached: DueWork, elapsed_ms: int) -> DueWork | None:
     )
 
 
-def _read_due(connection: Connection) -> tuple[DueWork, bool]:
+def _query_due_work(connection: Connection) -> tuple[DueWork, bool]:
     """Return the due work, and whether the result can be cached because no work exists or is under
     way.
     """
     row = connection.execute(_other_work_query).one()
     groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
     has_work = row.due or row.removals or row.operations_unfinished or row.quick or row.creations
-    due = DueWork(
+    work = DueWork(
         groups=tuple(groups_due),
         next_expiry_ms=row.next_ms,
         removals=bool(row.removals),
@@ -148,7 +154,7 @@ def _read_due(connection: Connection) -> tuple[DueWork, bool]:
         creations=bool(row.creations),
         versions=(row.group_count, row.newest_group, int(row.versions)),
     )
-    return due, not has_work
+    return work, not has_work
 
 
 OWNERS = (
@@ -166,7 +172,9 @@ _group_versions_query = sa.select(groups.c.group_id, groups.c.version).where(
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
     """Return group id → current version."""
-    return {row.group_id: row.version for row in rows_of(connection, _group_versions_query, ids)}
+    return {
+        row.group_id: row.version for row in read_in_chunks(connection, _group_versions_query, ids)
+    }
 
 
 _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version).where(
@@ -176,21 +184,21 @@ _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
     """Return session → grants version, for every session of these groups."""
-    rows = rows_of(connection, _grants_versions_query, ids)
+    rows = read_in_chunks(connection, _grants_versions_query, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
 
 def list_groups(connection: Connection, subject: str) -> GroupList:
     """Return the consumer groups of a subject, ordered by name. Raises SubjectUnknownError."""
     row = open_subject_row(connection, subject)
-    alive = (
+    session_count = (
         sa.select(sa.func.count())
         .where(sessions.c.group_id == groups.c.group_id, sessions.c.expires_at > now_ms())
         .scalar_subquery()
         .label("sessions")
     )
     rows = connection.execute(
-        sa.select(groups.c.name, groups.c.strategy, alive)
+        sa.select(groups.c.name, groups.c.strategy, session_count)
         .where(groups.c.subject_id == row.subject_id, sa.not_(groups.c.deleting))
         .order_by(groups.c.name)
     )
@@ -201,7 +209,7 @@ def list_groups(connection: Connection, subject: str) -> GroupList:
     return GroupList(groups=[summary.group for summary in summaries], summaries=summaries)
 
 
-def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> GroupView:
+def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     """
     Return a group with the owner of each partition.
 
@@ -211,20 +219,20 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    remaining = (sessions.c.expires_at - now_ms()).label("left_ms")
-    alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
-    live = {
+    remaining_ms = (sessions.c.expires_at - now_ms()).label("left_ms")
+    is_alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
+    live_sessions = {
         session.session: session
         for session in connection.execute(
-            sa.select(sessions.c.session, sessions.c.client, remaining).where(alive)
+            sa.select(sessions.c.session, sessions.c.client, remaining_ms).where(is_alive)
         )
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
-    lease_of = {lease.partition_id: lease for lease in rows}
+    leases_by_id = {lease.partition_id: lease for lease in rows}
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
-        lease = lease_of.get(partition.partition_id)
-        session = None if lease is None else live.get(lease.session)
+        lease = leases_by_id.get(partition.partition_id)
+        session = None if lease is None else live_sessions.get(lease.session)
         owners.append(
             OwnerView(
                 partition=partition,
@@ -237,13 +245,13 @@ def read_group(connection: Connection, subject: str, group: ConsumerGroup) -> Gr
     return GroupView(
         subject=subject,
         group=group,
-        sessions=len(live),
+        sessions=len(live_sessions),
         owners=tuple(owners),
         strategy=strategy,
         settings=read_stored(connection, group_id, subject=subject, group=group),
         reset=_read_pending_reset(connection, group_id),
-        silent_ms=None if live else _read_silent_ms(connection, group_id),
-        revision=_read_revision(connection, group_id, busy=bool(live)),
+        silent_ms=None if live_sessions else _read_silent_ms(connection, group_id),
+        revision=_read_revision(connection, group_id, busy=bool(live_sessions)),
         given_up=read_given_up(connection, group_id),
     )
 
@@ -259,10 +267,10 @@ def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
     """
     row = connection.execute(_revision_query, {"of_group": group_id}).one()
     busy = busy or duty_left_ms(connection, reset_duty(group_id)) > 0
-    return revision_of(group_id, row.version, row.last_token) + ("+" if busy else "")
+    return build_revision(group_id, row.version, row.last_token) + ("+" if busy else "")
 
 
-def revision_of(group_id: int, version: int, last_token: int) -> str:
+def build_revision(group_id: int, version: int, last_token: int) -> str:
     """Return the revision of an idle group: no live consumers, no reset."""
     return f"{group_id}.{version}.{last_token}"
 
@@ -293,6 +301,19 @@ def _read_pending_reset(connection: Connection, group_id: int) -> PendingReset |
     return PendingReset(to=request.to, begun=row.begun, waits_for=tuple(owners))
 
 
+def find_open_group(
+    connection: Connection, subject: str, group: str
+) -> tuple[int, ConsumeStrategy]:
+    """
+    Return the id and the strategy of a group of an open subject.
+
+    Raises:
+        InvalidRequestError, GroupUnknownError
+        the errors of `open_subject_row`
+    """
+    return find_group(connection, open_subject_row(connection, subject).subject_id, subject, group)
+
+
 def find_group(
     connection: Connection, subject_id: int, subject: str, group: str
 ) -> tuple[int, ConsumeStrategy]:
@@ -303,10 +324,10 @@ def find_group(
         InvalidRequestError, GroupUnknownError
     """
     check_name("consumer group", group)
-    condition = sa.and_(
+    is_this_group = sa.and_(
         groups.c.subject_id == subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
     )
-    query = sa.select(groups.c.group_id, groups.c.strategy).where(condition)
+    query = sa.select(groups.c.group_id, groups.c.strategy).where(is_this_group)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise GroupUnknownError(subject=subject, group=group)

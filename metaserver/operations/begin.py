@@ -29,15 +29,15 @@ from ..cluster.brokers import (
     cordon_broker,
     lock_brokers,
     no_host_error,
-    unknown_group,
+    unknown_broker_group_error,
     writable_groups,
 )
-from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import give_up_removals
+from ..cluster.lost_database import check_database_complete
+from ..cluster.removals import cancel_removals
 from ..cluster.rows import SubjectRow
 from ..sql.dialect import now_ms
 from ..sql.schema import operations, partition_parents, partitions, steps, subjects
-from .evacuations import continue_without, plan_evacuations
+from .evacuations import continue_without_source, plan_evacuations
 from .plan import (
     EMPTY_PLAN,
     Plan,
@@ -45,7 +45,7 @@ from .plan import (
     plan_merge,
     plan_move,
     plan_resize,
-    plan_set,
+    plan_settings_change,
     plan_split,
 )
 from .plan_inputs import PlannedOperation, lock_idle_subject, open_partitions
@@ -80,14 +80,16 @@ def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOpe
     ):
         # They affect all subjects of a broker group, so a right on one subject is not enough.
         raise InvalidRequestError("without_source and accept_loss require an evacuation")
-    check_not_lost(connection)
+    check_database_complete(connection)
     if request.kind is OperationKind.EVACUATE:
         return plan_evacuations(connection, request)
     hosts: Mapping[BrokerGroup, int] = writable_groups(connection)
     if request.kind in {OperationKind.RESIZE, OperationKind.GROW, OperationKind.SET}:
         subject = lock_idle_subject(connection, request.subject)
     else:
-        subject = lock_idle_subject(connection, _subject_of(connection, request.partition_ids))
+        subject = lock_idle_subject(
+            connection, _find_subject_name(connection, request.partition_ids)
+        )
     try:
         plan = _plan_subject(connection, request, subject, hosts)
     except UnavailableError as error:
@@ -107,7 +109,11 @@ def _plan_subject(
             (request.message_bytes_max, subject.message_bytes_max),
         )
         is_unchanged = all(new_value in {None, old_value} for new_value, old_value in settings)
-        return EMPTY_PLAN if is_unchanged else plan_set(open_partitions(connection, subject), hosts)
+        return (
+            EMPTY_PLAN
+            if is_unchanged
+            else plan_settings_change(open_partitions(connection, subject), hosts)
+        )
     current = open_partitions(connection, subject)
     if request.kind is OperationKind.GROW:
         if not subject.static:
@@ -144,23 +150,23 @@ def begin_operations(
     Raises:
         KeylaneError: any error of `plan_operations`; nothing is stored.
     """
-    journaled = []
+    begun_operations = []
     is_evacuation = request.kind is OperationKind.EVACUATE
     lock_brokers(connection, alone=is_evacuation)
     if is_evacuation:
         cordon_broker(connection, request.broker_group, True)
     if request.accept_loss:
-        give_up_removals(connection, request.broker_group)
+        cancel_removals(connection, request.broker_group)
     for planned in plan_operations(connection, request):
-        operation_id = planned.continued
+        operation_id = planned.continued_id
         if operation_id:
-            continue_without(connection, operation_id, request)
+            continue_without_source(connection, operation_id, request)
         elif planned.plan.sealed:
             operation_id = journal_operation(
                 connection, request, planned, driver=driver, lease_ms=lease_ms
             )
-        journaled.append((operation_id, planned))
-    return journaled
+        begun_operations.append((operation_id, planned))
+    return begun_operations
 
 
 _subject_name_query = (
@@ -182,7 +188,7 @@ _open_count_query = (
 )
 
 
-def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
+def _find_subject_name(connection: Connection, ids: tuple[int, ...]) -> str:
     """Return the subject of the first of these partitions."""
     subject = None
     if ids and 0 < ids[0] <= MAX_I64:
@@ -192,9 +198,9 @@ def _subject_of(connection: Connection, ids: tuple[int, ...]) -> str:
         problem = f"there is no partition {ids[0]}" if ids else "no partition is given"
         open_ids = connection.execute(_open_ids_query).scalars()
         open_partitions_text = listed(open_ids, connection.execute(_open_count_query).scalar_one())
-        details = {"partition_id": ids[0]} if ids else {}
+        error_details = {"partition_id": ids[0]} if ids else {}
         raise PartitionUnknownError(
-            f"{problem}; open partitions: {open_partitions_text}", **details
+            f"{problem}; open partitions: {open_partitions_text}", **error_details
         )
     return str(subject)
 
@@ -208,7 +214,7 @@ def _check_target(
     check_name("broker group", target)
     view = next((view for view in broker_views(connection) if view.broker_group == target), None)
     if view is None:
-        raise unknown_group(connection, target)
+        raise unknown_broker_group_error(connection, target)
     if view.cordoned:
         raise ConflictError(
             Reason.BROKER_CORDONED,

@@ -57,7 +57,6 @@ from ...protocol.operations import (
     OperationView,
     Reshape,
     SetSubject,
-    SubjectHistory,
 )
 from ...protocol.progress import KnowGroups
 from ...protocol.routing import Partition, PartitionState
@@ -82,13 +81,13 @@ from .states import (
     RULES,
     BrokerAction,
     NextAction,
-    broker_silent,
+    describe_silent_broker,
+    describe_silent_parents,
+    describe_unsealable,
     next_action,
-    parents_silent,
-    unsealable,
     waiting_reason,
 )
-from .views import operation_views, subject_history, subject_operations
+from .views import operation_views, subject_operations
 
 log = logging.getLogger("keylane.metaserver")
 
@@ -99,8 +98,8 @@ Send = Callable[[Partition, int], Awaitable[object]]
 """Sends a child's start time, in milliseconds since 1970, to its broker."""
 
 
-def start_times(
-    children: Sequence[Partition], parents: Collection[Partition], ended_ms: Mapping[int, int]
+def find_start_times(
+    children: Sequence[Partition], parents: Collection[Partition], end_times_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
     Return the children whose brokers need a start time, each with the latest end of a parent on
@@ -111,15 +110,15 @@ def start_times(
     Args:
         children: the children to be opened.
         parents: the parents sealed in this round.
-        ended_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its broker
-            has reported it.
+        end_times_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its
+            broker has reported it.
     """
     group_of_parent = {int(parent.partition_id): parent.broker_group for parent in parents}
     result = []
     for child in children:
         from_ms = max(
             (
-                ended_ms.get(parent, 0)
+                end_times_ms.get(parent, 0)
                 for parent in map(int, child.parents)
                 if group_of_parent.get(parent, child.broker_group) != child.broker_group
             ),
@@ -205,7 +204,7 @@ class _RoundResult(enum.Enum):
     """There is nothing to do for now."""
 
 
-def _ignore_step(_step: str) -> None:
+def _ignore_step(_run_round: str) -> None:
     """Do nothing; the default of `after_step`."""
 
 
@@ -256,7 +255,8 @@ class OperationDriver:
         self._settings = settings
         self._catalogue = catalogue
         self._groups = groups
-        self._driver = driver
+        self.driver_id = driver
+        """The id under which this process claims operations."""
         self._rng = rng
         self._after_step = after_step
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -276,26 +276,26 @@ class OperationDriver:
             raise InvalidRequestError(f"at most {IDS_MAX} partitions or queues at once")
         if request.dry_run:
             return await self._dry_run(request)
-        journaled = await self._database.write(
+        begun_operations = await self._database.write(
             begin_operations,
             request,
-            driver=self._driver,
+            driver=self.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
-        ids = [operation_id for operation_id, _ in journaled if operation_id]
+        ids = [operation_id for operation_id, _ in begun_operations if operation_id]
         if ids:
             self._after_step("planned")
         for operation_id in ids[:CONCURRENT_OPERATIONS_MAX]:
             self._start_driving(operation_id)
         # Operations beyond the limit are resumed by any metaserver once their lease has expired.
-        without_change = [
+        unchanged_operations = [
             planned.view(request)
-            for operation_id, planned in journaled
-            if not (operation_id or planned.busy)
+            for operation_id, planned in begun_operations
+            if not (operation_id or planned.busy_subject)
         ]
         return OperationList(
-            operations=[*await self._database.read(operation_views, ids), *without_change],
-            busy=[planned.busy for _, planned in journaled if planned.busy],
+            operations=[*await self._database.read(operation_views, ids), *unchanged_operations],
+            busy=[planned.busy_subject for _, planned in begun_operations if planned.busy_subject],
             cordoned=request.broker_group if request.kind is OperationKind.EVACUATE else "",
         )
 
@@ -308,24 +308,24 @@ class OperationDriver:
     async def _dry_run(self, request: Reshape) -> OperationList:
         """Return the plans of a dry run in the form in which `begin` returns operations."""
         plans = await self._database.read(plan_operations, request)
-        losses = {planned.continued: planned.losses for planned in plans}
-        continued = await self._database.read(
-            operation_views, [planned.continued for planned in plans]
+        losses = {plan.continued_id: plan.losses for plan in plans}
+        continued_operations = await self._database.read(
+            operation_views, [plan.continued_id for plan in plans]
         )
         new_plans = [
-            planned
-            for planned in plans
-            if not planned.continued and (planned.plan.sealed or not planned.busy)
+            plan
+            for plan in plans
+            if not plan.continued_id and (plan.plan.sealed or not plan.busy_subject)
         ]
         return OperationList(
             operations=[
                 *(
                     replace(view, without_source=True, losses=losses[view.operation_id])
-                    for view in continued
+                    for view in continued_operations
                 ),
-                *(planned.view(request) for planned in new_plans),
+                *(plan.view(request) for plan in new_plans),
             ],
-            busy=[planned.busy for planned in plans if planned.busy],
+            busy=[plan.busy_subject for plan in plans if plan.busy_subject],
         )
 
     async def cancel(self, operation_id: int) -> OperationView:
@@ -340,12 +340,12 @@ class OperationDriver:
         (view,) = await self._database.read(operation_views, [operation_id])
         return view
 
-    async def operations(self, subject: str) -> OperationList:
+    async def list_operations(self, subject: str) -> OperationList:
         """Return the latest operations of a subject, newest first. Raises SubjectUnknownError."""
         views = await self._database.read(subject_operations, subject)
-        return OperationList(operations=[await self._with_waiting_reason(view) for view in views])
+        return OperationList(operations=[await self._add_waiting_reason(view) for view in views])
 
-    async def _with_waiting_reason(self, view: OperationView) -> OperationView:
+    async def _add_waiting_reason(self, view: OperationView) -> OperationView:
         """Add the reason why the operation waits, if no driver has stored one (it may have crashed
         before its first request).
         """
@@ -356,15 +356,6 @@ class OperationDriver:
             return view
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
-    async def history(self, subject: str) -> SubjectHistory:
-        """Return every partition that a subject ever had. Raises SubjectUnknownError."""
-        return await self._database.read(subject_history, subject)
-
-    @property
-    def driver_id(self) -> str:
-        """The id under which this process claims operations."""
-        return self._driver
-
     async def drive(self, operation_id: int) -> OperationView | None:
         """Start driving a journaled operation unless it is done, and return its view; None if it
         was deleted with its subject.
@@ -374,7 +365,7 @@ class OperationDriver:
             self._after_step("planned")
         if views and RULES[views[0].state].successor is not None:
             self._start_driving(operation_id)
-        return await self._with_waiting_reason(views[0]) if views else None
+        return await self._add_waiting_reason(views[0]) if views else None
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────────
     async def resume(self) -> None:
@@ -388,16 +379,18 @@ class OperationDriver:
 
     def _start_driving(self, operation_id: int) -> None:
         if operation_id not in self._tasks:
-            task = asyncio.create_task(self._drive(operation_id), name=f"operation {operation_id}")
+            task = asyncio.create_task(
+                self._drive_to_end(operation_id), name=f"operation {operation_id}"
+            )
             self._tasks[operation_id] = task
 
-    async def _drive(self, operation_id: int) -> None:
+    async def _drive_to_end(self, operation_id: int) -> None:
         """Drive an operation until it is done, must wait, or makes no progress."""
         pauses = BACKOFF.pauses(self._rng)
         try:
             while True:
                 try:
-                    result = await self._step(operation_id)
+                    result = await self._run_round(operation_id)
                 except StorageError as error:
                     log.warning("operation %d: %s", operation_id, error.message)
                     result = _RoundResult.RETRY
@@ -422,34 +415,34 @@ class OperationDriver:
         """
         try:
             await self._database.write(
-                release_operation, operation_id, driver=self._driver, pause_ms=PAUSE_MS
+                release_operation, operation_id, driver=self.driver_id, pause_ms=PAUSE_MS
             )
         except StorageError as error:
             # The operation is resumed after its lease has expired.
             log.warning("operation %d: %s", operation_id, error.message)
 
-    async def _step(self, operation_id: int) -> _RoundResult:
+    async def _run_round(self, operation_id: int) -> _RoundResult:
         """Drive an operation for one round: claim it, send requests to brokers, and store the
         results.
         """
         operation = await self._database.write(
             claim_operation,
             operation_id,
-            driver=self._driver,
+            driver=self.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         if operation is None:
             return _RoundResult.STOP
-        done, problem = await self._request_steps(operation)
-        sealable = () if problem else tuple(parent.partition_id for parent in operation.sources)
-        heard = [group_id for group_id, _ in operation.groups]
+        end_offsets, problem = await self._request_steps(operation)
+        sealable_ids = () if problem else tuple(parent.partition_id for parent in operation.sources)
+        group_ids = [group_id for group_id, _ in operation.groups]
         state = await self._database.write(
             finish_round,
             operation_id,
-            done,
+            end_offsets,
             problem,
-            heard=heard,
-            sealable=sealable,
+            group_ids=group_ids,
+            sealable_ids=sealable_ids,
             openings=operation.openings,
         )
         if state is not operation.state:
@@ -466,7 +459,7 @@ class OperationDriver:
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if RULES[state].action is BrokerAction.ANNOUNCE else 0
         await self._database.write(
-            release_operation, operation_id, driver=self._driver, pause_ms=pause_ms
+            release_operation, operation_id, driver=self.driver_id, pause_ms=pause_ms
         )
         return _RoundResult.STOP
 
@@ -482,39 +475,39 @@ class OperationDriver:
             *(self._request_step(operation, partition) for partition in operation.targets)
         )
         replies = [reply for reply in results if not isinstance(reply, str)]
-        ended_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
-        times = start_times(operation.children_to_open, operation.targets, ended_ms)
+        end_times_ms = {reply.partition_id: reply.ended_ms for reply in replies if reply.ended_ms}
+        start_times = find_start_times(operation.children_to_open, operation.targets, end_times_ms)
         send = partial(self._send_start_time, operation)
-        if not await send_start_times(times, send, lambda: BACKOFF.pauses(self._rng)):
+        if not await send_start_times(start_times, send, lambda: BACKOFF.pauses(self._rng)):
             self._after_step("untold")
-        done = {reply.partition_id: reply.end_offset for reply in replies}
+        end_offsets = {reply.partition_id: reply.end_offset for reply in replies}
         problems = [reply for reply in results if isinstance(reply, str)]
         action = RULES[operation.state].action
-        if done and action in _STEP_OF_ACTION:
+        if end_offsets and action in _STEP_OF_ACTION:
             self._after_step(_STEP_OF_ACTION[action])
         if not problems:
-            problems = [parents_silent(operation.state, operation.pending)]
+            problems = [describe_silent_parents(operation.state, operation.pending)]
         if not any(problems):
             problems = await asyncio.gather(
-                *(self._seal_refusal(parent) for parent in operation.sources)
+                *(self._read_seal_refusal(parent) for parent in operation.sources)
             )
-        return done, next(filter(None, problems), "")
+        return end_offsets, next(filter(None, problems), "")
 
     async def _request_step(self, operation: Operation, partition: Partition) -> _StepReply | str:
         """Send a broker the request to host or seal a partition; return its reply, or the
         problem.
         """
         if partition.address is None:
-            return broker_silent(operation.state, partition.broker_group)
+            return describe_silent_broker(operation.state, partition.broker_group)
         rule = RULES[operation.state]
-        canceled = rule.children is PartitionState.EXPIRED
+        is_canceled = rule.children is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:
                 if rule.action is BrokerAction.SEAL:
                     status = await broker.control(
                         endpoints.SEAL,
-                        query={"empty": 1 if canceled else None},
+                        query={"empty": 1 if is_canceled else None},
                         id=partition.partition_id,
                     )
                     return _StepReply(
@@ -532,17 +525,17 @@ class OperationDriver:
                     )
                     return _StepReply(partition.partition_id)
                 groups = tuple(name for _, name in operation.groups)
-                request = _host_request(
+                request = _build_host_request(
                     operation, partition, groups=groups, tokens_above=operation.tokens_above
                 )
                 await broker.control(endpoints.HOST_PARTITION, request)
             except KeylaneError as error:
-                unknown = isinstance(error, PartitionUnknownError)
-                if canceled and (unknown or error.reason is Reason.PARTITION_IN_USE):
+                is_unknown = isinstance(error, PartitionUnknownError)
+                if is_canceled and (is_unknown or error.reason is Reason.PARTITION_IN_USE):
                     # Never hosted: if the broker has such a partition, it belongs to another
                     # operation.
                     return _StepReply(partition.partition_id, 0)
-                if unknown:
+                if is_unknown:
                     return (
                         f"partition {partition.partition_id} is not known to "
                         f"{partition.broker_group!r}"
@@ -560,10 +553,10 @@ class OperationDriver:
         assert child.address is not None
         broker = BrokerClient(self._network, child.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
-            request = _host_request(operation, child, times_from_ms=times_from_ms)
+            request = _build_host_request(operation, child, times_from_ms=times_from_ms)
             await broker.control(endpoints.HOST_PARTITION, request)
 
-    async def _seal_refusal(self, parent: Partition) -> str:
+    async def _read_seal_refusal(self, parent: Partition) -> str:
         """Return why the broker of a parent cannot seal it, or "". The request changes nothing."""
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
@@ -574,11 +567,13 @@ class OperationDriver:
                 ).unsealable
             except KeylaneError as error:
                 reason = error.message
-        return unsealable(parent.partition_id, parent.broker_group, reason) if reason else ""
+        return (
+            describe_unsealable(parent.partition_id, parent.broker_group, reason) if reason else ""
+        )
 
     async def _announce_route(self, operation: Operation) -> None:
         """Wake the calls that wait for a new route, and settle the subject's groups."""
-        self._catalogue.wake([operation.subject])
+        self._catalogue.wake_route_waiters([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 
@@ -592,7 +587,7 @@ class OperationDriver:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
+def _build_host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
     """Build the request that hosts a child at its broker, with additional fields."""
     return HostPartition(
         subject=operation.subject,

@@ -90,53 +90,55 @@ def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOp
     report = last_report(connection, source)
     if report.left_ms > 0 and without_broker:
         raise InvalidRequestError(
-            f"broker group {source!r} {report.age}, and counts as alive. If it is dead, "
-            f"{report.ask_again}. If it "
+            f"broker group {source!r} {report.age_text}, and counts as alive. If it is dead, "
+            f"{report.advice}. If it "
             "is running, evacuate it without --without-source and --accept-loss: then it "
             "seals its partitions, and order is kept"
         )
     has_leaving_state = partitions.c.state.in_(_LEAVING_STATES)
-    blocking = _is_sealed if request.accept_loss else _blocks_groups
-    affected = (
+    blocking_condition = _is_sealed if request.accept_loss else _blocks_groups
+    names_query = (
         sa.select(subjects.c.name)
         .join(partitions, partitions.c.subject_id == subjects.c.subject_id)
         .where(
             partitions.c.broker_group == source,
-            sa.or_(has_leaving_state, blocking) if without_broker else has_leaving_state,
+            sa.or_(has_leaving_state, blocking_condition) if without_broker else has_leaving_state,
         )
         .distinct()
         .order_by(subjects.c.name)
     )
-    load = Counter(writable_groups(connection))
+    host_loads = Counter(writable_groups(connection))
     plans = []
-    for name in connection.execute(affected).scalars().all():
+    for name in connection.execute(names_query).scalars().all():
         subject = find_subject(connection, name, lock=True)
         assert subject is not None
         if subject.hidden_for:
             plans.append(_refuse_hidden(request, subject))
             continue
-        running = running_operation(connection, subject.subject_id)
-        if running is not None or subject.route_version == 0:
-            plans.append(_plan_busy(connection, request, subject, running or 0))
+        running_id = running_operation(connection, subject.subject_id)
+        if running_id is not None or subject.route_version == 0:
+            plans.append(_plan_busy(connection, request, subject, running_id or 0))
             continue
         try:
-            plan = plan_evacuation(open_partitions(connection, subject), source, load)
+            plan = plan_evacuation(open_partitions(connection, subject), source, host_loads)
         except UnavailableError as error:
             raise no_host_error(connection, excluded=source) from error
-        load.update(child.broker_group for child in plan.children)
-        sealed = (
-            _blocking_partitions(connection, subject, source, blocking) if without_broker else ()
+        host_loads.update(child.broker_group for child in plan.children)
+        sealed_ids = (
+            _blocking_partitions(connection, subject, source, blocking_condition)
+            if without_broker
+            else ()
         )
-        busy = None
-        if sealed and _may_continue(subject, request):
-            plan = replace(plan, sealed=plan.sealed + sealed)
-        elif sealed:
+        busy_subject = None
+        if sealed_ids and _may_continue_without_source(subject, request):
+            plan = replace(plan, sealed=plan.sealed + sealed_ids)
+        elif sealed_ids:
             problem = (
                 "it is strict or static; the children of its sealed partitions wait until the "
                 "broker group is back"
             )
-            busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-        planned = PlannedOperation(subject=subject, plan=plan, busy=busy)
+            busy_subject = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+        planned = PlannedOperation(subject=subject, plan=plan, busy_subject=busy_subject)
         if request.accept_loss:
             planned = replace(planned, losses=read_losses(connection, plan.sealed))
             _check_starts(subject, [child.name for child in planned.children()])
@@ -150,7 +152,7 @@ def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
         start_behind_loss(name)
 
 
-def _may_continue(subject: SubjectRow, request: Reshape) -> bool:
+def _may_continue_without_source(subject: SubjectRow, request: Reshape) -> bool:
     """Return whether the subject's operations may continue without the silent broker group."""
     return may_reorder(subject.order_strategy, static=subject.static) or request.accept_loss
 
@@ -159,13 +161,15 @@ def _blocking_partitions(
     connection: Connection,
     subject: SubjectRow,
     source: BrokerGroup,
-    blocking: sa.ColumnElement[bool],
+    blocking_condition: sa.ColumnElement[bool],
 ) -> tuple[PartitionId, ...]:
     """Return a subject's sealed partitions on a broker group that block consumer groups."""
-    on_group = sa.and_(
+    is_on_broker = sa.and_(
         partitions.c.subject_id == subject.subject_id, partitions.c.broker_group == source
     )
-    ids = sa.select(partitions.c.partition_id).join(subjects).where(on_group, blocking)
+    ids = (
+        sa.select(partitions.c.partition_id).join(subjects).where(is_on_broker, blocking_condition)
+    )
     return tuple(connection.execute(ids.order_by(partitions.c.partition_id)).scalars())
 
 
@@ -179,7 +183,7 @@ def _child_names(connection: Connection, operation_id: int) -> list[str]:
     return list(connection.execute(names).scalars())
 
 
-def continue_without(connection: Connection, operation_id: int, request: Reshape) -> None:
+def continue_without_source(connection: Connection, operation_id: int, request: Reshape) -> None:
     """
     Let a running operation continue without silent sources, or without a broker group whose loss
     was accepted.
@@ -187,16 +191,18 @@ def continue_without(connection: Connection, operation_id: int, request: Reshape
     The caller must have locked the operation's subject.
     """
     if not request.accept_loss:
-        condition = operations.c.operation_id == operation_id
-        connection.execute(sa.update(operations).where(condition).values(without_source=True))
+        is_this_operation = operations.c.operation_id == operation_id
+        connection.execute(
+            sa.update(operations).where(is_this_operation).values(without_source=True)
+        )
         return
     partition_ids = sa.select(partitions.c.partition_id).where(
         partitions.c.broker_group == request.broker_group
     )
-    lost_steps = sa.and_(
+    is_lost_step = sa.and_(
         steps.c.operation_id == operation_id, steps.c.partition_id.in_(partition_ids)
     )
-    connection.execute(sa.update(steps).where(lost_steps).values(given_up=True))
+    connection.execute(sa.update(steps).where(is_lost_step).values(given_up=True))
 
 
 def _refuse_hidden(request: Reshape, subject: SubjectRow) -> PlannedOperation:
@@ -206,65 +212,69 @@ def _refuse_hidden(request: Reshape, subject: SubjectRow) -> PlannedOperation:
     if not (request.without_source or request.accept_loss):
         check_not_hidden(subject)
     problem = f"it is hidden until it is published in {subject.hidden_for!r}; delete it"
-    busy = BusySubject(subject=subject.name, operation_id=0, problem=problem)
-    return PlannedOperation(subject=subject, plan=EMPTY_PLAN, busy=busy)
+    busy_subject = BusySubject(subject=subject.name, operation_id=0, problem=problem)
+    return PlannedOperation(subject=subject, plan=EMPTY_PLAN, busy_subject=busy_subject)
 
 
 def _plan_busy(
-    connection: Connection, request: Reshape, subject: SubjectRow, running: int
+    connection: Connection, request: Reshape, subject: SubjectRow, running_id: int
 ) -> PlannedOperation:
     """Return the result of an evacuation for a subject with a running operation or an unfinished
     creation. Raises BusyError if the broker group is alive.
     """
     if not (request.without_source or request.accept_loss):
-        if running:
-            raise BusyError(Reason.OPERATION_RUNNING, subject=subject.name, operation_id=running)
+        if running_id:
+            raise BusyError(Reason.OPERATION_RUNNING, subject=subject.name, operation_id=running_id)
         raise BusyError(
             Reason.CREATION_RUNNING, subject=subject.name, broker_group=request.broker_group
         )
     group_steps = connection.execute(
         sa.select(steps.c.action, steps.c.done, steps.c.partition_id)
         .join(partitions, partitions.c.partition_id == steps.c.partition_id)
-        .where(steps.c.operation_id == running, partitions.c.broker_group == request.broker_group)
+        .where(
+            steps.c.operation_id == running_id, partitions.c.broker_group == request.broker_group
+        )
     ).all()
-    opened = open_partitions(connection, subject)
-    open_count = sum(partition.broker_group == request.broker_group for partition in opened)
+    open_rows = open_partitions(connection, subject)
+    open_count = sum(partition.broker_group == request.broker_group for partition in open_rows)
     seal_count = sum(step.action == StepAction.SEAL for step in group_steps)
-    hosted = [step.done for step in group_steps if step.action == StepAction.HOST]
-    unsealed = [
+    hosted_flags = [step.done for step in group_steps if step.action == StepAction.HOST]
+    unsealed_ids = [
         step.partition_id
         for step in group_steps
         if step.action == StepAction.SEAL and not step.done
     ]
-    continued = 0
+    continued_id = 0
     problem = "another operation is running on it; evacuate again when that is done"
-    if not running:
+    if not running_id:
         problem = "it is still being created, with partitions on the broker group"
-    elif not all(hosted):
+    elif not all(hosted_flags):
         problem = (
             "its operation will open partitions on the broker group; cancel it, then evacuate again"
         )
-    elif unsealed and not _may_continue(subject, request):
+    elif unsealed_ids and not _may_continue_without_source(subject, request):
         problem = "it is strict or static; its operation waits until the broker group is back"
-    elif unsealed or (request.accept_loss and hosted):
-        continued = running
+    elif unsealed_ids or (request.accept_loss and hosted_flags):
+        continued_id = running_id
         problem = ""
         if request.accept_loss:
-            _check_starts(subject, _child_names(connection, running))
-        blocking = _is_sealed if request.accept_loss else _blocks_groups
-        sealed = _blocking_partitions(
-            connection, subject, BrokerGroup(request.broker_group), blocking
+            _check_starts(subject, _child_names(connection, running_id))
+        blocking_condition = _is_sealed if request.accept_loss else _blocks_groups
+        sealed_ids = _blocking_partitions(
+            connection, subject, BrokerGroup(request.broker_group), blocking_condition
         )
-        if hosted or seal_count < open_count or sealed:
+        if hosted_flags or seal_count < open_count or sealed_ids:
             problem = (
                 "its operation continues, but leaves partitions on the broker group; evacuate "
                 "again when it is done"
             )
-    busy = BusySubject(subject=subject.name, operation_id=running, problem=problem)
+    busy_subject = BusySubject(subject=subject.name, operation_id=running_id, problem=problem)
     return PlannedOperation(
         subject=subject,
         plan=EMPTY_PLAN,
-        continued=continued,
-        busy=busy if problem else None,
-        losses=read_losses(connection, unsealed) if continued and request.accept_loss else (),
+        continued_id=continued_id,
+        busy_subject=busy_subject if problem else None,
+        losses=read_losses(connection, unsealed_ids)
+        if continued_id and request.accept_loss
+        else (),
     )

@@ -27,9 +27,9 @@ from ...protocol.ids import MAX_I64, Subject
 from ...protocol.limits import MESSAGE_BYTES_MAX
 from ...protocol.operations import OperationKind, OperationState, StepAction
 from ...protocol.routing import OrderStrategy, Partition, PartitionState, route_table
-from ..cluster.announcements import store_heard, unheard_children
+from ..cluster.announcements import store_announced, unannounced_children
 from ..cluster.brokers import read_openings
-from ..cluster.losses import lose_partitions, refuse_folders
+from ..cluster.losses import mark_lost, refuse_folders
 from ..cluster.partitions import HOSTED_BY_ID, read_partitions
 from ..cluster.queues import set_logic_starts, shift_logic_offsets
 from ..cluster.removals import plan_removals
@@ -148,8 +148,8 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
     row = connection.execute(_operation_query, {"of_operation": operation_id}).one()
     state = OperationState(row.state)
     pending, partitions_of_steps, children_to_open = _read_pending(connection, row)
-    requested = {step.partition_id for step in steps_to_request(state, pending)}
-    to_check = set(parents_to_check(state, pending))
+    requested_ids = {step.partition_id for step in steps_to_request(state, pending)}
+    ids_to_check = set(parents_to_check(state, pending))
     return Operation(
         operation_id=row.operation_id,
         subject_id=row.subject_id,
@@ -161,13 +161,15 @@ def read_operation(connection: Connection, operation_id: int) -> Operation:
         state=state,
         pending=pending,
         targets=tuple(
-            partition for partition in partitions_of_steps if partition.partition_id in requested
+            partition
+            for partition in partitions_of_steps
+            if partition.partition_id in requested_ids
         ),
         sources=tuple(
-            partition for partition in partitions_of_steps if partition.partition_id in to_check
+            partition for partition in partitions_of_steps if partition.partition_id in ids_to_check
         ),
         children_to_open=children_to_open,
-        openings=read_openings(connection, requested),
+        openings=read_openings(connection, requested_ids),
         groups=_read_groups(connection, row.subject_id),
         tokens_above=row.tokens_above,
         changes_settings=bool(
@@ -189,37 +191,39 @@ def _read_pending(
     each ordered by partition id.
     """
     rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
-    unfinished = {step.partition_id: step for step in rows if not step.done}
-    actions = {key: ACTION_OF_STEP[StepAction(step.action)] for key, step in unfinished.items()}
+    unfinished_steps = {step.partition_id: step for step in rows if not step.done}
+    actions = {
+        key: ACTION_OF_STEP[StepAction(step.action)] for key, step in unfinished_steps.items()
+    }
     if RULES[OperationState(row.state)].action is BrokerAction.ANNOUNCE:
         announced_action = StepAction.SEAL if _seals_hidden(row, rows) else StepAction.HOST
         children = {step.partition_id: step for step in rows if step.action == announced_action}
-        for partition_id in unheard_children(connection, row.subject_id, list(children)):
-            unfinished[partition_id] = children[partition_id]
+        for partition_id in unannounced_children(connection, row.subject_id, list(children)):
+            unfinished_steps[partition_id] = children[partition_id]
             actions[partition_id] = BrokerAction.ANNOUNCE
     open_ids: set[int] = set()
     if row.state == OperationState.SEAL and row.kind != OperationKind.PUBLISH:
         open_ids = {step.partition_id for step in rows if step.action == StepAction.HOST}
-    loaded = (
-        read_partitions(connection, HOSTED_BY_ID, ids=sorted(open_ids.union(unfinished)))
-        if unfinished
+    loaded_partitions = (
+        read_partitions(connection, HOSTED_BY_ID, ids=sorted(open_ids.union(unfinished_steps)))
+        if unfinished_steps
         else ()
     )
     pending_partitions = tuple(
-        partition for partition in loaded if partition.partition_id in unfinished
+        partition for partition in loaded_partitions if partition.partition_id in unfinished_steps
     )
     opening_children = tuple(
-        partition for partition in loaded if partition.partition_id in open_ids
+        partition for partition in loaded_partitions if partition.partition_id in open_ids
     )
-    reorders = _may_reorder(row)
+    is_reordering = _may_reorder(row)
     pending = tuple(
         PendingStep(
             action=actions[partition.partition_id],
             partition_id=partition.partition_id,
             broker_group=partition.broker_group,
             alive=partition.address is not None,
-            given_up=unfinished[partition.partition_id].given_up,
-            may_reorder=reorders,
+            given_up=unfinished_steps[partition.partition_id].given_up,
+            may_reorder=is_reordering,
         )
         for partition in pending_partitions
     )
@@ -317,24 +321,30 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
         return
     if not RULES[state].may_cancel:
         raise ConflictError(Reason.OPERATION_FORWARD, operation_id=operation_id, state=state.value)
-    of_operation = steps.c.operation_id == operation_id
+    is_in_operation = steps.c.operation_id == operation_id
     row = connection.execute(_operation_query, {"of_operation": operation_id}).one()
     step_rows = connection.execute(_steps_query, {"of_operation": operation_id}).all()
     child_action = StepAction.SEAL if _seals_hidden(row, step_rows) else StepAction.HOST
-    children = sa.select(steps.c.partition_id).where(of_operation, steps.c.action == child_action)
+    children = sa.select(steps.c.partition_id).where(
+        is_in_operation, steps.c.action == child_action
+    )
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(children))
         .values(state=RULES[OperationState.CANCELED].children)
     )
     if child_action is StepAction.HOST:
-        connection.execute(sa.delete(steps).where(of_operation, steps.c.action == StepAction.SEAL))
+        connection.execute(
+            sa.delete(steps).where(is_in_operation, steps.c.action == StepAction.SEAL)
+        )
     connection.execute(
-        sa.update(steps).where(of_operation).values(action=StepAction.SEAL, done=False)
+        sa.update(steps).where(is_in_operation).values(action=StepAction.SEAL, done=False)
     )
-    canceled = {"state": OperationState.CANCELED, "problem": "", "running": None}
-    released = {"driver": None, "driven_until": 0}
-    connection.execute(_update_operation, {"of_operation": operation_id} | canceled | released)
+    canceled_values = {"state": OperationState.CANCELED, "problem": "", "running": None}
+    released_lease = {"driver": None, "driven_until": 0}
+    connection.execute(
+        _update_operation, {"of_operation": operation_id} | canceled_values | released_lease
+    )
     if row.replaces:  # its groups had no grants while it ran
         connection.execute(_require_announcement, {"of_subject": row.subject_id})
 
@@ -342,11 +352,11 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
 def finish_round(
     connection: Connection,
     operation_id: int,
-    done: Mapping[int, int | None],
+    end_offsets: Mapping[int, int | None],
     problem: str = "",
     *,
-    heard: Collection[int] = (),
-    sealable: Collection[int] | None = None,
+    group_ids: Collection[int] = (),
+    sealable_ids: Collection[int] | None = None,
     openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
@@ -359,11 +369,11 @@ def finish_round(
     also changes the route.
 
     Args:
-        done: partition id → end offset of a sealed partition, None for a hosted one.
+        end_offsets: partition id → end offset of a sealed partition, None for a hosted one.
         problem: why a broker has not done its step, or "".
-        heard: ids of the consumer groups that the brokers of the hosted partitions have stored.
-        sealable: the parents whose brokers have just confirmed that they can seal; None means all
-            parents.
+        group_ids: ids of the consumer groups that the brokers of the hosted partitions have stored.
+        sealable_ids: the parents whose brokers have just confirmed that they can seal; None means
+            all parents.
         openings: partition id → opening of the data folder to which the request was sent; None
             skips this check.
 
@@ -371,19 +381,19 @@ def finish_round(
         The current state of the operation; DONE if it was deleted with its subject.
     """
     if openings is not None:
-        current = read_openings(connection, done, lock=True)
-        done = {
+        current_openings = read_openings(connection, end_offsets, lock=True)
+        end_offsets = {
             partition_id: end
-            for partition_id, end in done.items()
-            if current.get(partition_id) == openings.get(partition_id)
+            for partition_id, end in end_offsets.items()
+            if current_openings.get(partition_id) == openings.get(partition_id)
         }
     # `cancel_operation` locks in the same order: the operation's row, then its steps.
     if _lock_operation(connection, operation_id) is None:
         return OperationState.DONE
-    _store_steps(connection, operation_id, done, heard)
+    _store_steps(connection, operation_id, end_offsets, group_ids)
     operation = read_operation(connection, operation_id)
     while (
-        successor := next_state(operation.state, operation.pending, sealable=sealable)
+        successor := next_state(operation.state, operation.pending, sealable_ids=sealable_ids)
     ) is not operation.state:
         _enter_state(connection, operation, successor)
         operation = read_operation(connection, operation_id)
@@ -398,21 +408,25 @@ def finish_round(
 def _store_steps(
     connection: Connection,
     operation_id: int,
-    done: Mapping[int, int | None],
-    heard: Collection[int],
+    end_offsets: Mapping[int, int | None],
+    group_ids: Collection[int],
 ) -> None:
-    """Store the steps in `done`; see `finish_round`."""
-    for partition_id, end_offset in sorted(done.items()):
+    """Store the steps in `end_offsets`; see `finish_round`."""
+    for partition_id, end_offset in sorted(end_offsets.items()):
         if end_offset is not None:
             connection.execute(_set_end_offset, {"of_partition": partition_id, "end": end_offset})
-    hosted = [partition_id for partition_id, end_offset in done.items() if end_offset is None]
-    store_heard(connection, {partition_id: list(heard) for partition_id in sorted(hosted)})
+    hosted_ids = [
+        partition_id for partition_id, end_offset in end_offsets.items() if end_offset is None
+    ]
+    store_announced(
+        connection, {partition_id: list(group_ids) for partition_id in sorted(hosted_ids)}
+    )
     # Steps are selected by action, because a concurrent cancel may have changed the children's
     # steps from HOST to SEAL.
     for action in StepAction:
         ids = [
             partition_id
-            for partition_id, end in done.items()
+            for partition_id, end in end_offsets.items()
             if (end is None) is (action is StepAction.HOST)
         ]
         parameters = {"of_operation": operation_id, "ids": ids, "what": action}
@@ -440,39 +454,41 @@ def _enter_state(connection: Connection, operation: Operation, state: OperationS
     old_rule, rule = RULES[operation.state], RULES[state]
     if old_rule.runs and not rule.runs:
         _change_route(connection, operation, rule)
-    running = operation.subject_id if rule.runs else None
-    values = {"of_operation": operation.operation_id, "state": state, "running": running}
+    running_subject_id = operation.subject_id if rule.runs else None
+    values = {"of_operation": operation.operation_id, "state": state, "running": running_subject_id}
     connection.execute(_update_operation, values)
 
 
 def _change_route(connection: Connection, operation: Operation, rule: Rule) -> None:
     """Change the subject's route: seal the parents and open the children."""
     rows = connection.execute(_steps_query, {"of_operation": operation.operation_id}).all()
-    sealed = [row.partition_id for row in rows if row.action == StepAction.SEAL]
-    children = [row.partition_id for row in rows if row.action == StepAction.HOST]
-    connection.execute(_update_partitions, {"ids": sealed, "state": rule.parents})
-    unsealed = [step for step in operation.pending if step.action is BrokerAction.SEAL]
-    lose_partitions(connection, [step.partition_id for step in unsealed if step.given_up])
+    sealed_ids = [row.partition_id for row in rows if row.action == StepAction.SEAL]
+    child_ids = [row.partition_id for row in rows if row.action == StepAction.HOST]
+    connection.execute(_update_partitions, {"ids": sealed_ids, "state": rule.parents})
+    unsealed_steps = [step for step in operation.pending if step.action is BrokerAction.SEAL]
+    mark_lost(connection, [step.partition_id for step in unsealed_steps if step.given_up])
     # The end offset of an abandoned parent is unknown until its broker returns, even if one was
     # reported earlier.
-    abandoned = {"abandoned": True, "end_offset": None}
-    connection.execute(_update_partitions, {"ids": skipped_parents(operation.pending), **abandoned})
-    connection.execute(_update_partitions, {"ids": children, "state": rule.children})
+    abandoned_values = {"abandoned": True, "end_offset": None}
+    connection.execute(
+        _update_partitions, {"ids": skipped_parents(operation.pending), **abandoned_values}
+    )
+    connection.execute(_update_partitions, {"ids": child_ids, "state": rule.children})
     # These children open although their silent brokers do not know every group, so the brokers must
     # never serve them.
-    unheard = [
+    unannounced_ids = [
         step.partition_id for step in operation.pending if step.action is BrokerAction.ANNOUNCE
     ]
-    refuse_folders(connection, unheard)
+    refuse_folders(connection, unannounced_ids)
     if operation.static:
-        set_logic_starts(connection, children)
+        set_logic_starts(connection, child_ids)
     if operation.replaces:
         # With a cut, all newer partitions stay, because they continue the hidden ones.
-        is_newer = partitions.c.partition_id >= min(sealed)
-        kept = partitions.c.partition_id.in_(children) if children else is_newer
-        _expire_older(connection, operation.subject_id, kept)
-        if operation.static and not children:
-            shift_logic_offsets(connection, operation.subject_id, sealed)
+        is_newer = partitions.c.partition_id >= min(sealed_ids)
+        is_kept = partitions.c.partition_id.in_(child_ids) if child_ids else is_newer
+        _expire_older(connection, operation.subject_id, is_kept)
+        if operation.static and not child_ids:
+            shift_logic_offsets(connection, operation.subject_id, sealed_ids)
     parameters = {"of_subject": operation.subject_id}
     connection.execute(_raise_route_version, parameters)
     if operation.changes_settings:
@@ -489,24 +505,26 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     route_table(read_route(connection, operation.subject))
 
 
-def _expire_older(connection: Connection, subject_id: int, kept: sa.ColumnElement[bool]) -> None:
-    """Expire all partitions of a subject except `kept`, and journal their removal from brokers."""
-    condition = sa.and_(
+def _expire_older(connection: Connection, subject_id: int, is_kept: sa.ColumnElement[bool]) -> None:
+    """Expire the partitions of a subject that are not kept, and journal their removal from
+    brokers.
+    """
+    is_expired = sa.and_(
         partitions.c.subject_id == subject_id,
-        sa.not_(kept),
+        sa.not_(is_kept),
         partitions.c.state != PartitionState.EXPIRED,
     )
-    plan_removals(connection, condition)
-    connection.execute(sa.update(partitions).where(condition).values(state=PartitionState.EXPIRED))
+    plan_removals(connection, is_expired)
+    connection.execute(sa.update(partitions).where(is_expired).values(state=PartitionState.EXPIRED))
 
 
 def release_operation(
     connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
 ) -> None:
     """End the driver's lease; any driver may claim the operation `pause_ms` later."""
-    condition = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
-    until = now_ms() + pause_ms
-    connection.execute(sa.update(operations).where(condition).values(driven_until=until))
+    is_driven = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
+    free_at_ms = now_ms() + pause_ms
+    connection.execute(sa.update(operations).where(is_driven).values(driven_until=free_at_ms))
 
 
 _idle_query = (

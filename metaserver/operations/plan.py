@@ -92,12 +92,12 @@ def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> P
     current_ranges = {(partition.range_start, partition.range_end) for partition in current}
     new_ranges = [bounds for bounds in target_ranges if bounds not in current_ranges]
     kept_ranges = set(target_ranges)
-    sealed = [
+    sealed_partitions = [
         partition
         for partition in current
         if (partition.range_start, partition.range_end) not in kept_ranges
     ]
-    return _plan_children(current, sealed, new_ranges, hosts)
+    return _plan_children(current, sealed_partitions, new_ranges, hosts)
 
 
 def plan_growth(
@@ -151,12 +151,14 @@ def plan_growth(
     kept_ranges = {(partition.range_start, partition.range_end) for partition in current} & set(
         queue_of_range
     )
-    sealed = [
+    sealed_partitions = [
         partition
         for partition in current
         if (partition.range_start, partition.range_end) not in kept_ranges
     ]
-    plan = _plan_children(current, sealed, sorted(set(queue_of_range) - kept_ranges), hosts)
+    plan = _plan_children(
+        current, sealed_partitions, sorted(set(queue_of_range) - kept_ranges), hosts
+    )
     children = (
         replace(child, queue=queue_of_range[child.range_start, child.range_end])
         for child in plan.children
@@ -200,7 +202,7 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
         InvalidRequestError: the range is one logical partition.
         UnavailableError: `hosts` is empty.
     """
-    partition = _find(current, partition_id)
+    partition = _find_partition(current, partition_id)
     middle = (partition.range_start + partition.range_end) // 2
     if middle == partition.range_start:
         raise InvalidRequestError(
@@ -220,20 +222,25 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
         InvalidRequestError: there are fewer than two partitions, or a gap between their ranges.
         UnavailableError: `hosts` is empty.
     """
-    merged = sorted(
-        (_find(current, partition_id) for partition_id in set(ids)),
+    merged_partitions = sorted(
+        (_find_partition(current, partition_id) for partition_id in set(ids)),
         key=lambda partition: partition.range_start,
     )
-    if len(merged) < 2:
+    if len(merged_partitions) < 2:
         raise InvalidRequestError("a merge takes two or more partitions")
-    for left, right in pairwise(merged):
+    for left, right in pairwise(merged_partitions):
         if left.range_end != right.range_start:
             raise InvalidRequestError(
                 f"partitions {left.partition_id} and {right.partition_id} are not adjacent: "
                 f"[{left.range_start}, {left.range_end}) and "
                 f"[{right.range_start}, {right.range_end})"
             )
-    return _plan_children(current, merged, [(merged[0].range_start, merged[-1].range_end)], hosts)
+    return _plan_children(
+        current,
+        merged_partitions,
+        [(merged_partitions[0].range_start, merged_partitions[-1].range_end)],
+        hosts,
+    )
 
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
@@ -246,10 +253,10 @@ def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: Br
     """
     if not ids:
         raise InvalidRequestError("a move takes one or more partitions")
-    requested = [_find(current, partition_id) for partition_id in set(ids)]
+    requested_ids = [_find_partition(current, partition_id) for partition_id in set(ids)]
     return _plan_same_ranges(
         current,
-        [partition for partition in requested if partition.broker_group != target],
+        [partition for partition in requested_ids if partition.broker_group != target],
         {target: 0},
     )
 
@@ -261,13 +268,15 @@ def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts
     Raises:
         UnavailableError: no other broker group can host new partitions.
     """
-    others = {group: load for group, load in hosts.items() if group != source}
+    other_loads = {group: load for group, load in hosts.items() if group != source}
     return _plan_same_ranges(
-        current, [partition for partition in current if partition.broker_group == source], others
+        current,
+        [partition for partition in current if partition.broker_group == source],
+        other_loads,
     )
 
 
-def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
+def plan_settings_change(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
     """
     Plan a child for every open partition, because a broker never changes the settings of a hosted
     partition.
@@ -279,15 +288,15 @@ def plan_set(current: Sequence[OpenPartition], hosts: Hosts) -> Plan:
 
 
 def _plan_same_ranges(
-    current: Sequence[OpenPartition], leaving: list[OpenPartition], hosts: Hosts
+    current: Sequence[OpenPartition], moved_partitions: list[OpenPartition], hosts: Hosts
 ) -> Plan:
-    """Plan a child with the same range for each partition in `leaving`."""
-    leaving.sort(key=lambda partition: partition.range_start)
-    ranges = [(partition.range_start, partition.range_end) for partition in leaving]
-    return _plan_children(current, leaving, ranges, hosts)
+    """Plan a child with the same range for each partition in `moved_partitions`."""
+    moved_partitions.sort(key=lambda partition: partition.range_start)
+    ranges = [(partition.range_start, partition.range_end) for partition in moved_partitions]
+    return _plan_children(current, moved_partitions, ranges, hosts)
 
 
-def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
+def _find_partition(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
     for partition in current:
         if partition.partition_id == partition_id:
             return partition
@@ -300,7 +309,7 @@ def _find(current: Sequence[OpenPartition], partition_id: int) -> OpenPartition:
 
 def _plan_children(
     current: Sequence[OpenPartition],
-    sealed: Collection[OpenPartition],
+    sealed_partitions: Collection[OpenPartition],
     ranges: Sequence[tuple[int, int]],
     hosts: Hosts,
 ) -> Plan:
@@ -309,7 +318,7 @@ def _plan_children(
         return EMPTY_PLAN
     if not hosts:
         raise UnavailableError(Reason.NOT_ENOUGH_BROKERS)
-    sealed_ids = {partition.partition_id for partition in sealed}
+    sealed_ids = {partition.partition_id for partition in sealed_partitions}
     subject_load = Counter(
         partition.broker_group for partition in current if partition.partition_id not in sealed_ids
     )
@@ -318,7 +327,7 @@ def _plan_children(
     for start, end in ranges:
         parents = [
             partition
-            for partition in sealed
+            for partition in sealed_partitions
             if partition.range_start < end and start < partition.range_end
         ]
         parent_groups = {parent.broker_group for parent in parents}

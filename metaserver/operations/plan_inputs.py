@@ -31,11 +31,11 @@ class PlannedOperation:
 
     subject: SubjectRow
     plan: Plan
-    continued: int = 0
+    continued_id: int = 0
     """Id of a running operation that waited for the evacuated broker group and now continues
     without it, or 0.
     """
-    busy: BusySubject | None = None
+    busy_subject: BusySubject | None = None
     """Set if an evacuation leaves partitions on the broker group, or leaves partitions blocked."""
     losses: tuple[LossView, ...] = ()
     """Losses of the partitions that are given up with a lost broker group."""
@@ -44,10 +44,10 @@ class PlannedOperation:
         """Return the children with their names and queues; their ids are 0, because they are not
         stored yet.
         """
-        planned = []
+        planned_partitions = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
             queue = QueueNumber(number) if child.queue is None else child.queue
-            planned.append(
+            planned_partitions.append(
                 Partition(
                     partition_id=PartitionId(0),
                     name=partition_name(self.subject.name, number),
@@ -59,7 +59,7 @@ class PlannedOperation:
                     parents=child.parents,
                 )
             )
-        return tuple(planned)
+        return tuple(planned_partitions)
 
     def view(self, request: Reshape) -> OperationView:
         """Return the plan as an operation that is not stored yet."""

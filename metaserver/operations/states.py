@@ -170,10 +170,10 @@ def next_action(state: OperationState, pending: Iterable[PendingStep]) -> NextAc
             does not know every group.
     """
     pending = tuple(pending)
-    requested = steps_to_request(state, pending)
-    if any(step.alive for step in requested):
+    requested_steps = steps_to_request(state, pending)
+    if any(step.alive for step in requested_steps):
         return NextAction.REQUEST
-    if requested or silent_parents(state, pending):
+    if requested_steps or silent_parents(state, pending):
         return NextAction.WAIT
     return NextAction.END if RULES[state].successor is None else NextAction.ADVANCE
 
@@ -219,19 +219,19 @@ def next_state(
     state: OperationState,
     pending: Collection[PendingStep],
     *,
-    sealable: Collection[int] | None = None,
+    sealable_ids: Collection[int] | None = None,
 ) -> OperationState:
     """
     Return the state to enter now; `state` itself if the operation cannot advance.
 
     Args:
-        sealable: the parents whose brokers have just confirmed that they can seal; None means all
-            parents.
+        sealable_ids: the parents whose brokers have just confirmed that they can seal; None means
+            all parents.
     """
     rule = RULES[state]
     if next_action(state, pending) is not NextAction.ADVANCE or rule.successor is None:
         return state
-    if sealable is not None and not set(parents_to_check(state, pending)) <= set(sealable):
+    if sealable_ids is not None and not set(parents_to_check(state, pending)) <= set(sealable_ids):
         return state
     if rule.successor_if_skipped is not None and skipped_parents(pending):
         return rule.successor_if_skipped
@@ -253,23 +253,21 @@ def waiting_reason(state: OperationState, pending: Collection[PendingStep]) -> s
     """Return why an operation waits, as far as known without a request to a broker, or ""."""
     if next_action(state, pending) is not NextAction.WAIT:
         return ""
-    requested = steps_to_request(state, pending)
+    requested_steps = steps_to_request(state, pending)
     return (
-        broker_silent(state, requested[0].broker_group)
-        if requested
-        else parents_silent(state, pending)
+        describe_silent_broker(state, requested_steps[0].broker_group)
+        if requested_steps
+        else describe_silent_parents(state, pending)
     )
 
 
-def broker_silent(state: OperationState, broker_group: str) -> str:
+def describe_silent_broker(state: OperationState, broker_group: str) -> str:
     """Return the reason for waiting while a broker with an unfinished step is silent."""
-    blocked = "; the children wait until it is back and has sealed"
-    return (
-        f"broker group {broker_group!r} is silent{blocked if state is OperationState.SEAL else ''}"
-    )
+    note = "; the children wait until it is back and has sealed"
+    return f"broker group {broker_group!r} is silent{note if state is OperationState.SEAL else ''}"
 
 
-def parents_silent(state: OperationState, pending: Iterable[PendingStep]) -> str:
+def describe_silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> str:
     """Return the reason for waiting while a parent's broker is silent, or ""."""
     groups = silent_parents(state, pending)
     if not groups:
@@ -280,7 +278,7 @@ def parents_silent(state: OperationState, pending: Iterable[PendingStep]) -> str
     )
 
 
-def unsealable(partition_id: int, broker_group: str, reason: str) -> str:
+def describe_unsealable(partition_id: int, broker_group: str, reason: str) -> str:
     """Return the reason for waiting while a parent's broker cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {reason}; "
@@ -293,7 +291,7 @@ def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
-def parents_and_children(
+def split_parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
     """Return the ids of an operation's parents and children. All steps of a canceled operation are
@@ -302,5 +300,5 @@ def parents_and_children(
     rows = list(steps)
     if RULES[state].children is PartitionState.EXPIRED:
         return [], [partition_id for partition_id, _ in rows]
-    sealed = [partition_id for partition_id, action in rows if action is StepAction.SEAL]
-    return sealed, [partition_id for partition_id, action in rows if action is StepAction.HOST]
+    parent_ids = [partition_id for partition_id, action in rows if action is StepAction.SEAL]
+    return parent_ids, [partition_id for partition_id, action in rows if action is StepAction.HOST]

@@ -21,7 +21,7 @@ from ..cluster.partitions import BY_ID, PartitionFilter, read_partitions
 from ..cluster.subjects import open_subject_row
 from ..sql.dialect import begin_snapshot
 from ..sql.schema import brokers, operations, partition_parents, partitions, steps, subjects
-from .states import parents_and_children
+from .states import split_parents_and_children
 
 OPERATIONS_SHOWN_MAX = 100
 
@@ -69,19 +69,19 @@ _steps_query = (
 def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> OperationView:
     step_rows = connection.execute(_steps_query, {"of_operation": row.operation_id}).all()
     state = OperationState(row.state)
-    sealed, children = parents_and_children(
+    sealed_ids, children = split_parents_and_children(
         state, ((step.partition_id, StepAction(step.action)) for step in step_rows)
     )
-    by_partition = {step.partition_id: step for step in step_rows}
-    cordoned = ""
+    steps_by_partition = {step.partition_id: step for step in step_rows}
+    cordoned_group = ""
     if row.kind == OperationKind.EVACUATE:
-        cordoned = _cordoned_source(connection, children, sealed)
+        cordoned_group = _cordoned_source(connection, children, sealed_ids)
     return OperationView(
         operation_id=row.operation_id,
         subject=row.name,
         kind=OperationKind(row.kind),
         state=state,
-        sealed=tuple(sealed),
+        sealed=tuple(sealed_ids),
         children=read_partitions(connection, BY_ID, ids=children),
         steps=tuple(
             StepView(
@@ -95,27 +95,29 @@ def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> Oper
         ),
         without_source=row.without_source,
         reordered=tuple(
-            partition_id for partition_id in sealed if by_partition[partition_id].abandoned
+            partition_id
+            for partition_id in sealed_ids
+            if steps_by_partition[partition_id].abandoned
         ),
         problem=row.problem,
         losses=read_losses(
             connection,
-            [partition_id for partition_id in sealed if by_partition[partition_id].lost],
-            done=True,
+            [partition_id for partition_id in sealed_ids if steps_by_partition[partition_id].lost],
+            is_done=True,
         ),
-        cordoned=cordoned,
+        cordoned=cordoned_group,
     )
 
 
 def _cordoned_source(
-    connection: Connection, children: Collection[int], sealed: Collection[int]
+    connection: Connection, child_partition_ids: Collection[int], sealed_ids: Collection[int]
 ) -> str:
     """Return the broker group that an evacuation leaves, if it is still cordoned, else ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
-        partition_parents.c.partition_id.in_(children)
+        partition_parents.c.partition_id.in_(child_partition_ids)
     )
     is_source = sa.or_(
-        partitions.c.partition_id.in_(sealed), partitions.c.partition_id.in_(parents)
+        partitions.c.partition_id.in_(sealed_ids), partitions.c.partition_id.in_(parents)
     )
     query = (
         sa.select(brokers.c.broker_group)
@@ -131,15 +133,15 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
     """
     begin_snapshot(connection)
     row = open_subject_row(connection, name)
-    canceled = (
+    canceled_query = (
         sa.select(steps.c.partition_id)
         .join(operations, operations.c.operation_id == steps.c.operation_id)
         .where(operations.c.state == OperationState.CANCELED)
     )
-    of_subject = sa.and_(
-        partitions.c.subject_id == row.subject_id, partitions.c.partition_id.not_in(canceled)
+    is_in_subject = sa.and_(
+        partitions.c.subject_id == row.subject_id, partitions.c.partition_id.not_in(canceled_query)
     )
-    ends = {
+    rows_by_id = {
         row.partition_id: row
         for row in connection.execute(
             sa.select(
@@ -147,7 +149,7 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
                 partitions.c.end_offset,
                 partitions.c.abandoned,
                 partitions.c.lost,
-            ).where(of_subject)
+            ).where(is_in_subject)
         )
     }
     return SubjectHistory(
@@ -156,10 +158,10 @@ def subject_history(connection: Connection, name: str) -> SubjectHistory:
         partitions=[
             PartitionHistory(
                 partition=partition,
-                end_offset=ends[partition.partition_id].end_offset,
-                abandoned=ends[partition.partition_id].abandoned,
-                lost=ends[partition.partition_id].lost,
+                end_offset=rows_by_id[partition.partition_id].end_offset,
+                abandoned=rows_by_id[partition.partition_id].abandoned,
+                lost=rows_by_id[partition.partition_id].lost,
             )
-            for partition in read_partitions(connection, PartitionFilter(of_subject))
+            for partition in read_partitions(connection, PartitionFilter(is_in_subject))
         ],
     )

@@ -43,22 +43,22 @@ from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_not_hidden, check_open, find_subject
 from ..operations.begin import journal_operation
-from ..operations.plan import plan_set
+from ..operations.plan import plan_settings_change
 from ..operations.plan_inputs import PlannedOperation, open_partitions, running_operation
 from ..sql.schema import operations, partition_parents, partitions, steps
 
 
-def parents_of(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
+def read_parents(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
     """Return partition id → parent ids, for the open partitions of a hidden subject."""
     ids = [partition.partition_id for partition in open_partitions(connection, row)]
     parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
-    links = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
-    for link in connection.execute(links):
+    links_query = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
+    for link in connection.execute(links_query):
         parents[link.partition_id].add(link.parent_id)
     return parents
 
 
-def check_continues(
+def check_continues_target(
     connection: Connection, row: SubjectRow, target: SubjectRow, parents: Mapping[int, set[int]]
 ) -> None:
     """
@@ -69,9 +69,9 @@ def check_continues(
         PublishError: the target's partitions have changed.
     """
     check_not_hidden(target)
-    running = running_operation(connection, target.subject_id)
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
+    running_id = running_operation(connection, target.subject_id)
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running_id)
     open_ids = {partition.partition_id for partition in open_partitions(connection, target)}
     if open_ids != set().union(*parents.values()):
         raise outdated_error(
@@ -82,13 +82,13 @@ def check_continues(
         )
 
 
-def outdated_error(row: SubjectRow, what: str) -> PublishError:
+def outdated_error(row: SubjectRow, cause: str) -> PublishError:
     """Return the error for a hidden subject whose parents are no longer the open partitions of its
-    target; `what` has happened since it was made.
+    target; `cause` has happened since it was made.
     """
     return PublishError(
         Reason.PUBLISH_OUTDATED,
-        f"{row.name!r} cannot be published in {row.hidden_for!r}: {what} since it was made",
+        f"{row.name!r} cannot be published in {row.hidden_for!r}: {cause} since it was made",
         subject=row.name,
         target=row.hidden_for,
     )
@@ -124,25 +124,25 @@ def begin_cut(
         raise SubjectUnknownError(
             f"{hidden!r} is not a hidden subject that was made for {target!r}", subject=hidden
         )
-    parents = parents_of(connection, row)
+    parents = read_parents(connection, row)
     if target_row is None and not any(parents.values()):
         return 0
     target_row = check_open(connection, target, target_row)
-    existing = cut_of(connection, list(parents))
-    if existing is not None:
-        return existing.operation_id
-    check_continues(connection, row, target_row, parents)
-    hidden_child = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
+    existing_cut = find_cut(connection, list(parents))
+    if existing_cut is not None:
+        return existing_cut.operation_id
+    check_continues_target(connection, row, target_row, parents)
+    child_of_parent = {parent: hidden_id for hidden_id, ids in parents.items() for parent in ids}
     hosts = writable_groups(connection)
     if not hosts:
         raise no_host_error(connection)
-    plan = plan_set(open_partitions(connection, target_row), hosts)
+    plan = plan_settings_change(open_partitions(connection, target_row), hosts)
     children = tuple(
         replace(
             child,
             parents=(
                 *child.parents,
-                *(PartitionId(hidden_child[parent]) for parent in child.parents),
+                *(PartitionId(child_of_parent[parent]) for parent in child.parents),
             ),
         )
         for child in plan.children
@@ -152,7 +152,7 @@ def begin_cut(
     return journal_operation(connection, request, planned, driver=driver, lease_ms=lease_ms)
 
 
-def cut_of(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
+def find_cut(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
     """Return the cut whose partitions continue these partitions of a hidden subject; None if there
     is none, or if it was canceled.
     """
@@ -219,22 +219,22 @@ def check_cut(
             target=target.name,
         )
     check_not_hidden(target)
-    running = running_operation(connection, target.subject_id)
-    if running is None and cut.state not in ROUTE_FINAL:
-        running = cut.operation_id
-    if running is not None:
-        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running)
+    running_id = running_operation(connection, target.subject_id)
+    if running_id is None and cut.state not in ROUTE_FINAL:
+        running_id = cut.operation_id
+    if running_id is not None:
+        raise BusyError(Reason.OPERATION_RUNNING, subject=target.name, operation_id=running_id)
     if _is_replaced(connection, cut):
         raise outdated_error(
             row, "another publication replaced the messages from which its rows were made"
         )
-    older = sa.select(partitions).where(
+    older_query = sa.select(partitions).where(
         partitions.c.subject_id == target.subject_id,
         partitions.c.partition_id < min(parents),
         partitions.c.state != PartitionState.EXPIRED,
     )
-    for partition in connection.execute(older.order_by(partitions.c.partition_id)):
-        expected = None if request.ends is None else request.ends.get(partition.partition_id, 0)
+    for partition in connection.execute(older_query.order_by(partitions.c.partition_id)):
+        expected_end = None if request.ends is None else request.ends.get(partition.partition_id, 0)
         if partition.end_offset is None:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
@@ -243,14 +243,14 @@ def check_cut(
                 subject=target.name,
                 partition_id=partition.partition_id,
             )
-        if expected is not None and partition.end_offset > expected:
+        if expected_end is not None and partition.end_offset > expected_end:
             raise PublishError(
                 Reason.PUBLISH_BEHIND,
-                f"{partition.end_offset - expected} messages of partition "
-                f"{partition.partition_id}, from offset {expected} on, are not in {row.name!r}; "
-                "nothing was changed",
+                f"{partition.end_offset - expected_end} messages of partition "
+                f"{partition.partition_id}, from offset {expected_end} on, are not in "
+                f"{row.name!r}; nothing was changed",
                 subject=target.name,
                 partition_id=partition.partition_id,
-                from_offset=expected,
-                messages=partition.end_offset - expected,
+                from_offset=expected_end,
+                messages=partition.end_offset - expected_end,
             )

@@ -21,7 +21,7 @@ from ...protocol.ids import check_name, partition_name
 from ...protocol.operations import HideSubject
 from ...protocol.routing import OrderStrategy, PartitionState, split_ranges
 from ..cluster.brokers import lock_brokers, no_host_error, writable_groups
-from ..cluster.lost_database import check_not_lost
+from ..cluster.lost_database import check_database_complete
 from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_subject_limits, find_subject
@@ -53,12 +53,12 @@ def plan_hidden(
     check_name("subject", request.hidden)
     if request.hidden == target:
         raise InvalidRequestError("a hidden subject needs another name than its target")
-    check_not_lost(connection)
+    check_database_complete(connection)
     lock_brokers(connection)
     _check_unpublished(connection, request.hidden, target)
-    existing = find_subject(connection, request.hidden)
-    if existing is not None:
-        return _renew_existing(connection, existing, target, request)
+    existing_row = find_subject(connection, request.hidden)
+    if existing_row is not None:
+        return _renew_existing(connection, existing_row, target, request)
     target_row = find_subject(connection, target)
     if target_row is None and not request.partitions:
         raise SubjectUnknownError(
@@ -82,19 +82,19 @@ def plan_hidden(
 def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
     """Check that no hidden subject of this name was published. Raises PublishError."""
     query = sa.select(publications.c.target, publications.c.subject_id)
-    published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
-    if published is not None:
+    is_published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
+    if is_published is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {published.target!r} before; choose another name",
+            f"{hidden!r} was published in {is_published.target!r} before; choose another name",
             subject=hidden,
             target=target,
-            published_id=published.subject_id,
+            published_id=is_published.subject_id,
         )
 
 
 def _renew_existing(
-    connection: Connection, existing: SubjectRow, target: str, request: HideSubject
+    connection: Connection, existing_row: SubjectRow, target: str, request: HideSubject
 ) -> SubjectRow:
     """
     Restart the idle time of an existing hidden subject, and return it.
@@ -103,29 +103,31 @@ def _renew_existing(
         SubjectDeletedError: it is being deleted.
         PublishError: it is not the requested hidden subject, or another job fills it.
     """
-    if existing.deleting:
-        raise being_deleted_error(connection, existing.subject_id, existing.name)
-    if existing.hidden_for != target:
-        what = f"made for {existing.hidden_for!r}" if existing.hidden_for else "not hidden"
+    if existing_row.deleting:
+        raise being_deleted_error(connection, existing_row.subject_id, existing_row.name)
+    if existing_row.hidden_for != target:
+        state_text = (
+            f"made for {existing_row.hidden_for!r}" if existing_row.hidden_for else "not hidden"
+        )
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {existing.name!r} exists and is {what}",
-            subject=existing.name,
+            f"subject {existing_row.name!r} exists and is {state_text}",
+            subject=existing_row.name,
             target=target,
         )
-    if request.filled_by and existing.filled_by not in {"", request.filled_by}:
+    if request.filled_by and existing_row.filled_by not in {"", request.filled_by}:
         raise PublishError(
             Reason.HIDDEN_TAKEN,
-            f"{existing.name!r} is filled by {existing.filled_by}",
-            subject=existing.name,
-            filled_by=existing.filled_by,
+            f"{existing_row.name!r} is filled by {existing_row.filled_by}",
+            subject=existing_row.name,
+            filled_by=existing_row.filled_by,
         )
-    this_subject = subjects.c.subject_id == existing.subject_id
-    filler = existing.filled_by or request.filled_by
+    this_subject = subjects.c.subject_id == existing_row.subject_id
+    filled_by = existing_row.filled_by or request.filled_by
     connection.execute(
-        sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filler)
+        sa.update(subjects).where(this_subject).values(hidden_since=now_ms(), filled_by=filled_by)
     )
-    return existing
+    return existing_row
 
 
 def _insert_new(
@@ -154,7 +156,7 @@ def _insert_new(
             partition_name(target, number),
             number,
             bounds,
-            _take_host(hosts),
+            _choose_host(hosts),
         )
 
 
@@ -177,8 +179,8 @@ def _insert_beside(
     )
     parents = open_partitions(connection, target)
     for number, parent in enumerate(parents, target.partitions_named):
-        host = parent.broker_group if parent.broker_group in hosts else _take_host(hosts)
-        child = _insert_partition(
+        host = parent.broker_group if parent.broker_group in hosts else _choose_host(hosts)
+        child_id = _insert_partition(
             connection,
             subject_id,
             partition_name(target.name, number),
@@ -186,14 +188,16 @@ def _insert_beside(
             (parent.range_start, parent.range_end),
             host,
         )
-        link = {"partition_id": child, "parent_id": parent.partition_id}
-        connection.execute(sa.insert(partition_parents), link)
-    named = target.partitions_named + len(parents)
+        lineage_row = {"partition_id": child_id, "parent_id": parent.partition_id}
+        connection.execute(sa.insert(partition_parents), lineage_row)
+    partitions_named = target.partitions_named + len(parents)
     this_target = subjects.c.subject_id == target.subject_id
-    connection.execute(sa.update(subjects).where(this_target).values(partitions_named=named))
+    connection.execute(
+        sa.update(subjects).where(this_target).values(partitions_named=partitions_named)
+    )
 
 
-def _take_host(hosts: Counter[Any]) -> str:
+def _choose_host(hosts: Counter[Any]) -> str:
     """Return the broker group with the fewest partitions, and add one to its count."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1

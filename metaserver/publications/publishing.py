@@ -36,12 +36,12 @@ from ...protocol.ids import check_name
 from ...protocol.operations import OperationKind, OperationState, PublishSubject, StepAction
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
-from ..cluster.lost_database import check_not_lost
+from ..cluster.lost_database import check_database_complete
 from ..cluster.removals import being_deleted_error
 from ..cluster.rows import SubjectRow
 from ..cluster.subjects import check_open, find_subject
-from ..groups.sessions import sweep_sessions
-from ..groups.views import revision_of
+from ..groups.sessions import end_expired_sessions
+from ..groups.views import build_revision
 from ..sql.dialect import now_ms
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import (
@@ -54,7 +54,7 @@ from ..sql.schema import (
     steps,
     subjects,
 )
-from .cuts import check_continues, check_cut, cut_of, outdated_error, parents_of
+from .cuts import check_continues_target, check_cut, find_cut, outdated_error, read_parents
 
 
 def begin_publication(
@@ -77,30 +77,30 @@ def begin_publication(
             its groups has live consumers.
     """
     check_name("subject", request.target)
-    done_id = _published_operation(connection, hidden, request)
-    if done_id is not None:
-        return done_id
+    published_id = _find_publication(connection, hidden, request)
+    if published_id is not None:
+        return published_id
     rows = {
         name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
     }
     # Check again: another transaction may have held the locks.
-    done_id = _published_operation(connection, hidden, request)
-    if done_id is not None:
-        return done_id
+    published_id = _find_publication(connection, hidden, request)
+    if published_id is not None:
+        return published_id
     row, target = rows[hidden], rows[request.target]
     row = _check_hidden(connection, hidden, row, request)
-    parents = parents_of(connection, row)
+    parents = read_parents(connection, row)
     if target is None:
         # More names than partitions: the subject was made for a target, whose names it counts.
         if row.partitions_named > len(parents):
             raise outdated_error(row, "its target was deleted")
-        _take_name(connection, row, request.target)
+        _rename_to_target(connection, row, request.target)
         operation_id = 0
     else:
         check_open(connection, request.target, target)
-        planned = _plan_steps(connection, row, target, request, parents)
-        operation_id = _journal(
-            connection, row, target, request, planned, driver=driver, lease_ms=lease_ms
+        planned_steps = _plan_steps(connection, row, target, request, parents)
+        operation_id = _journal_publication(
+            connection, row, target, request, planned_steps, driver=driver, lease_ms=lease_ms
         )
         if request.replace:
             _move_groups(connection, target, request, list(parents))
@@ -116,7 +116,7 @@ def begin_publication(
     return operation_id
 
 
-def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
+def _rename_to_target(connection: Connection, row: SubjectRow, target: str) -> None:
     """Give the hidden subject the name of its target, which does not exist."""
     values = {
         "name": target,
@@ -129,9 +129,7 @@ def _take_name(connection: Connection, row: SubjectRow, target: str) -> None:
     connection.execute(sa.update(subjects).where(this_subject).values(**values))
 
 
-def _published_operation(
-    connection: Connection, hidden: str, request: PublishSubject
-) -> int | None:
+def _find_publication(connection: Connection, hidden: str, request: PublishSubject) -> int | None:
     """
     Return the operation id of an earlier publication, as `begin_publication` does; None if there is
     none.
@@ -145,18 +143,18 @@ def _published_operation(
     if publication is None:
         return None
     if (publication.target, publication.replaces) != (request.target, request.replace):
-        how = ", replacing it" if publication.replaces else ""
+        replacement_text = ", replacing it" if publication.replaces else ""
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {publication.target!r}{how}",
+            f"{hidden!r} was published in {publication.target!r}{replacement_text}",
             subject=hidden,
             target=request.target,
         )
-    _check_id(hidden, publication.subject_id, request)
+    _check_subject_id(hidden, publication.subject_id, request)
     return int(publication.operation_id)
 
 
-def _check_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
+def _check_subject_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
     """Check that the request means this subject, and not an earlier one of the same name. Raises
     SubjectDeletedError.
     """
@@ -175,11 +173,11 @@ def _check_hidden(
     errors as `begin_publication`.
     """
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
         raise SubjectUnknownError(subject=hidden)
     if row.deleting:
         raise being_deleted_error(connection, row.subject_id, hidden)
-    _check_id(hidden, row.subject_id, request)
+    _check_subject_id(hidden, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(
             Reason.PUBLISH_TARGET,
@@ -209,7 +207,7 @@ def _plan_steps(
     """Return (partition id, action, done) for each step of a publication. Raises the same errors as
     `begin_publication`.
     """
-    cut = cut_of(connection, list(parents))
+    cut = find_cut(connection, list(parents))
     if cut is not None:
         check_cut(connection, row, target, request, cut, parents)
         return [(hidden_id, StepAction.SEAL, False) for hidden_id in parents]
@@ -221,18 +219,18 @@ def _plan_steps(
             subject=row.name,
             target=target.name,
         )
-    check_continues(connection, row, target, parents)
-    hosted = [(child, StepAction.HOST, True) for child in parents]
-    to_seal = sorted(set().union(*parents.values()))
-    return hosted + [(parent, StepAction.SEAL, False) for parent in to_seal]
+    check_continues_target(connection, row, target, parents)
+    host_steps = [(child, StepAction.HOST, True) for child in parents]
+    parent_ids = sorted(set().union(*parents.values()))
+    return host_steps + [(parent, StepAction.SEAL, False) for parent in parent_ids]
 
 
-def _journal(
+def _journal_publication(
     connection: Connection,
     row: SubjectRow,
     target: SubjectRow,
     request: PublishSubject,
-    planned: Sequence[tuple[int, StepAction, bool]],
+    planned_steps: Sequence[tuple[int, StepAction, bool]],
     *,
     driver: str,
     lease_ms: int,
@@ -265,7 +263,7 @@ def _journal(
                 "done": done,
                 "given_up": False,
             }
-            for partition_id, action, done in planned
+            for partition_id, action, done in planned_steps
         ],
     )
     connection.execute(
@@ -290,23 +288,23 @@ def _move_groups(
         PublishError: a group has no position, or has changed since its cursors were read.
         BusyError: a group has live consumers, or its cursors are being set.
     """
-    its_groups = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
+    is_in_target = sa.and_(groups.c.subject_id == target.subject_id, sa.not_(groups.c.deleting))
     group_rows = connection.execute(
-        sa.select(groups).where(its_groups).order_by(groups.c.group_id).with_for_update()
+        sa.select(groups).where(is_in_target).order_by(groups.c.group_id).with_for_update()
     ).all()
-    missing = sorted({group.name for group in group_rows} - set(request.starts))
-    if missing:
+    missing_groups = sorted({group.name for group in group_rows} - set(request.starts))
+    if missing_groups:
         raise PublishError(
             Reason.PUBLISH_GROUPS,
-            f"{counted(len(missing), 'consumer group')} of {target.name!r} would have no position: "
-            f"{', '.join(missing[:10])}",
+            f"{counted(len(missing_groups), 'consumer group')} of {target.name!r} would have no "
+            f"position: {', '.join(missing_groups[:10])}",
             subject=target.name,
-            groups=", ".join(missing),
+            groups=", ".join(missing_groups),
         )
     for group in group_rows:
-        _check_idle(connection, group.group_id, group.name)
+        _check_group_idle(connection, group.group_id, group.name)
         revision = request.revisions.get(group.name)
-        if revision and revision != revision_of(group.group_id, group.version, group.last_token):
+        if revision and revision != build_revision(group.group_id, group.version, group.last_token):
             raise PublishError(
                 Reason.PUBLISH_CURSORS,
                 f"consumer group {group.name!r} was reset, or had a consumer, since its cursors "
@@ -337,24 +335,24 @@ def _move_groups(
         )
 
 
-def _check_idle(connection: Connection, group_id: int, name: str) -> None:
+def _check_group_idle(connection: Connection, group_id: int, name: str) -> None:
     """Check that a group has no live consumer, and that its cursors are not being set. Raises
     BusyError.
     """
     reset_remaining_ms = duty_left_ms(connection, reset_duty(group_id))
-    sweep_sessions(connection, group_id)
-    live = connection.execute(
+    end_expired_sessions(connection, group_id)
+    live_count = connection.execute(
         sa.select(sa.func.count()).where(sessions.c.group_id == group_id)
     ).scalar_one()
-    if live or reset_remaining_ms:
-        what = (
+    if live_count or reset_remaining_ms:
+        problem = (
             "its progress is being set"
             if reset_remaining_ms
-            else f"it has {counted(live, 'live consumer')}"
+            else f"it has {counted(live_count, 'live consumer')}"
         )
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"consumer group {name!r} must not be running when it is carried over, and {what}: "
+            f"consumer group {name!r} must not be running when it is carried over, and {problem}: "
             "stop it, publish, and start it again",
-            sessions=live,
+            sessions=live_count,
         )

@@ -62,12 +62,12 @@ class PublicationService:
         )
         self._after_step("hidden")
         if row.route_version == 0:
-            await self._catalogue.complete(row)
+            await self._catalogue.complete_creation(row)
         if request.cut:
-            await self._cut(target, request)
-        return await self._catalogue.subject(request.hidden)
+            await self._begin_cut(target, request)
+        return await self._catalogue.read_subject(request.hidden)
 
-    async def _cut(self, target: str, request: HideSubject) -> None:
+    async def _begin_cut(self, target: str, request: HideSubject) -> None:
         operation_id = await self._database.write(
             begin_cut,
             request.hidden,
@@ -94,7 +94,7 @@ class PublicationService:
             lease_ms=self._settings.operation_lease_ms,
         )
         self._after_step("published")
-        self._catalogue.wake([Subject(hidden), Subject(request.target)])
+        self._catalogue.wake_route_waiters([Subject(hidden), Subject(request.target)])
         if not operation_id:
             return Publication(hidden=hidden, target=request.target)
         view = await self._operations.drive(operation_id)

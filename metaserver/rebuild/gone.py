@@ -24,7 +24,7 @@ from ...protocol.routing import Partition, PartitionState
 from .rows import GonePartition, RebuildOptions, RebuiltPartition, RebuiltSubject
 
 
-def fill_gone(
+def add_gone_partitions(
     subject: RebuiltSubject,
     statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
@@ -44,26 +44,34 @@ def fill_gone(
     for _, row in sorted(rows.items()):
         for parent in row.partition.parents:
             children.setdefault(parent, []).append(row.partition)
-    missing = sorted(set(children) - set(rows))
-    if not missing:
+    missing_ids = sorted(set(children) - set(rows))
+    if not missing_ids:
         return
     if not subject.static:
-        yield from _unread_ancestors(statuses, rows, children)
-    read = _read_ancestors(statuses, rows)
-    for partition_id in missing:
+        yield from _find_unread_ancestors(statuses, rows, children)
+    read_ids = _find_read_ancestors(statuses, rows)
+    for partition_id in missing_ids:
         unread_by = tuple(
-            group.name for group in subject.groups if partition_id not in read.get(group.name, ())
+            group.name
+            for group in subject.groups
+            if partition_id not in read_ids.get(group.name, ())
         )
         if unread_by and not options.lose_unread:
             yield (
                 f"partition {partition_id} is gone, and {', '.join(unread_by)} may have unread "
                 "messages there: name its broker, or give up the messages with --lose-unread"
             )
-        gone = _infer_gone(partition_id, children[partition_id], options.gone[0], subject.name)
+        gone_partition = _infer_gone(
+            partition_id, children[partition_id], options.gone[0], subject.name
+        )
         if subject.static:
-            gone = msgspec.structs.replace(gone, parents=_infer_parents(gone, subject))
-        subject.gone.append(GonePartition(partition=gone, unread_by=unread_by))
-        subject.partitions.append(RebuiltPartition(partition=gone, abandoned=True, lost=True))
+            gone_partition = msgspec.structs.replace(
+                gone_partition, parents=_infer_parents(gone_partition, subject)
+            )
+        subject.gone.append(GonePartition(partition=gone_partition, unread_by=unread_by))
+        subject.partitions.append(
+            RebuiltPartition(partition=gone_partition, abandoned=True, lost=True)
+        )
     subject.partitions_named = max(subject.partitions_named, len(subject.partitions))
 
 
@@ -100,7 +108,7 @@ def _infer_parents(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionI
     return (max(candidates),) if candidates else ()
 
 
-def _unread_ancestors(
+def _find_unread_ancestors(
     statuses: Sequence[PartitionStatus],
     rows: Mapping[int, RebuiltPartition],
     children: Mapping[int, Sequence[Partition]],
@@ -111,36 +119,36 @@ def _unread_ancestors(
     An ancestor that shares no key with the gone partition is not a problem, because its messages
     are read before all others of its keys.
     """
-    with_messages = {
+    ids_with_messages = {
         status.partition_id for status in statuses if status.first_offset < status.next_offset
     }
-    reported: set[int] = set()
+    reported_ids: set[int] = set()
     for partition_id, row in sorted(rows.items()):
         partition = row.partition
-        gone_ranges = _uncontinued_ranges(partition, children.get(partition_id, ()))
+        gone_ranges = _find_uncontinued_ranges(partition, children.get(partition_id, ()))
         if partition.state is not PartitionState.SEALED or not gone_ranges:
             continue
-        unread = {
+        unread_ids = {
             each
-            for each in ({partition_id} | _ancestors(partition_id, rows)) & with_messages
+            for each in ({partition_id} | _find_ancestors(partition_id, rows)) & ids_with_messages
             if any(_overlaps(rows[each].partition, start, end) for start, end in gone_ranges)
         }
-        for ancestor in sorted(unread - reported):
+        for ancestor in sorted(unread_ids - reported_ids):
             yield (
                 f"partition {ancestor} has messages left, and a partition that continued it is "
                 "gone: name the broker of the gone one, or wait until retention has removed "
                 "the messages"
             )
-        reported |= unread
+        reported_ids |= unread_ids
 
 
-def _uncontinued_ranges(
+def _find_uncontinued_ranges(
     partition: Partition, children: Sequence[Partition]
 ) -> list[tuple[int, int]]:
     """Return the parts of a partition's range that none of these children continues."""
     ranges, start = [], partition.range_start
-    alive = [child for child in children if child.state is not PartitionState.EXPIRED]
-    for child in sorted(alive, key=lambda each: each.range_start):
+    live_children = [child for child in children if child.state is not PartitionState.EXPIRED]
+    for child in sorted(live_children, key=lambda each: each.range_start):
         if child.range_start > start:
             ranges.append((start, min(child.range_start, partition.range_end)))
         start = max(start, child.range_end)
@@ -154,7 +162,7 @@ def _overlaps(partition: Partition, start: int, end: int) -> bool:
     return partition.range_start < end and start < partition.range_end
 
 
-def _read_ancestors(
+def _find_read_ancestors(
     statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
     """Return consumer group → ids of partitions that the group has read to the end, because it was
@@ -162,20 +170,20 @@ def _read_ancestors(
     """
     ancestors: dict[str, set[int]] = {}
     for status in statuses:
-        for at_broker in status.groups:
-            if at_broker.token and not at_broker.by_operator:
-                above = _ancestors(status.partition_id, rows)
-                ancestors.setdefault(at_broker.group, set()).update(above)
+        for group_status in status.groups:
+            if group_status.token and not group_status.by_operator:
+                ancestor_ids = _find_ancestors(status.partition_id, rows)
+                ancestors.setdefault(group_status.group, set()).update(ancestor_ids)
     return ancestors
 
 
-def _ancestors(partition_id: int, rows: Mapping[int, RebuiltPartition]) -> set[int]:
+def _find_ancestors(partition_id: int, rows: Mapping[int, RebuiltPartition]) -> set[int]:
     ancestors: set[int] = set()
-    pending = [partition_id]
-    while pending:
-        row = rows.get(pending.pop())
+    pending_ids = [partition_id]
+    while pending_ids:
+        row = rows.get(pending_ids.pop())
         for parent in () if row is None else row.partition.parents:
             if parent not in ancestors:
                 ancestors.add(parent)
-                pending.append(parent)
+                pending_ids.append(parent)
     return ancestors

@@ -45,20 +45,20 @@ def expire_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, Rebuilt
     Partitions of a creation have no parents. If two of them share a range, the older one was
     abandoned on a silent broker.
     """
-    continued = {parent for row in rows.values() for parent in row.partition.parents}
-    used = {status.partition_id for status in statuses if is_used(status)}
+    continued_ids = {parent for row in rows.values() for parent in row.partition.parents}
+    used_ids = {status.partition_id for status in statuses if is_used(status)}
     by_parent: dict[int, list[Partition]] = defaultdict(list)
     for partition_id, row in sorted(rows.items(), reverse=True):
         partition = row.partition
         parents = partition.parents or (NO_PARENT,)
-        newer = (other for parent in parents for other in by_parent[parent])
+        newer_partitions = (other for parent in parents for other in by_parent[parent])
         is_replaced = any(
             other.range_start < partition.range_end and partition.range_start < other.range_end
-            for other in newer
+            for other in newer_partitions
         )
         for parent in parents:
             by_parent[parent].append(partition)
-        if partition_id in continued or partition_id in used:
+        if partition_id in continued_ids or partition_id in used_ids:
             continue
         if is_replaced or (partition.parents and row.end_offset == 0):
             set_state(rows, partition_id, PartitionState.EXPIRED)
@@ -83,8 +83,8 @@ def cancel_operation(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | No
     return RebuiltOperation(state=OperationState.CANCELED, steps=steps) if steps else None
 
 
-def unfinished_operations(
-    hosted: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
+def infer_unfinished_operations(
+    hosted_statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
     Infer the unfinished operations, and set the states of their partitions in `rows`.
@@ -94,36 +94,38 @@ def unfinished_operations(
     Returns:
         The operations in FENCE, and the running operation or None.
     """
-    statuses = {status.partition_id: status for status in hosted}
-    opened: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
+    statuses = {status.partition_id: status for status in hosted_statuses}
+    opened_ids: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
     # A hidden subject's partitions have messages even before the publication seals their parents.
-    opened |= {each.partition_id for each in hosted if is_used(each) and not _is_hidden(each)}
-    fences: list[RebuiltOperation] = []
-    running: dict[int, tuple[StepAction, bool]] = {}
-    for parents, children in _generations(rows):
-        sealed = {parent for parent in parents if parent not in statuses}  # gone
-        sealed |= {
+    opened_ids |= {
+        each.partition_id for each in hosted_statuses if is_used(each) and not _is_hidden(each)
+    }
+    fence_operations: list[RebuiltOperation] = []
+    running_steps: dict[int, tuple[StepAction, bool]] = {}
+    for parents, children in _group_by_operation(rows):
+        sealed_ids = {parent for parent in parents if parent not in statuses}  # gone
+        sealed_ids |= {
             parent for parent in parents & statuses.keys() if statuses[parent].state is SEALED
         }
-        if sealed == parents:
+        if sealed_ids == parents:
             continue
         steps = dict.fromkeys(children, (StepAction.HOST, True))
-        steps |= {parent: (StepAction.SEAL, parent in sealed) for parent in parents}
-        if not children.isdisjoint(opened):
+        steps |= {parent: (StepAction.SEAL, parent in sealed_ids) for parent in parents}
+        if not children.isdisjoint(opened_ids):
             # The children were opened while the brokers of these parents were silent, so the
             # parents must still be sealed.
-            _set_states(rows, OperationState.FENCE, parents - sealed)
-            for parent in parents - sealed:
+            _set_states(rows, OperationState.FENCE, parents - sealed_ids)
+            for parent in parents - sealed_ids:
                 rows[parent].abandoned = True
-            fences.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
-        elif sealed:
+            fence_operations.append(RebuiltOperation(state=OperationState.FENCE, steps=steps))
+        elif sealed_ids:
             _set_states(rows, OperationState.SEAL, parents & rows.keys(), children)
-            running |= steps
+            running_steps |= steps
         else:
             _set_states(rows, OperationState.CANCELED, (), children)
-    if not running:
-        return fences, None
-    return fences, RebuiltOperation(state=OperationState.SEAL, steps=running)
+    if not running_steps:
+        return fence_operations, None
+    return fence_operations, RebuiltOperation(state=OperationState.SEAL, steps=running_steps)
 
 
 def _is_hidden(status: PartitionStatus) -> bool:
@@ -151,7 +153,7 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
     row.partition = msgspec.structs.replace(row.partition, state=state)
 
 
-def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
+def _group_by_operation(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
     """Return (parent ids, child ids) for each operation; children that share a parent belong to the
     same operation.
     """
@@ -161,12 +163,12 @@ def _generations(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[
             continue
         parents: set[int] = set(row.partition.parents)
         children = {child}
-        disjoint = []
+        other_generations = []
         for other_parents, other_children in generations:
             if other_parents & parents:
                 parents |= other_parents
                 children |= other_children
             else:
-                disjoint.append((other_parents, other_children))
-        generations = [*disjoint, (parents, children)]
+                other_generations.append((other_parents, other_children))
+        generations = [*other_generations, (parents, children)]
     return generations

@@ -9,32 +9,21 @@ Invariants
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is above every fence, and above every granted token that has not reached a
     broker.
-    An operation without a sealed parent is canceled, and its children are sealed at their brokers.
-    An operation with a sealed parent continues.
+    An operation without a sealed parent is canceled, and its children are sealed at
+    their brokers. An operation with a sealed parent continues.
     A subject is not restored if a broker has dropped partitions of it: its deletion continues.
-
-The partitions that brokers have dropped show which hidden subjects were published:
-
-    P sealed, H hidden and child of P, C child of P and H
-        no parent of H is dropped       H is given up: the messages from which it was made exist
-        a parent of H is dropped        H is published: its remaining parents are dropped too
-
-Invariants
-    Brokers drop partitions of a live subject only after a publication has replaced them.
-    Original messages are given up only if a publication has replaced them; if that is unknown, the
-    hidden subject's messages are given up.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from ...protocol.control import HostPartition, PartitionStatus, Retention
 from ...protocol.errors import InvalidRequestError
-from ...protocol.ids import PartitionId, check_name, partition_name, partition_number
+from ...protocol.ids import check_name, partition_name, partition_number
 from ...protocol.limits import MESSAGE_BYTES_MAX, TTL_MS_DEFAULT
 from ...protocol.queues import start_behind_loss
 from ...protocol.reading.bounds import nearest_ancestors
@@ -47,8 +36,17 @@ from ...protocol.routing import (
     split_ranges,
 )
 from ..groups.leases import drained_after_parents
-from .gone import fill_gone
-from .operations import cancel_operation, expire_canceled, is_used, unfinished_operations
+from .gone import add_gone_partitions
+from .operations import cancel_operation, expire_canceled, infer_unfinished_operations, is_used
+from .replaced import (
+    build_replaced_rows,
+    exclude_partitions,
+    is_dropped,
+    remaining_lineage,
+    status_parents,
+    unpublished_partitions,
+    was_replaced,
+)
 from .rows import (
     BrokerSource,
     RebuildOptions,
@@ -57,108 +55,6 @@ from .rows import (
     RebuiltPartition,
     RebuiltSubject,
 )
-
-
-def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Return whether a subject still exists, in partitions that continue the dropped ones: those up
-    to `last_id`.
-    """
-    return any(
-        status.partition_id > last_id and any(parent <= last_id for parent in _parents(status))
-        for status in statuses
-    )
-
-
-def replaced_rows(statuses: Sequence[PartitionStatus], last_id: int) -> list[RebuiltPartition]:
-    """Return the rows of partitions that a publication has replaced, but that brokers have not
-    dropped yet.
-    """
-    return [
-        RebuiltPartition(
-            partition=msgspec.structs.replace(
-                status.facts.partition, state=PartitionState.EXPIRED, parents=()
-            ),
-            replaced=True,
-        )
-        for status in statuses
-        if status.partition_id <= last_id and status.facts is not None
-    ]
-
-
-def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """Return the partitions above `last_id`, without the parents that were dropped."""
-    by_id = {status.partition_id: status for status in statuses}
-    return [
-        _with_parents(
-            status,
-            tuple(
-                each
-                for each in _parents(status)
-                if each > last_id and (each in by_id or not is_dropped(each, status, by_id))
-            ),
-        )
-        for status in statuses
-        if status.partition_id > last_id
-    ]
-
-
-def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, PartitionStatus]) -> bool:
-    """
-    Return whether a parent that no broker has belonged to a deleted hidden subject.
-
-    This is inferred if a partition's other parents cover its whole range: then the missing parent
-    is the hidden one of a cut.
-    """
-    if status.facts is None:
-        return False
-    covered = 0
-    for each in _parents(status):
-        facts = by_id[each].facts if each in by_id and each != parent else None
-        if facts is not None and not facts.hidden:
-            start = max(facts.partition.range_start, status.facts.partition.range_start)
-            end = min(facts.partition.range_end, status.facts.partition.range_end)
-            covered += max(0, end - start)
-    child = status.facts.partition
-    return covered >= child.range_end - child.range_start
-
-
-def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """Return the ids of unpublished hidden partitions: other partitions continue them, and their
-    own parents still exist.
-    """
-    existing = {status.partition_id for status in statuses}
-    continued = {parent for status in statuses for parent in _parents(status)}
-    return {
-        status.partition_id
-        for status in statuses
-        if status.facts is not None
-        and status.facts.hidden
-        and status.partition_id in continued
-        and existing.intersection(_parents(status))
-    }
-
-
-def without(statuses: Sequence[PartitionStatus], ids: set[int]) -> list[PartitionStatus]:
-    """Return the partitions that are not in `ids`, with `ids` removed from their parents."""
-    return [
-        _with_parents(status, tuple(each for each in _parents(status) if each not in ids))
-        for status in statuses
-        if status.partition_id not in ids
-    ]
-
-
-def _parents(status: PartitionStatus) -> tuple[PartitionId, ...]:
-    return () if status.facts is None else status.facts.partition.parents
-
-
-def _with_parents(status: PartitionStatus, parents: tuple[PartitionId, ...]) -> PartitionStatus:
-    if status.facts is None or parents == status.facts.partition.parents:
-        return status
-    partition = msgspec.structs.replace(status.facts.partition, parents=parents)
-    return msgspec.structs.replace(
-        status, facts=msgspec.structs.replace(status.facts, partition=partition)
-    )
-
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
@@ -180,7 +76,7 @@ def plan_rebuild(
     """
     for name in options.gone:
         check_name("broker group", name)
-    problems = list(_contradictions(sources))
+    problems = list(_find_contradictions(sources))
     problems += [
         f"{source.address} is broker group {source.hosted.broker_group!r}, which "
         f"--gone names as gone"
@@ -190,48 +86,50 @@ def plan_rebuild(
     statuses: dict[int, PartitionStatus] = {
         status.partition_id: status for source in sources for status in source.hosted.partitions
     }
-    dropped = _dropped_subjects(sources)
+    dropped_ids = _collect_dropped_ids(sources)
     by_subject: dict[str, list[PartitionStatus]] = defaultdict(list)
     for _, status in sorted(statuses.items()):
         by_subject[status.subject].append(status)
         if not options.gone:
-            last_id = dropped.get(status.subject, 0)
+            last_id = dropped_ids.get(status.subject, 0)
             problems += [
-                _missing_parent(status, parent)
-                for parent in _parents(status)
+                _describe_missing_parent(status, parent)
+                for parent in status_parents(status)
                 if parent not in statuses
                 and parent > last_id
                 and not is_dropped(parent, status, statuses)
             ]
     subjects = []
     if not problems:
-        for name, hosted in sorted(by_subject.items()):
+        for name, subject_statuses in sorted(by_subject.items()):
             try:
-                last_id = dropped.get(name, 0)
-                if hosted[0].partition_id <= last_id and not was_replaced(hosted, last_id):
-                    subjects.append(_plan_deleted_subject(name, hosted, last_id))
+                last_id = dropped_ids.get(name, 0)
+                if subject_statuses[0].partition_id <= last_id and not was_replaced(
+                    subject_statuses, last_id
+                ):
+                    subjects.append(_plan_deleted_subject(name, subject_statuses, last_id))
                 else:
-                    subjects.append(_plan_subject(name, hosted, options, last_id))
+                    subjects.append(_plan_subject(name, subject_statuses, options, last_id))
             except InvalidRequestError as error:
                 problems.append(f"subject {name!r}: {error.message}")
     if problems:
-        listed = "; ".join(problems[:PROBLEMS_LISTED_MAX])
+        problems_text = "; ".join(problems[:PROBLEMS_LISTED_MAX])
         raise InvalidRequestError(
-            f"the database cannot be rebuilt: {listed}", problems=len(problems)
+            f"the database cannot be rebuilt: {problems_text}", problems=len(problems)
         )
     dropped_id = max((source.hosted.dropped_id for source in sources), default=0)
     return RebuiltCluster(sources=sources, subjects=subjects, dropped_id=dropped_id)
 
 
-def _dropped_subjects(sources: Sequence[BrokerSource]) -> dict[str, int]:
+def _collect_dropped_ids(sources: Sequence[BrokerSource]) -> dict[str, int]:
     """Return subject → the highest partition id up to which brokers have dropped partitions of
     it.
     """
-    dropped: dict[str, int] = {}
+    dropped_ids: dict[str, int] = {}
     for source in sources:
         for name, last_id in source.hosted.dropped.items():
-            dropped[name] = max(last_id, dropped.get(name, 0))
-    return dropped
+            dropped_ids[name] = max(last_id, dropped_ids.get(name, 0))
+    return dropped_ids
 
 
 def _plan_deleted_subject(
@@ -240,35 +138,35 @@ def _plan_deleted_subject(
     """Plan the rest of a deleted subject, which its brokers must still drop. Raises
     InvalidRequestError.
     """
-    later = [status.partition_id for status in statuses if status.partition_id > last_id]
-    if later:
+    later_ids = [status.partition_id for status in statuses if status.partition_id > last_id]
+    if later_ids:
         raise InvalidRequestError(
             f"it was deleted, and some of its partitions up to {last_id} still exist, but "
-            f"partition {later[0]} belongs to a later subject of this name: leave out the broker "
-            "that has the old ones"
+            f"partition {later_ids[0]} belongs to a later subject of this name: leave out the "
+            "broker that has the old ones"
         )
-    facts = [_facts(status) for status in statuses]
+    facts_list = [_require_facts(status) for status in statuses]
     rows = [
         RebuiltPartition(
             partition=msgspec.structs.replace(
                 each.partition, state=PartitionState.EXPIRED, parents=()
             )
         )
-        for each in facts
+        for each in facts_list
     ]
     return RebuiltSubject(
         name=name,
-        order_strategy=facts[0].order_strategy or OrderStrategy.STRICT,
-        partitions_wanted=max(len(rows), facts[0].partitions_wanted),
+        order_strategy=facts_list[0].order_strategy or OrderStrategy.STRICT,
+        partitions_wanted=max(len(rows), facts_list[0].partitions_wanted),
         partitions_named=len(rows),
         partitions=rows,
         groups=[],
-        static=facts[0].static,
+        static=facts_list[0].static,
         deleting=True,
     )
 
 
-def _missing_parent(status: PartitionStatus, parent: int) -> str:
+def _describe_missing_parent(status: PartitionStatus, parent: int) -> str:
     return (
         f"partition {status.partition_id} continues partition {parent}, which none of these "
         "brokers has: name every broker, and name with --gone the broker groups that no longer "
@@ -276,21 +174,21 @@ def _missing_parent(status: PartitionStatus, parent: int) -> str:
     )
 
 
-def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
+def _find_contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
     """Yield a problem for each contradiction between the brokers' replies."""
-    groups: dict[str, str] = {}
-    ids: dict[str, str] = {}
-    hosts: dict[int, str] = {}
+    group_hosts: dict[str, str] = {}
+    folders: dict[str, str] = {}
+    partition_hosts: dict[int, str] = {}
     for source in sources:
         hosted = source.hosted
-        if hosted.broker_group in groups:
+        if hosted.broker_group in group_hosts:
             yield (
-                f"{groups[hosted.broker_group]} and {source.address} are both broker group "
+                f"{group_hosts[hosted.broker_group]} and {source.address} are both broker group "
                 f"{hosted.broker_group!r}: one data folder is a copy of the other"
             )
-        elif hosted.broker_id and hosted.broker_id in ids:
-            yield f"{ids[hosted.broker_id]} and {source.address} have the same data folder"
-        groups[hosted.broker_group] = ids[hosted.broker_id] = source.address
+        elif hosted.broker_id and hosted.broker_id in folders:
+            yield f"{folders[hosted.broker_id]} and {source.address} have the same data folder"
+        group_hosts[hosted.broker_group] = folders[hosted.broker_id] = source.address
         for status in hosted.partitions:
             if status.facts is None:
                 yield f"{source.address} does not describe partition {status.partition_id}"
@@ -298,36 +196,40 @@ def _contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
                 yield (
                     f"{source.address} has partition {status.partition_id} of another broker group"
                 )
-            elif status.partition_id in hosts:
+            elif status.partition_id in partition_hosts:
                 yield (
-                    f"{hosts[status.partition_id]} and {source.address} both have partition "
-                    f"{status.partition_id}"
+                    f"{partition_hosts[status.partition_id]} and {source.address} both have "
+                    f"partition {status.partition_id}"
                 )
-            hosts[status.partition_id] = source.address
+            partition_hosts[status.partition_id] = source.address
 
 
 def _plan_subject(
-    name: str, hosted: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
+    name: str, hosted_statuses: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
     """Plan a live subject; a publication has replaced its partitions up to `last_id`. Raises
     InvalidRequestError.
     """
-    replaced = replaced_rows(hosted, last_id)
-    lineage = remaining_lineage(hosted, last_id)
-    unpublished = unpublished_partitions(lineage)
-    statuses = without(lineage, unpublished)
-    facts = {status.partition_id: _facts(status) for status in statuses}
+    replaced_partitions = build_replaced_rows(hosted_statuses, last_id)
+    lineage = remaining_lineage(hosted_statuses, last_id)
+    unpublished_ids = unpublished_partitions(lineage)
+    statuses = exclude_partitions(lineage, unpublished_ids)
+    facts = {status.partition_id: _require_facts(status) for status in statuses}
     if len({each.static for each in facts.values()}) != 1:
         raise InvalidRequestError("its partitions do not agree on whether it is static")
-    counts = {each.partitions_wanted for each in facts.values()} - {0}
-    numbers = [number for status in hosted if (number := partition_number(status.name)) is not None]
+    wanted_counts = {each.partitions_wanted for each in facts.values()} - {0}
+    numbers = [
+        number
+        for status in hosted_statuses
+        if (number := partition_number(status.name)) is not None
+    ]
     subject = RebuiltSubject(
         name=name,
         order_strategy=OrderStrategy.STRICT,
-        partitions_wanted=min(counts, default=len(statuses)),
-        partitions_named=max([number + 1 for number in numbers] + [len(hosted)]),
+        partitions_wanted=min(wanted_counts, default=len(statuses)),
+        partitions_named=max([number + 1 for number in numbers] + [len(hosted_statuses)]),
         partitions=[],
-        groups=_groups(statuses),
+        groups=_build_groups(statuses),
         static=facts[statuses[0].partition_id].static,
         tokens_above=max(status.forgotten_token for status in statuses),
     )
@@ -342,29 +244,29 @@ def _plan_subject(
     }
     subject.partitions = list(rows.values())
     expire_canceled(statuses, rows)
-    subject.fences, subject.operation = unfinished_operations(statuses, rows)
+    subject.fences, subject.operation = infer_unfinished_operations(statuses, rows)
     for status in lineage:
-        if status.partition_id in unpublished:
-            expired = msgspec.structs.replace(
-                _facts(status).partition, state=PartitionState.EXPIRED, parents=()
+        if status.partition_id in unpublished_ids:
+            expired_partition = msgspec.structs.replace(
+                _require_facts(status).partition, state=PartitionState.EXPIRED, parents=()
             )
-            rows[status.partition_id] = RebuiltPartition(partition=expired)
+            rows[status.partition_id] = RebuiltPartition(partition=expired_partition)
             subject.partitions.append(rows[status.partition_id])
-    subject.canceled = cancel_operation(rows)
+    subject.canceled_operation = cancel_operation(rows)
     _set_settings(subject, {key: row for key, row in rows.items() if key in facts}, facts)
-    problems = list(fill_gone(subject, statuses, rows, options))
+    problems = list(add_gone_partitions(subject, statuses, rows, options))
     if problems:
         raise InvalidRequestError("; ".join(problems))
-    subject.partitions += replaced
+    subject.partitions += replaced_partitions
     parents = _blocking_parents(subject)
     for group in subject.groups:
         # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
         # longer take over anything there.
-        blocking = parents | dict.fromkeys(group.frozen, frozenset[int]())
-        group.drained = set(drained_after_parents(group.drained, blocking))
+        blocking_parents = parents | dict.fromkeys(group.frozen_ids, frozenset[int]())
+        group.drained_ids = set(drained_after_parents(group.drained_ids, blocking_parents))
     if subject.static:
         _set_logic_starts(rows, subject.partitions)
-    if not _has_full_route(subject) and not (
+    if not _covers_every_range(subject) and not (
         options.complete and _continue_creation(subject, statuses)
     ):
         raise InvalidRequestError(
@@ -387,31 +289,35 @@ def _set_settings(
     """
 
     def differs_from_parents(partition: Partition) -> bool:
-        own = facts[partition.partition_id]
+        own_facts = facts[partition.partition_id]
         parents = [facts[parent] for parent in partition.parents if parent in facts]
         return any(
-            (own.order_strategy, own.retention, own.message_bytes_max)
+            (own_facts.order_strategy, own_facts.retention, own_facts.message_bytes_max)
             != (parent.order_strategy, parent.retention, parent.message_bytes_max)
             for parent in parents
         )
 
-    existing = [
+    existing_partitions = [
         row.partition for row in rows.values() if row.partition.state != PartitionState.EXPIRED
     ]
-    continued = {parent for partition in existing for parent in partition.parents}
-    leaves = [partition for partition in existing if partition.partition_id not in continued]
-    unchanged = [partition for partition in leaves if not differs_from_parents(partition)]
-    newest = [facts[partition.partition_id] for partition in unchanged or leaves]
-    newest = newest or list(facts.values())
-    strategies = {each.order_strategy for each in newest} - {None}
+    continued_ids = {parent for partition in existing_partitions for parent in partition.parents}
+    leaves = [
+        partition
+        for partition in existing_partitions
+        if partition.partition_id not in continued_ids
+    ]
+    unchanged_leaves = [partition for partition in leaves if not differs_from_parents(partition)]
+    newest_facts = [facts[partition.partition_id] for partition in unchanged_leaves or leaves]
+    newest_facts = newest_facts or list(facts.values())
+    strategies = {each.order_strategy for each in newest_facts} - {None}
     if len(strategies) != 1:
         raise InvalidRequestError("its partitions do not agree on an order strategy")
     (strategy,) = strategies
     assert strategy is not None
-    retentions = {each.retention for each in newest} - {None}
+    retentions = {each.retention for each in newest_facts} - {None}
     if len(retentions) > 1:
         raise InvalidRequestError("its partitions do not agree on a retention")
-    limits = {each.message_bytes_max or MESSAGE_BYTES_MAX for each in newest}
+    limits = {each.message_bytes_max or MESSAGE_BYTES_MAX for each in newest_facts}
     if len(limits) > 1:
         raise InvalidRequestError("its partitions do not agree on a message size limit")
     subject.message_bytes_max = limits.pop()
@@ -419,12 +325,12 @@ def _set_settings(
     subject.retention = next(iter(retentions), None) or Retention.ACKED
 
 
-def _facts(status: PartitionStatus) -> HostPartition:
+def _require_facts(status: PartitionStatus) -> HostPartition:
     assert status.facts is not None
     return status.facts
 
 
-def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
+def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     Return the consumer groups with their tokens and drained partitions.
 
@@ -433,20 +339,20 @@ def _groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
-        for at_broker in status.groups:
-            group = groups.setdefault(at_broker.group, RebuiltGroup(name=at_broker.group))
-            if at_broker.token > max(group.tokens.values(), default=0):
-                group.strategy = at_broker.strategy
-            group.tokens[status.partition_id] = at_broker.token
-            group.ttl_ms = max(group.ttl_ms, at_broker.ttl_ms)
-            group.last_token = max(group.last_token, at_broker.token + TOKENS_BETWEEN)
-            sealed = status.state is PartitionState.SEALED
-            if at_broker.token and sealed and at_broker.cursor >= status.next_offset:
-                group.drained.add(status.partition_id)
-                if at_broker.parked or at_broker.left_to_children:
-                    group.parked.add(status.partition_id)
-                if at_broker.frozen:
-                    group.frozen.add(status.partition_id)
+        for group_status in status.groups:
+            group = groups.setdefault(group_status.group, RebuiltGroup(name=group_status.group))
+            if group_status.token > max(group.tokens.values(), default=0):
+                group.strategy = group_status.strategy
+            group.tokens[status.partition_id] = group_status.token
+            group.ttl_ms = max(group.ttl_ms, group_status.ttl_ms)
+            group.last_token = max(group.last_token, group_status.token + TOKENS_BETWEEN)
+            is_sealed = status.state is PartitionState.SEALED
+            if group_status.token and is_sealed and group_status.cursor >= status.next_offset:
+                group.drained_ids.add(status.partition_id)
+                if group_status.parked or group_status.left_to_children:
+                    group.parked_ids.add(status.partition_id)
+                if group_status.frozen:
+                    group.frozen_ids.add(status.partition_id)
     for group in groups.values():
         group.ttl_ms = group.ttl_ms or TTL_MS_DEFAULT
     return [group for _, group in sorted(groups.items())]
@@ -458,12 +364,14 @@ def _blocking_parents(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
     """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
-    lost = {number for number, row in rows.items() if row.lost}
+    lost_ids = {number for number, row in rows.items() if row.lost}
     all_ids = parents.keys() | set().union(*parents.values())
-    return nearest_ancestors(parents, all_ids - lost)
+    return nearest_ancestors(parents, all_ids - lost_ids)
 
 
-def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[RebuiltPartition]) -> None:
+def _set_logic_starts(
+    rows: dict[int, RebuiltPartition], all_rows: Sequence[RebuiltPartition]
+) -> None:
     """
     Set the logic starts of a static subject's partitions: the parent's end, or an offset above the
     parent's loss.
@@ -473,27 +381,27 @@ def _set_logic_starts(rows: dict[int, RebuiltPartition], every: Sequence[Rebuilt
 
     Args:
         rows: partition id → row, for the partitions that brokers have.
-        every: these rows and those of gone partitions.
+        all_rows: these rows and those of gone partitions.
 
     Raises:
         InvalidRequestError: there are no logic offsets above a loss.
     """
-    rows_by_id = {row.partition.partition_id: row for row in every}
+    rows_by_id = {row.partition.partition_id: row for row in all_rows}
     for _, row in sorted(rows.items()):
         for parent_id in row.partition.parents:
             parent = rows_by_id[parent_id]
             if parent.partition.queue != row.partition.queue:
                 continue
             if parent.abandoned:
-                start = start_behind_loss(row.partition.name)
+                logic_start = start_behind_loss(row.partition.name)
             elif parent.end_offset is not None:
-                start = parent.partition.logic_start + parent.end_offset
+                logic_start = parent.partition.logic_start + parent.end_offset
             else:
                 continue
-            row.partition = msgspec.structs.replace(row.partition, logic_start=start)
+            row.partition = msgspec.structs.replace(row.partition, logic_start=logic_start)
 
 
-def _has_full_route(subject: RebuiltSubject) -> bool:
+def _covers_every_range(subject: RebuiltSubject) -> bool:
     """Return whether the open partitions cover every logical partition once."""
     route = Route(
         subject=subject.name,  # type: ignore[arg-type]
@@ -517,9 +425,11 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         missing.
     """
     ranges = split_ranges(subject.partitions_wanted)
-    hosted = {(row.partition.range_start, row.partition.range_end) for row in subject.partitions}
+    hosted_ranges = {
+        (row.partition.range_start, row.partition.range_end) for row in subject.partitions
+    }
     was_used = any(is_used(status) for status in statuses)
-    if was_used or len(hosted) != len(statuses) or not hosted < set(ranges):
+    if was_used or len(hosted_ranges) != len(statuses) or not hosted_ranges < set(ranges):
         return False
     subject.opened = False
     subject.partitions_named = subject.partitions_wanted
@@ -527,8 +437,8 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
         row.partition = msgspec.structs.replace(row.partition, state=PartitionState.PLANNED)
     template = subject.partitions[0].partition
     for queue, (start, end) in enumerate(ranges):
-        if (start, end) not in hosted:
-            missing = msgspec.structs.replace(
+        if (start, end) not in hosted_ranges:
+            missing_partition = msgspec.structs.replace(
                 template,
                 partition_id=0,
                 name=partition_name(subject.name, queue),
@@ -536,5 +446,5 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
                 range_start=start,
                 range_end=end,
             )
-            subject.partitions.append(RebuiltPartition(partition=missing))
+            subject.partitions.append(RebuiltPartition(partition=missing_partition))
     return True

@@ -18,7 +18,7 @@ from sqlalchemy.engine import Connection
 
 from ...protocol.errors import ConfigError, Reason
 from ..access.rows import create_access_state, raise_version
-from ..backup.rows import skip_ids
+from ..backup.rows import skip_later_ids
 from ..sql.schema import access_grants, access_principals, access_quotas, access_tokens, name_limits
 
 RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_limits)
@@ -66,7 +66,7 @@ def check_no_rights(connection: Connection) -> None:
             )
 
 
-def store_rights(connection: Connection, kept: ImportedRights, *, now_ms: int) -> None:
+def store_rights(connection: Connection, rights: ImportedRights, *, now_ms: int) -> None:
     """
     Store tokens, grants and quotas.
 
@@ -78,11 +78,11 @@ def store_rights(connection: Connection, kept: ImportedRights, *, now_ms: int) -
     """
     check_no_rights(connection)
     create_access_state(connection, secrets.token_hex(16))
-    changed = {"version": raise_version(connection), "changed_at": now_ms}
+    version_columns = {"version": raise_version(connection), "changed_at": now_ms}
     for table in RIGHTS:
-        rows = kept.of(table)
+        rows = rights.of(table)
         if table is access_principals:
-            rows = [row | changed for row in rows]
+            rows = [row | version_columns for row in rows]
         if rows:
             connection.execute(sa.insert(table), rows)
-    skip_ids(connection, access_tokens)
+    skip_later_ids(connection, access_tokens)

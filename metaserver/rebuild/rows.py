@@ -65,10 +65,10 @@ class RebuiltGroup:
     name: str
     last_token: int = 0
     tokens: dict[int, int] = field(default_factory=dict)
-    drained: set[int] = field(default_factory=set)
-    parked: set[int] = field(default_factory=set)
+    drained_ids: set[int] = field(default_factory=set)
+    parked_ids: set[int] = field(default_factory=set)
     """Ids of partitions on which the group has parked messages."""
-    frozen: set[int] = field(default_factory=set)
+    frozen_ids: set[int] = field(default_factory=set)
     """Ids of partitions whose children have begun to adopt the parked messages, after the group had
     drained these partitions and their ancestors.
     """
@@ -106,7 +106,7 @@ class RebuiltSubject:
     """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker
     returns.
     """
-    canceled: RebuiltOperation | None = None
+    canceled_operation: RebuiltOperation | None = None
     """The operation that seals the children of canceled operations, or None."""
     gone: list[GonePartition] = field(default_factory=list)
     static: bool = False

@@ -75,10 +75,12 @@ async def rebuild_database(
         if isinstance(network, KnowsMetaservers):
             # No metaserver issues capabilities now, so brokers are sent the token itself.
             network.add_metaservers(addresses)
-        lists = await asyncio.gather(*(_read_hosted(network, address) for address in addresses))
+        hosted_lists = await asyncio.gather(
+            *(_read_hosted(network, address) for address in addresses)
+        )
         sources = [
             BrokerSource(address=address, hosted=hosted)
-            for address, hosted in zip(addresses, lists, strict=True)
+            for address, hosted in zip(addresses, hosted_lists, strict=True)
         ]
         cluster = plan_rebuild(sources, options)
         await database.write_long(_store, cluster, rights, now_ms=clock.wall_ms())
@@ -98,11 +100,11 @@ async def _read_hosted(network: Network, address: str) -> PartitionStatusList:
     try:
         return await BrokerClient(network, address).partitions()
     except (UnauthenticatedError, AccessDeniedError) as error:
-        refused = UnauthenticatedError(
+        refusal = UnauthenticatedError(
             f"the broker at {address} refuses the rebuild: {error.message}", problem="rebuild"
         )
-        refused.hint = HINT
-        raise refused from error
+        refusal.hint = HINT
+        raise refusal from error
 
 
 def read_rights_file(settings: MetaserverSettings, content: bytes, path: str) -> ImportedRights:

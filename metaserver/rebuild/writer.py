@@ -21,7 +21,7 @@ from ...protocol.routing import PartitionState
 from ...protocol.text import counted
 from ..cluster.removals import plan_removals
 from ..operations.states import RULES
-from ..sql.dialect import insert_new, insert_or_replace, now_ms
+from ..sql.dialect import insert_new, insert_or_replace, now_ms, skip_ids
 from ..sql.duties import rebuilt_duty, take_duty
 from ..sql.schema import (
     brokers,
@@ -51,26 +51,28 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     """
     check_empty(connection)
     query = sa.select(brokers.c.broker_group).where(brokers.c.cordoned)
-    cordoned = set(connection.execute(query).scalars())
-    silent = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
+    cordoned_groups = set(connection.execute(query).scalars())
+    silent_columns = {"readable": True, "writable": True, "seen_at": 0, "expires_at": 0}
     rows = [
         {
             "broker_group": source.hosted.broker_group,
             "broker_id": source.hosted.broker_id,
             "address": source.address,
-            "cordoned": source.hosted.broker_group in cordoned,
-            **silent,
+            "cordoned": source.hosted.broker_group in cordoned_groups,
+            **silent_columns,
         }
         for source in cluster.sources
     ]
     insert_or_replace(connection, brokers, rows)
     # Operators see gone broker groups as silent and cordoned.
     gone_groups = {
-        lost.partition.broker_group for subject in cluster.subjects for lost in subject.gone
+        gone_partition.partition.broker_group
+        for subject in cluster.subjects
+        for gone_partition in subject.gone
     }
     for name in sorted(gone_groups):
         gone_broker = {"broker_group": name, "broker_id": "", "address": "", "cordoned": True}
-        insert_new(connection, brokers, gone_broker | silent)
+        insert_new(connection, brokers, gone_broker | silent_columns)
     ids = {
         subject.name: _store_subject(connection, subject, route_version)
         for subject in cluster.subjects
@@ -79,13 +81,13 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
     for subject in cluster.subjects:
         if subject.deleting:
             plan_removals(connection, partitions.c.subject_id == ids[subject.name])
-        replaced = [row.partition.partition_id for row in subject.partitions if row.replaced]
-        if replaced:
-            plan_removals(connection, partitions.c.partition_id.in_(replaced))
+        replaced_ids = [row.partition.partition_id for row in subject.partitions if row.replaced]
+        if replaced_ids:
+            plan_removals(connection, partitions.c.partition_id.in_(replaced_ids))
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group, subject.gone)
         # The running operation gets the highest id, because it is the subject's latest one.
-        for operation in (subject.canceled, *subject.fences, subject.operation):
+        for operation in (subject.canceled_operation, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
 
@@ -121,9 +123,9 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
     """Insert the partitions. Those with ids come first, so that the database assigns higher ids to
     the others.
     """
-    numbered: list[dict[str, Any]] = []
-    new: list[dict[str, Any]] = []
-    lineage = []
+    numbered_rows: list[dict[str, Any]] = []
+    unnumbered_rows: list[dict[str, Any]] = []
+    lineage_rows = []
     for subject in cluster.subjects:
         for row in subject.partitions:
             partition = row.partition
@@ -141,39 +143,23 @@ def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict
                 "logic_start": partition.logic_start,
             }
             if partition.partition_id:
-                numbered.append({"partition_id": partition.partition_id, **values})
+                numbered_rows.append({"partition_id": partition.partition_id, **values})
             else:
                 assert partition.state is PartitionState.PLANNED
-                new.append(values)
-            lineage += [
+                unnumbered_rows.append(values)
+            lineage_rows += [
                 {"partition_id": partition.partition_id, "parent_id": parent}
                 for parent in partition.parents
             ]
-    for rows in (sorted(numbered, key=lambda row: row["partition_id"]), new):
-        if rows is new:
-            highest = max([cluster.dropped_id, *(row["partition_id"] for row in numbered)])
-            _skip_partition_ids(connection, highest)
+    for rows in (sorted(numbered_rows, key=lambda row: row["partition_id"]), unnumbered_rows):
+        if rows is unnumbered_rows:
+            highest_id = max([cluster.dropped_id, *(row["partition_id"] for row in numbered_rows)])
+            if highest_id:
+                skip_ids(connection, partitions, highest_id)
         if rows:
             connection.execute(sa.insert(partitions), rows)
-    if lineage:
-        connection.execute(sa.insert(partition_parents), lineage)
-
-
-def _skip_partition_ids(connection: Connection, highest: int) -> None:
-    """Make the database assign only partition ids above `highest`."""
-    if not highest:
-        return
-    if connection.dialect.name == "postgresql":
-        sequence = sa.func.pg_get_serial_sequence("partitions", "partition_id")
-        connection.execute(sa.select(sa.func.setval(sequence, highest)))
-        return
-    # SQLite stores the highest id that it has ever assigned in a special table.
-    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
-    this_table = sequences.c.name == partitions.name
-    if connection.execute(sa.select(sequences.c.seq).where(this_table)).one_or_none() is None:
-        connection.execute(sa.insert(sequences).values(name=partitions.name, seq=highest))
-    is_lower = sa.and_(this_table, sequences.c.seq < highest)
-    connection.execute(sa.update(sequences).where(is_lower).values(seq=highest))
+    if lineage_rows:
+        connection.execute(sa.insert(partition_parents), lineage_rows)
 
 
 def _store_group(
@@ -206,9 +192,9 @@ def _store_group(
         {
             "group_id": group_id,
             "partition_id": partition_id,
-            "parked": partition_id in group.parked,
+            "parked": partition_id in group.parked_ids,
         }
-        for partition_id in sorted(group.drained)
+        for partition_id in sorted(group.drained_ids)
     ]
     if drained_rows:
         connection.execute(sa.insert(drained), drained_rows)

@@ -25,10 +25,10 @@ from ...protocol.ids import SessionId, check_name
 from ...protocol.operations import OperationKind
 from ...protocol.routing import PartitionState
 from ...protocol.text import counted
-from ..cluster.lost_database import check_not_lost
-from ..cluster.removals import count_removals, end_deletions, plan_removals, was_deleted
+from ..cluster.lost_database import check_database_complete
+from ..cluster.removals import count_removals, finish_deletions, plan_removals, was_deleted
 from ..cluster.subjects import check_open, find_subject
-from ..groups.sessions import end_sessions, sweep_sessions
+from ..groups.sessions import end_expired_sessions, end_sessions
 from ..sql.duties import duty_left_ms, reset_duty
 from ..sql.schema import groups, leases, operations, partitions, sessions, subjects
 
@@ -39,7 +39,7 @@ class BegunDeletion:
 
     subject_id: int
     group_id: int = 0
-    ended: Collection[SessionId] = ()
+    ended_sessions: Collection[SessionId] = ()
     """Sessions that this call ended."""
 
 
@@ -62,14 +62,14 @@ def begin_subject_deletion(
     ):
         return BegunDeletion(subject_id=request.subject_id)
     if row is None:
-        check_not_lost(connection)
+        check_database_complete(connection)
         raise SubjectUnknownError(subject=name)
     if row.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id)
     # While a target is being cut, brokers are sent the hidden partitions as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
-    unfinished = sa.select(operations.c.operation_id).where(
+    unfinished_query = sa.select(operations.c.operation_id).where(
         sa.or_(
             operations.c.running == row.subject_id,
             sa.and_(
@@ -78,30 +78,30 @@ def begin_subject_deletion(
             ),
         )
     )
-    operation_id = connection.execute(unfinished).scalar_one_or_none()
+    operation_id = connection.execute(unfinished_query).scalar_one_or_none()
     if operation_id is not None:
         raise BusyError(Reason.OPERATION_RUNNING, subject=name, operation_id=operation_id)
-    its_groups = groups.c.subject_id == row.subject_id
-    group_ids = sa.select(groups.c.group_id).where(its_groups).order_by(groups.c.group_id)
+    is_group = groups.c.subject_id == row.subject_id
+    group_ids = sa.select(groups.c.group_id).where(is_group).order_by(groups.c.group_id)
     locked_ids = list(connection.execute(group_ids.with_for_update()).scalars())
-    ended = [
+    ended_sessions = [
         session
         for group_id in locked_ids
-        for session in _live_sessions(connection, name, group_id, request)
+        for session in _read_live_sessions(connection, name, group_id, request)
     ]
-    end_sessions(connection, ended)
+    end_sessions(connection, ended_sessions)
     this_subject = subjects.c.subject_id == row.subject_id
     # A version above 0 also ends a creation in progress.
-    deleting = {"deleting": True, "route_version": subjects.c.route_version + 1}
-    connection.execute(sa.update(subjects).where(this_subject).values(deleting))
-    its_partitions = partitions.c.subject_id == row.subject_id
+    deletion_columns = {"deleting": True, "route_version": subjects.c.route_version + 1}
+    connection.execute(sa.update(subjects).where(this_subject).values(deletion_columns))
+    is_partition = partitions.c.subject_id == row.subject_id
     # The data folder of a lost partition is refused, so it never serves the partition again.
-    plan_removals(connection, sa.and_(its_partitions, sa.not_(partitions.c.lost)))
-    expired = {"state": PartitionState.EXPIRED}
-    connection.execute(sa.update(partitions).where(its_partitions).values(expired))
-    connection.execute(sa.update(groups).where(its_groups).values(deleting=True, told=True))
-    end_deletions(connection)
-    return BegunDeletion(subject_id=row.subject_id, ended=ended)
+    plan_removals(connection, sa.and_(is_partition, sa.not_(partitions.c.lost)))
+    expired_column = {"state": PartitionState.EXPIRED}
+    connection.execute(sa.update(partitions).where(is_partition).values(expired_column))
+    connection.execute(sa.update(groups).where(is_group).values(deleting=True, told=True))
+    finish_deletions(connection)
+    return BegunDeletion(subject_id=row.subject_id, ended_sessions=ended_sessions)
 
 
 def begin_group_deletion(
@@ -130,20 +130,20 @@ def begin_group_deletion(
     if group_row is None:
         raise GroupUnknownError(subject=subject, group=group)
     if group_row.deleting:
-        end_deletions(connection)  # brokers may have nothing left
+        finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id, group_id=group_id)
-    ended = _live_sessions(connection, group, group_id, request)
-    end_sessions(connection, ended)
-    its_leases = sa.update(leases).where(leases.c.group_id == group_id)
-    connection.execute(its_leases.values(session=None, wanted=None, withdrawn=False))
+    ended_sessions = _read_live_sessions(connection, group, group_id, request)
+    end_sessions(connection, ended_sessions)
+    free_leases = sa.update(leases).where(leases.c.group_id == group_id)
+    connection.execute(free_leases.values(session=None, wanted=None, withdrawn=False))
     token = group_row.last_token + 1
-    deleting = {
+    deletion_columns = {
         "deleting": True,
         "told": True,
         "last_token": token,
         "version": group_row.version + 1,
     }
-    connection.execute(sa.update(groups).where(this_group).values(deleting))
+    connection.execute(sa.update(groups).where(this_group).values(deletion_columns))
     has_lower_floor = sa.and_(
         subjects.c.subject_id == row.subject_id, subjects.c.tokens_above < token
     )
@@ -153,10 +153,12 @@ def begin_group_deletion(
         partitions.c.state != PartitionState.EXPIRED,
     )
     plan_removals(connection, has_data, group_id=group_id, token=token)
-    return BegunDeletion(subject_id=row.subject_id, group_id=group_id, ended=ended)
+    return BegunDeletion(
+        subject_id=row.subject_id, group_id=group_id, ended_sessions=ended_sessions
+    )
 
 
-def _live_sessions(
+def _read_live_sessions(
     connection: Connection, name: str, group_id: int, request: DeleteSubject | DeleteGroup
 ) -> list[SessionId]:
     """
@@ -172,17 +174,17 @@ def _live_sessions(
             f"{name!r} cannot be deleted while the cursors of a consumer group are being set",
             left_ms=remaining_ms,
         )
-    sweep_sessions(connection, group_id)
+    end_expired_sessions(connection, group_id)
     query = sa.select(sessions.c.session).where(sessions.c.group_id == group_id)
-    live = [SessionId(session) for session in connection.execute(query).scalars()]
-    if live and not request.force:
+    live_ids = [SessionId(session) for session in connection.execute(query).scalars()]
+    if live_ids and not request.force:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"{name!r} has {counted(len(live), 'live consumer')}: stop them, or delete it anyway "
-            f"with force=True (--force)",
-            sessions=len(live),
+            f"{name!r} has {counted(len(live_ids), 'live consumer')}: stop them, or delete it "
+            f"anyway with force=True (--force)",
+            sessions=len(live_ids),
         )
-    return live
+    return live_ids
 
 
 def subject_deletion(connection: Connection, name: str, subject_id: int) -> SubjectDeletion:

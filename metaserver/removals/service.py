@@ -32,7 +32,13 @@ from ...protocol.routing import PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import HOSTED_AT_ONCE_MAX, Catalogue
-from ..cluster.removals import WHOLE, PendingRemoval, Removal, pending_removals, store_removed
+from ..cluster.removals import (
+    WHOLE_PARTITION,
+    PendingRemoval,
+    Removal,
+    complete_removals,
+    pending_removals,
+)
 from ..groups.service import GroupService
 from ..sql.database import Database
 from .begin import (
@@ -91,11 +97,11 @@ class RemovalService:
         Raises:
             InvalidRequestError, SubjectUnknownError, BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_subject_deletion, name, request)
-        self._catalogue.wake([Subject(name)])
-        await self._carry_out(begun, "its subject was deleted")
-        view = await self._database.read(subject_deletion, name, begun.subject_id)
-        return self._with_problem(view, begun)
+        deletion = await self._database.write(begin_subject_deletion, name, request)
+        self._catalogue.wake_route_waiters([Subject(name)])
+        await self._end_sessions_and_ask(deletion, "its subject was deleted")
+        view = await self._database.read(subject_deletion, name, deletion.subject_id)
+        return self._add_problem(view, deletion)
 
     async def delete_group(self, subject: str, group: str, request: DeleteGroup) -> GroupDeletion:
         """
@@ -105,20 +111,20 @@ class RemovalService:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
             BusyError: nothing was changed.
         """
-        begun = await self._database.write(begin_group_deletion, subject, group, request)
-        await self._carry_out(begun, "its group was deleted")
-        view = await self._database.read(group_deletion, subject, group, begun)
-        return self._with_problem(view, begun)
+        deletion = await self._database.write(begin_group_deletion, subject, group, request)
+        await self._end_sessions_and_ask(deletion, "its group was deleted")
+        view = await self._database.read(group_deletion, subject, group, deletion)
+        return self._add_problem(view, deletion)
 
-    async def _carry_out(self, begun: BegunDeletion, why: str) -> None:
+    async def _end_sessions_and_ask(self, deletion: BegunDeletion, why: str) -> None:
         """End the deletion's sessions for a reason, and ask brokers once for all removals."""
         self._after_step("marked")
-        self._groups.end_sessions(begun.ended, why=why)
+        self._groups.end_sessions(deletion.ended_sessions, why=why)
         await self._ask_brokers()
 
-    def _with_problem(self, view: D, begun: BegunDeletion) -> D:
+    def _add_problem(self, view: D, deletion: BegunDeletion) -> D:
         """Add to the view why a broker has not done its part."""
-        key = begun.subject_id, begun.group_id
+        key = deletion.subject_id, deletion.group_id
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
@@ -131,22 +137,24 @@ class RemovalService:
     async def _ask_brokers(self) -> None:
         """Ask brokers for all pending removals, and record those that are done."""
         self._problems.clear()
-        after: Removal = (0, 0)
-        while pending := await self._database.read(
-            pending_removals, limit=REMOVALS_MAX, after=after
+        last_key: Removal = (0, 0)
+        while pending_batch := await self._database.read(
+            pending_removals, limit=REMOVALS_MAX, after=last_key
         ):
-            tokens = await asyncio.gather(*(self._send_removal(removal) for removal in pending))
-            done = {
+            tokens = await asyncio.gather(
+                *(self._send_removal(removal) for removal in pending_batch)
+            )
+            tokens_by_key = {
                 removal.key: token
-                for removal, token in zip(pending, tokens, strict=True)
+                for removal, token in zip(pending_batch, tokens, strict=True)
                 if token is not None
             }
-            if done:
+            if tokens_by_key:
                 self._after_step("asked")
-                deleted_names = await self._database.write(store_removed, done)
+                deleted_names = await self._database.write(complete_removals, tokens_by_key)
                 self._after_step("removed")
-                self._catalogue.wake(map(Subject, deleted_names))
-            after = pending[-1].key
+                self._catalogue.wake_route_waiters(map(Subject, deleted_names))
+            last_key = pending_batch[-1].key
         self._next_run_s = asyncio.get_running_loop().time() + (
             RETRY_PAUSE_S if self._problems else 0
         )
@@ -155,7 +163,7 @@ class RemovalService:
         """Ask a broker to drop a partition or forget a group; returns the highest token that the
         broker now refuses, or None if it has not done its part.
         """
-        if removal.obsolete:
+        if removal.is_obsolete:
             return removal.token
         key = removal.subject_id, removal.group_id
         if removal.address is None:
@@ -164,13 +172,17 @@ class RemovalService:
         broker = BrokerClient(self._network, removal.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._slots:
             try:
-                if removal.group_id == WHOLE:
-                    drop = DropPartition(subject=removal.subject, last_id=removal.last_id)
-                    await broker.control(endpoints.DROP_PARTITION, drop, id=removal.partition_id)
+                if removal.group_id == WHOLE_PARTITION:
+                    drop_request = DropPartition(subject=removal.subject, last_id=removal.last_id)
+                    await broker.control(
+                        endpoints.DROP_PARTITION, drop_request, id=removal.partition_id
+                    )
                     return 0
-                forget = ForgetGroup(group=removal.group, token=removal.token)
+                forget_request = ForgetGroup(group=removal.group, token=removal.token)
                 return (
-                    await broker.control(endpoints.FORGET_GROUP, forget, id=removal.partition_id)
+                    await broker.control(
+                        endpoints.FORGET_GROUP, forget_request, id=removal.partition_id
+                    )
                 ).token
             except KeylaneError as error:
                 is_absent = isinstance(error, PartitionUnknownError)

@@ -54,7 +54,7 @@ async def read_offsets(
         partition=partition,
         first_offset=status.first_offset,
         next_offset=status.next_offset,
-        at_time=at_time,
+        offset_at_time=at_time,
         cursor=next(
             (progress.cursor for progress in status.groups if progress.group == group), None
         ),

@@ -46,7 +46,7 @@ class PartitionOffsets:
     partition: Partition
     first_offset: int
     next_offset: int
-    at_time: int | None = None
+    offset_at_time: int | None = None
     """Offset of the first message at or after the requested time, if there is one."""
     cursor: int | None = None
     """The group's current cursor; None if the broker does not know the group."""
@@ -54,14 +54,17 @@ class PartitionOffsets:
     """Highest token of the group that the broker has seen."""
 
     @property
-    def present(self) -> int:
+    def current_offset(self) -> int:
         """Offset of the first message that the group has not acked."""
         return self.first_offset if self.cursor is None else max(self.cursor, self.first_offset)
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         """True if the partition is sealed, and the group has acked it to its end."""
-        return self.partition.state is PartitionState.SEALED and self.present >= self.next_offset
+        return (
+            self.partition.state is PartitionState.SEALED
+            and self.current_offset >= self.next_offset
+        )
 
     @property
     def segment(self) -> Segment:
@@ -108,8 +111,12 @@ def check_request(request: ResetGroup, *, static: bool) -> None:
         raise InvalidRequestError("; ".join(problems))
 
 
-def new_cursors(
-    request: ResetGroup, parts: Sequence[PartitionOffsets], *, static: bool, begun: bool = False
+def compute_cursors(
+    request: ResetGroup,
+    all_offsets: Sequence[PartitionOffsets],
+    *,
+    static: bool,
+    begun: bool = False,
 ) -> dict[int, int]:
     """
     Return partition id → its new cursor.
@@ -120,39 +127,47 @@ def new_cursors(
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
-        PartitionUnknownError: the request names a partition that is not among `parts`.
+        PartitionUnknownError: the request names a partition that is not among `all_offsets`.
     """
-    unknown = set(request.cursors or ()) - {int(part.partition.partition_id) for part in parts}
-    if unknown and not begun:
+    unknown_ids = set(request.cursors or ()) - {
+        int(offsets.partition.partition_id) for offsets in all_offsets
+    }
+    if unknown_ids and not begun:
         raise PartitionUnknownError(
-            f"partition {min(unknown)} is not among those to set", partition_id=min(unknown)
+            f"partition {min(unknown_ids)} is not among those to set", partition_id=min(unknown_ids)
         )
     by_queue = static and request.to is not ResetTo.CURSORS
-    by_id = {int(part.partition.partition_id): part for part in parts}
+    offsets_by_id = {int(offsets.partition.partition_id): offsets for offsets in all_offsets}
     if by_queue:
-        targets = _queue_cursors(request, parts, begun)
+        target_cursors = _queue_cursors(request, all_offsets, begun)
     else:
-        targets = {
-            partition_id: _physical_cursor(request, part, begun)
-            for partition_id, part in by_id.items()
+        target_cursors = {
+            partition_id: _physical_cursor(request, offsets, begun)
+            for partition_id, offsets in offsets_by_id.items()
         }
-    places = {
-        partition_id: LocalPoint(part.first_offset, part.next_offset, targets[partition_id])
-        for partition_id, part in by_id.items()
+    points = {
+        partition_id: LocalPoint(
+            offsets.first_offset, offsets.next_offset, target_cursors[partition_id]
+        )
+        for partition_id, offsets in offsets_by_id.items()
     }
-    parents = {partition_id: part.partition.parents for partition_id, part in by_id.items()}
-    return order_points(places, parents)
+    parents = {
+        partition_id: offsets.partition.parents for partition_id, offsets in offsets_by_id.items()
+    }
+    return order_points(points, parents)
 
 
 def _queue_cursors(
-    request: ResetGroup, parts: Sequence[PartitionOffsets], begun: bool
+    request: ResetGroup, all_offsets: Sequence[PartitionOffsets], begun: bool
 ) -> dict[int, int]:
     """Return partition id → cursor for a request by queue."""
     cursors: dict[int, int] = {}
-    for queue in sorted({part.partition.queue for part in parts}):
-        chain = [part for part in parts if part.partition.queue == queue]
-        chain.sort(key=lambda part: (part.partition.logic_start, part.partition.partition_id))
-        segments = [part.segment for part in chain]
+    for queue in sorted({offsets.partition.queue for offsets in all_offsets}):
+        chain = [offsets for offsets in all_offsets if offsets.partition.queue == queue]
+        chain.sort(
+            key=lambda offsets: (offsets.partition.logic_start, offsets.partition.partition_id)
+        )
+        segments = [offsets.segment for offsets in chain]
         logic_offset = _target_offset(request, chain, segments, begun)
         ids = [segment.partition_id for segment in segments]
         cursors |= dict(zip(ids, physical_cursors(segments, logic_offset), strict=True))
@@ -173,22 +188,24 @@ def _target_offset(
             offset = request.offset
             if is_behind_loss(chain[0].partition):
                 offset = max(offset, segments[0].logic_start)
-            return _stored_in_queue(segments, offset, begun)
+            return _clamp_to_queue(segments, offset, begun)
         case ResetTo.TIME:
-            for part in chain:
-                if part.at_time is not None:
-                    return part.partition.logic_start + part.at_time
+            for offsets in chain:
+                if offsets.offset_at_time is not None:
+                    return offsets.partition.logic_start + offsets.offset_at_time
             return queue_max(segments)
         case ResetTo.SHIFT:
             assert request.shift is not None
-            present = {int(part.partition.partition_id): part.present for part in chain}
-            offset = logic_cursor(segments, present) + request.shift
+            current_offsets = {
+                int(offsets.partition.partition_id): offsets.current_offset for offsets in chain
+            }
+            offset = logic_cursor(segments, current_offsets) + request.shift
             return min(max(offset, queue_min(segments)), queue_max(segments))
         case ResetTo.CURSORS:
             raise AssertionError("cursors name partitions")
 
 
-def _stored_in_queue(segments: Sequence[Segment], offset: int, begun: bool) -> int:
+def _clamp_to_queue(segments: Sequence[Segment], offset: int, begun: bool) -> int:
     """
     Return a logic offset that the queue stores, or that it will assign next.
 
@@ -208,14 +225,14 @@ def _stored_in_queue(segments: Sequence[Segment], offset: int, begun: bool) -> i
     return offset
 
 
-def _stored_in_partition(part: PartitionOffsets, offset: int, begun: bool) -> int:
-    """Do the same as `_stored_in_queue` for an offset of one partition."""
-    low, high = part.first_offset, part.next_offset
+def _clamp_to_partition(offsets: PartitionOffsets, offset: int, begun: bool) -> int:
+    """Do the same as `_clamp_to_queue` for an offset of one partition."""
+    low, high = offsets.first_offset, offsets.next_offset
     if begun:
         return min(max(offset, low), high)
     if low <= offset <= high:
         return offset
-    partition_id = int(part.partition.partition_id)
+    partition_id = int(offsets.partition.partition_id)
     error = OffsetOutOfRangeError(
         f"offset {offset} of partition {partition_id} is not in [{low}, {high}]",
         partition_id=partition_id,
@@ -227,38 +244,43 @@ def _stored_in_partition(part: PartitionOffsets, offset: int, begun: bool) -> in
     raise error
 
 
-def _physical_cursor(request: ResetGroup, part: PartitionOffsets, begun: bool) -> int:
+def _physical_cursor(request: ResetGroup, offsets: PartitionOffsets, begun: bool) -> int:
     """Return the offset to which a request resets one partition. Raises OffsetOutOfRangeError."""
     match request.to:
         case ResetTo.EARLIEST:
-            return part.first_offset
+            return offsets.first_offset
         case ResetTo.LATEST:
-            return part.next_offset
+            return offsets.next_offset
         case ResetTo.OFFSET:
             assert request.offset is not None
-            return _stored_in_partition(part, request.offset, begun)
+            return _clamp_to_partition(offsets, request.offset, begun)
         case ResetTo.TIME:
-            return part.next_offset if part.at_time is None else part.at_time
+            return offsets.next_offset if offsets.offset_at_time is None else offsets.offset_at_time
         case ResetTo.SHIFT:
             assert request.shift is not None
-            if part.drained:  # its children are shifted, so that no message counts twice
-                return part.next_offset
-            return min(max(part.present + request.shift, part.first_offset), part.next_offset)
+            if offsets.is_drained:  # its children are shifted, so that no message counts twice
+                return offsets.next_offset
+            return min(
+                max(offsets.current_offset + request.shift, offsets.first_offset),
+                offsets.next_offset,
+            )
         case ResetTo.CURSORS:
             assert request.cursors is not None
-            cursor = request.cursors.get(int(part.partition.partition_id), part.present)
-            return _stored_in_partition(part, cursor, begun)
+            cursor = request.cursors.get(
+                int(offsets.partition.partition_id), offsets.current_offset
+            )
+            return _clamp_to_partition(offsets, cursor, begun)
 
 
-def generations(partitions: Sequence[Partition]) -> list[list[int]]:
+def order_generations(partitions: Sequence[Partition]) -> list[list[int]]:
     """Return the partition ids in groups, in the order of setting: children before parents."""
-    depth: dict[int, int] = {}
+    depths: dict[int, int] = {}
     for partition in sorted(partitions, key=lambda partition: partition.partition_id):
-        depth[partition.partition_id] = 1 + max(
-            (depth.get(parent, -1) for parent in partition.parents), default=-1
+        depths[partition.partition_id] = 1 + max(
+            (depths.get(parent, -1) for parent in partition.parents), default=-1
         )
-    order: Mapping[int, list[int]] = {
-        level: [partition_id for partition_id, its_depth in depth.items() if its_depth == level]
-        for level in set(depth.values())
+    ids_by_level: Mapping[int, list[int]] = {
+        level: [partition_id for partition_id, depth in depths.items() if depth == level]
+        for level in set(depths.values())
     }
-    return [order[level] for level in sorted(order, reverse=True)]
+    return [ids_by_level[level] for level in sorted(ids_by_level, reverse=True)]

@@ -51,8 +51,7 @@ from ...protocol.errors import (
 from ...protocol.progress import CanceledReset, GroupReset, ResetGroup
 from ...protocol.text import listed
 from ..cluster.announcements import mark_unsettled
-from ..cluster.subjects import open_subject_row
-from ..groups.views import OWNERS, find_group
+from ..groups.views import OWNERS, find_open_group
 from ..sql.database import Database
 from ..sql.schema import groups, live_resets, subjects
 from .service import ResetService
@@ -79,19 +78,21 @@ class LiveReset:
     """Names of consumers that still hold partitions."""
 
 
-_lock = (
+_lock_query = (
     sa.select(groups.c.group_id)
     .where(groups.c.group_id == sa.bindparam("of_group"), sa.not_(groups.c.deleting))
     .with_for_update()
 )
-_of_group = sa.select(live_resets).where(live_resets.c.group_id == sa.bindparam("of_group"))
-_known = (
+_group_reset_query = sa.select(live_resets).where(
+    live_resets.c.group_id == sa.bindparam("of_group")
+)
+_reset_query = (
     sa.select(live_resets, groups.c.name.label("group"), subjects.c.name.label("subject"))
     .join(groups, groups.c.group_id == live_resets.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
     .where(live_resets.c.reset_id == sa.bindparam("of_reset"))
 )
-_pending = (
+_pending_query = (
     sa.select(live_resets.c.reset_id)
     .where(live_resets.c.answer.is_(None))
     .order_by(live_resets.c.reset_id)
@@ -108,25 +109,25 @@ def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) 
         GroupUnknownError: the group was deleted.
         BusyError: another reset of the group is pending.
     """
-    if connection.execute(_lock, {"of_group": group_id}).one_or_none() is None:
+    if connection.execute(_lock_query, {"of_group": group_id}).one_or_none() is None:
         raise GroupUnknownError(f"consumer group {group_id} was deleted")
     text = msgspec.json.encode(request).decode()
-    existing = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
-    if existing is not None and existing.answer is None:
-        if existing.ask != text:
+    pending_row = connection.execute(_group_reset_query, {"of_group": group_id}).one_or_none()
+    if pending_row is not None and pending_row.answer is None:
+        if pending_row.ask != text:
             raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
-        return int(existing.reset_id)
+        return int(pending_row.reset_id)
     connection.execute(sa.delete(live_resets).where(live_resets.c.group_id == group_id))
     row = {"group_id": group_id, "ask": text}
-    inserted = connection.execute(
+    inserted_row = connection.execute(
         sa.insert(live_resets).values(row).returning(live_resets.c.reset_id)
     )
-    reset_id: int = inserted.scalar_one()
+    reset_id: int = inserted_row.scalar_one()
     mark_unsettled(connection, group_id)
     return reset_id
 
 
-_same = (
+_same_reset_query = (
     sa.select(live_resets.c.reset_id)
     .join(groups, groups.c.group_id == live_resets.c.group_id)
     .join(subjects, subjects.c.subject_id == groups.c.subject_id)
@@ -139,18 +140,18 @@ _same = (
 )
 
 
-def same_live_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
+def find_same_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
     """Return the id of the pending reset that the same request has begun; 0 if there is none."""
     text = msgspec.json.encode(request).decode()
     parameters = {"of_subject": subject, "of_name": group, "of_ask": text}
-    return connection.execute(_same, parameters).scalar_one_or_none() or 0
+    return connection.execute(_same_reset_query, parameters).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
     """Return a reset; None if it was abandoned, if another reset followed its cancellation, or if
     its group was deleted.
     """
-    row = connection.execute(_known, {"of_reset": reset_id}).one_or_none()
+    row = connection.execute(_reset_query, {"of_reset": reset_id}).one_or_none()
     if row is None:
         return None
     owners = connection.execute(OWNERS, {"of_group": row.group_id}).scalars()
@@ -169,22 +170,22 @@ def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
 
 def pending_live_resets(connection: Connection) -> list[int]:
     """Return the ids of the resets that have no answer yet."""
-    return list(connection.execute(_pending).scalars())
+    return list(connection.execute(_pending_query).scalars())
 
 
 def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
     """Delete a reset, so that the group's sessions are granted partitions again; returns False if
     it has begun or has an answer.
     """
-    connection.execute(_lock, {"of_group": group_id})
-    not_begun = sa.and_(
+    connection.execute(_lock_query, {"of_group": group_id})
+    is_not_begun = sa.and_(
         live_resets.c.reset_id == reset_id,
         sa.not_(live_resets.c.begun),
         live_resets.c.answer.is_(None),
     )
-    abandoned = connection.execute(sa.delete(live_resets).where(not_begun)).rowcount == 1
+    is_abandoned = connection.execute(sa.delete(live_resets).where(is_not_begun)).rowcount == 1
     mark_unsettled(connection, group_id)
-    return abandoned
+    return is_abandoned
 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
@@ -198,10 +199,9 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
         ConflictError: some cursors may be set already, or the group has no reset.
     """
-    subject_id = open_subject_row(connection, subject).subject_id
-    group_id, _ = find_group(connection, subject_id, subject, group)
-    connection.execute(_lock, {"of_group": group_id})
-    row = connection.execute(_of_group, {"of_group": group_id}).one_or_none()
+    group_id, _ = find_open_group(connection, subject, group)
+    connection.execute(_lock_query, {"of_group": group_id})
+    row = connection.execute(_group_reset_query, {"of_group": group_id}).one_or_none()
     if row is None:
         raise ConflictError(
             Reason.RESET_FORWARD, f"group {group!r} has no reset", subject=subject, group=group
@@ -233,7 +233,7 @@ def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple
 
 
 log = logging.getLogger("keylane.metaserver")
-_RETRIED = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
+_RETRIED_REASONS = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
 """Reasons for which a live reset is retried."""
 CALL_TIMEOUT_MS = 20_000
 """Milliseconds for which a call waits for its reset, which continues after that."""
@@ -262,9 +262,9 @@ class LiveResets:
         self._resets = resets
         self._settle = settle
         self._boot_ms = (clock or SystemClock()).boot_ms
-        self._driven: set[int] = set()
+        self._driven_ids: set[int] = set()
         """Ids of resets that a call of this process drives."""
-        self._logged: dict[int, str] = {}
+        self._logged_problems: dict[int, str] = {}
         """Reset id → reason for waiting, as last logged; at most one entry."""
 
     async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
@@ -281,23 +281,23 @@ class LiveResets:
             return await self._resets.reset(subject, group, request)
         # A repeat of the request joins the pending reset, even if its plan would fail by now:
         # another metaserver may be setting the cursors, and "nothing was done" would be wrong.
-        reset_id = await self._database.read(same_live_reset, subject, group, request)
+        reset_id = await self._database.read(find_same_reset, subject, group, request)
         if not reset_id:
             try:
                 plan, group_id = await self._resets.plan(subject, group, request)
             except KeylaneError:
-                reset_id = await self._database.read(same_live_reset, subject, group, request)
+                reset_id = await self._database.read(find_same_reset, subject, group, request)
                 if not reset_id:
                     raise
             else:
                 if not plan.cursors:
                     return plan
                 reset_id = await self._database.write(plan_live_reset, group_id, request)
-        self._driven.add(reset_id)
+        self._driven_ids.add(reset_id)
         try:
             return await self._drive(reset_id)
         finally:
-            self._driven.discard(reset_id)
+            self._driven_ids.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
         """Advance a reset until it is done. Raises the reset's error, or UnfinishedError after
@@ -305,10 +305,10 @@ class LiveResets:
         """
         deadline_ms = self._boot_ms() + CALL_TIMEOUT_MS
         while True:
-            live = await self._read(reset_id)
-            if live.answer is not None:
-                return live.answer
-            problem = await self._step(live)
+            reset = await self._read(reset_id)
+            if reset.answer is not None:
+                return reset.answer
+            problem = await self._step(reset)
             if problem is None:
                 continue
             if self._boot_ms() >= deadline_ms:
@@ -318,16 +318,16 @@ class LiveResets:
             await asyncio.sleep(POLL_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
-        live = await self._database.read(read_live_reset, reset_id)
-        if live is None:
+        reset = await self._database.read(read_live_reset, reset_id)
+        if reset is None:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
                 "another metaserver abandoned the reset, or it was canceled, or the group was "
                 "deleted",
             )
-        if live.canceled:
-            raise ConflictError(Reason.RESET_CANCELED, subject=live.subject, group=live.group)
-        return live
+        if reset.canceled:
+            raise ConflictError(Reason.RESET_CANCELED, subject=reset.subject, group=reset.group)
+        return reset
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
@@ -342,47 +342,51 @@ class LiveResets:
         log.info("reset of group %s of %s is canceled", group, subject)
         return CanceledReset(subject=subject, group=group, asked=request)
 
-    async def _step(self, live: LiveReset) -> str | None:
+    async def _step(self, reset: LiveReset) -> str | None:
         """
         Advance a reset as far as possible now; returns why it waits, or None if it may be done.
 
         Raises:
             KeylaneError: the reset was abandoned, and nothing was changed.
         """
-        await self._settle(live.group_id)
-        if live.owners:
-            return f"the reset waits until these consumers hand over: {listed(live.owners)}"
+        await self._settle(reset.group_id)
+        if reset.owners:
+            return f"the reset waits until these consumers hand over: {listed(reset.owners)}"
         try:
             await self._resets.run(
-                live.subject, live.group, live.request, reset_id=live.reset_id, begun=live.begun
+                reset.subject,
+                reset.group,
+                reset.request,
+                reset_id=reset.reset_id,
+                begun=reset.begun,
             )
         except KeylaneError as error:
-            if isinstance(error, StorageError) or error.reason in _RETRIED:
+            if isinstance(error, StorageError) or error.reason in _RETRIED_REASONS:
                 return error.message
-            if await self._database.write(abandon_live_reset, live.reset_id, live.group_id):
-                await self._settle(live.group_id)
+            if await self._database.write(abandon_live_reset, reset.reset_id, reset.group_id):
+                await self._settle(reset.group_id)
                 log.warning(
                     "the reset of group %s of %s was abandoned, and changed nothing: %s",
-                    live.group,
-                    live.subject,
+                    reset.group,
+                    reset.subject,
                     error.message,
                 )
                 raise
             return error.message
-        await self._settle(live.group_id)
+        await self._settle(reset.group_id)
         return None
 
     async def resume(self) -> None:
         """Continue resets whose metaserver has ended, or whose caller no longer waits."""
         for reset_id in await self._database.read(pending_live_resets):
-            live = await self._database.read(read_live_reset, reset_id)
-            is_done = live is None or live.canceled or live.answer is not None
-            if live is None or is_done or reset_id in self._driven:
+            reset = await self._database.read(read_live_reset, reset_id)
+            is_done = reset is None or reset.canceled or reset.answer is not None
+            if reset is None or is_done or reset_id in self._driven_ids:
                 continue
             try:
-                problem = await self._step(live)
+                problem = await self._step(reset)
             except KeylaneError:
                 continue  # logged and abandoned by `_step`
-            if problem is not None and self._logged.get(reset_id) != problem:
-                self._logged = {reset_id: problem}
-                log.info("reset of group %s of %s: %s", live.group, live.subject, problem)
+            if problem is not None and self._logged_problems.get(reset_id) != problem:
+                self._logged_problems = {reset_id: problem}
+                log.info("reset of group %s of %s: %s", reset.group, reset.subject, problem)

@@ -26,7 +26,6 @@ from sqlalchemy.engine import Connection
 from ...protocol.errors import (
     BusyError,
     ConflictError,
-    GroupUnknownError,
     NotFoundError,
     PartitionUnknownError,
     Reason,
@@ -40,10 +39,11 @@ from ..cluster.announcements import mark_unsettled
 from ..cluster.partitions import IS_VISIBLE_PARENT, subject_parents, subject_partitions
 from ..cluster.subjects import SERVED, open_subject_row
 from ..groups.leases import drained_after_parents, raise_token_floor
-from ..groups.parked_ancestors import read_finished_at_end
-from ..groups.sessions import sweep_sessions
+from ..groups.parked_ancestors import read_finished_partitions
+from ..groups.sessions import end_expired_sessions
+from ..groups.views import find_group
 from ..sql.dialect import insert_new, insert_or_replace
-from ..sql.duties import duty_left_ms, leave_duty, rebuilt_duty, reset_duty, take_duty
+from ..sql.duties import duty_left_ms, rebuilt_duty, release_duty, reset_duty, take_duty
 from ..sql.schema import (
     drained,
     groups,
@@ -83,29 +83,31 @@ class ResetScope:
         They may have adopted its parked messages through partitions that are reset too, or whose
         data is gone.
         """
-        others = {each.partition_id: each for each in self.others}
+        other_partitions = {each.partition_id: each for each in self.others}
         ranges: list[tuple[int, int]] = []
-        passed = {partition.partition_id}
+        passed_ids = {partition.partition_id}
         for child, parents in sorted(self.lineage.items()):
-            if passed.isdisjoint(parents):
+            if passed_ids.isdisjoint(parents):
                 continue
-            if child in others:
-                ranges.append((others[child].range_start, others[child].range_end))
+            if child in other_partitions:
+                ranges.append(
+                    (other_partitions[child].range_start, other_partitions[child].range_end)
+                )
             else:
-                passed.add(child)
+                passed_ids.add(child)
         return tuple(ranges)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
         """Return the ids of a partition's ancestors that the reset does not change."""
-        others = {each.partition_id for each in self.others}
+        other_ids = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
-        pending = [partition.partition_id]
-        while pending:
-            parents = set(self.lineage.get(pending.pop(), ())) - ancestors
+        pending_ids = [partition.partition_id]
+        while pending_ids:
+            parents = set(self.lineage.get(pending_ids.pop(), ())) - ancestors
             ancestors |= parents
-            pending += parents
-        direct = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
-        return tuple(sorted(int(each) for each in ancestors & others | direct))
+            pending_ids += parents
+        direct_parents = set(self.lineage.get(partition.partition_id, ())).difference(self.ids)
+        return tuple(sorted(int(each) for each in ancestors & other_ids | direct_parents))
 
     @property
     def ids(self) -> list[int]:
@@ -113,7 +115,7 @@ class ResetScope:
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
-def reset_scope(
+def read_reset_scope(
     connection: Connection, subject: str, group: str, request: ResetGroup, *, begun: bool = False
 ) -> ResetScope:
     """
@@ -131,51 +133,38 @@ def reset_scope(
     if request.queue is not None and not row.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=subject)
     check_request(request, static=row.static)
-    named = sa.and_(
-        groups.c.subject_id == row.subject_id, groups.c.name == group, sa.not_(groups.c.deleting)
+    group_id, strategy = find_group(connection, row.subject_id, subject, group)
+    selected_partitions, skipped_partitions = settable_partitions(
+        connection, row.subject_id, queue=request.queue, partition_id=request.partition_id
     )
-    query = sa.select(groups.c.group_id, groups.c.strategy).where(named)
-    group_row = connection.execute(query).one_or_none()
-    if group_row is None:
-        raise GroupUnknownError(subject=subject, group=group)
-    selected, left_out = _selected(connection, row.subject_id, request)
-    if not selected and not begun and request.queue is not None:
+    if not selected_partitions and not begun and request.queue is not None:
         raise NotFoundError(Reason.QUEUE_UNKNOWN, subject=subject, queue=request.queue)
-    if not selected and not begun and request.partition_id is not None:
+    if not selected_partitions and not begun and request.partition_id is not None:
         raise PartitionUnknownError(
             f"{subject!r} has no partition {request.partition_id} with data",
             partition_id=request.partition_id,
         )
-    others: tuple[Partition, ...] = ()
+    other_partitions: tuple[Partition, ...] = ()
     lineage: dict[PartitionId, tuple[PartitionId, ...]] = {}
     if request.queue is not None or request.partition_id is not None:
-        ids = {each.partition_id for each in selected}
-        served = subject_partitions(connection, row.subject_id, SERVED)
-        others = tuple(each for each in served if each.partition_id not in ids)
+        ids = {each.partition_id for each in selected_partitions}
+        served_partitions = subject_partitions(connection, row.subject_id, SERVED)
+        other_partitions = tuple(each for each in served_partitions if each.partition_id not in ids)
         lineage = subject_parents(connection, row.subject_id)
     return ResetScope(
-        group_id=group_row.group_id,
-        strategy=ConsumeStrategy(group_row.strategy),
+        group_id=group_id,
+        strategy=strategy,
         subject_id=row.subject_id,
         static=row.static,
         request=request,
-        partitions=selected,
-        left_out=left_out,
-        others=others,
+        partitions=selected_partitions,
+        left_out=skipped_partitions,
+        others=other_partitions,
         lineage=lineage,
     )
 
 
-def _selected(
-    connection: Connection, subject_id: int, request: ResetGroup
-) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
-    """Return `settable_partitions` for a request."""
-    return settable_partitions(
-        connection, subject_id, queue=request.queue, partition_id=request.partition_id
-    )
-
-
-_abandoned = sa.select(partitions.c.partition_id).where(
+_abandoned_query = sa.select(partitions.c.partition_id).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.abandoned,
     partitions.c.end_offset.is_(None),
@@ -194,29 +183,32 @@ def settable_partitions(
 
     Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
     """
-    abandoned = set(connection.execute(_abandoned, {"of_subject": subject_id}).scalars())
-    selected: list[Partition] = []
-    left_out: list[Partition] = []
-    served = subject_partitions(connection, subject_id, SERVED)
-    for partition in _with_nearest_ancestors(connection, subject_id, served):
+    abandoned_ids = set(connection.execute(_abandoned_query, {"of_subject": subject_id}).scalars())
+    selected_partitions: list[Partition] = []
+    skipped_partitions: list[Partition] = []
+    served_partitions = subject_partitions(connection, subject_id, SERVED)
+    for partition in _with_nearest_ancestors(connection, subject_id, served_partitions):
         this_id = int(partition.partition_id)
         if queue not in {None, partition.queue} or partition_id not in {None, this_id}:
             continue
-        is_silent = this_id in abandoned and partition.address is None
-        (left_out if is_silent and partition_id is None else selected).append(partition)
-    return tuple(selected), tuple(left_out)
+        is_silent = this_id in abandoned_ids and partition.address is None
+        (skipped_partitions if is_silent and partition_id is None else selected_partitions).append(
+            partition
+        )
+    return tuple(selected_partitions), tuple(skipped_partitions)
 
 
 def _with_nearest_ancestors(
-    connection: Connection, subject_id: int, served: Sequence[Partition]
+    connection: Connection, subject_id: int, served_partitions: Sequence[Partition]
 ) -> list[Partition]:
     """Return the partitions, each with its nearest ancestors that have data as its parents."""
-    ids = {partition.partition_id for partition in served}
-    if all(ids.issuperset(partition.parents) for partition in served):
-        return list(served)
-    nearest = nearest_ancestors(subject_parents(connection, subject_id), ids)
+    ids = {partition.partition_id for partition in served_partitions}
+    if all(ids.issuperset(partition.parents) for partition in served_partitions):
+        return list(served_partitions)
+    nearest_by_id = nearest_ancestors(subject_parents(connection, subject_id), ids)
     return [
-        replace(each, parents=tuple(sorted(nearest.get(each.partition_id, ())))) for each in served
+        replace(each, parents=tuple(sorted(nearest_by_id.get(each.partition_id, ()))))
+        for each in served_partitions
     ]
 
 
@@ -252,18 +244,25 @@ def begin_reset(
     if row is None:
         return None
     stored_token, strategy = row
-    sweep_sessions(connection, group_id)
-    _check_free(connection, group_id, reset_id)
-    selected, _ = _selected(connection, scope.subject_id, scope.request)
-    if {part.partition_id for part in selected} != set(ids) or strategy != scope.strategy:
+    end_expired_sessions(connection, group_id)
+    _check_reset_allowed(connection, group_id, reset_id)
+    selected_partitions, _ = settable_partitions(
+        connection,
+        scope.subject_id,
+        queue=scope.request.queue,
+        partition_id=scope.request.partition_id,
+    )
+    if {partition.partition_id for partition in selected_partitions} != set(
+        ids
+    ) or strategy != scope.strategy:
         return None
     if not take_duty(connection, reset_duty(group_id), holder=holder, lease_ms=lease_ms):
         raise BusyError(Reason.GROUP_BUSY, "another reset of this consumer group is running")
     last_token = raise_token_floor(FencingToken(stored_token), fence)
     tokens = {partition_id: last_token + number for number, partition_id in enumerate(ids, 1)}
-    unleased = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
+    lease_columns = {"group_id": group_id, "session": None, "wanted": None, "withdrawn": False}
     rows = [
-        {"partition_id": partition_id, "token": token, **unleased}
+        {"partition_id": partition_id, "token": token, **lease_columns}
         for partition_id, token in tokens.items()
     ]
     insert_or_replace(connection, leases, rows)
@@ -279,16 +278,18 @@ def begin_reset(
     return tokens
 
 
-_pending = sa.select(live_resets.c.reset_id).where(
+_pending_query = sa.select(live_resets.c.reset_id).where(
     live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
 )
-_live = sa.select(sa.func.count()).where(sessions.c.group_id == sa.bindparam("of_group"))
-_held = sa.select(sa.func.count()).where(
+_live_count_query = sa.select(sa.func.count()).where(
+    sessions.c.group_id == sa.bindparam("of_group")
+)
+_held_count_query = sa.select(sa.func.count()).where(
     leases.c.group_id == sa.bindparam("of_group"), leases.c.session.is_not(None)
 )
 
 
-def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
+def _check_reset_allowed(connection: Connection, group_id: int, reset_id: int) -> None:
     """Check that no session or other reset prevents a reset, and that the database was not just
     rebuilt. Raises BusyError.
     """
@@ -300,26 +301,27 @@ def _check_free(connection: Connection, group_id: int, reset_id: int) -> None:
             left_ms=remaining_ms,
         )
     parameters = {"of_group": group_id}
-    pending = connection.execute(_pending, parameters).scalar_one_or_none() or 0
-    if pending != reset_id:
+    pending_id = connection.execute(_pending_query, parameters).scalar_one_or_none() or 0
+    if pending_id != reset_id:
         raise BusyError(
             Reason.GROUP_BUSY,
             "another reset of this consumer group is pending, or this one is done",
         )
     if reset_id:
-        held = connection.execute(_held, parameters).scalar_one()
-        if held:
+        held_count = connection.execute(_held_count_query, parameters).scalar_one()
+        if held_count:
             raise BusyError(
-                Reason.GROUP_BUSY, f"{counted(held, 'partition')} of the group are not handed over"
+                Reason.GROUP_BUSY,
+                f"{counted(held_count, 'partition')} of the group are not handed over",
             )
         return
-    live = connection.execute(_live, parameters).scalar_one()
-    if live:
+    live_count = connection.execute(_live_count_query, parameters).scalar_one()
+    if live_count:
         raise BusyError(
             Reason.GROUP_BUSY,
-            f"the consumer group has {counted(live, 'live consumer')}: stop them, or reset the "
-            "group anyway with live=True (--live), while no other reset runs",
-            sessions=live,
+            f"the consumer group has {counted(live_count, 'live consumer')}: stop them, or "
+            "reset the group anyway with live=True (--live), while no other reset runs",
+            sessions=live_count,
         )
 
 
@@ -330,8 +332,8 @@ def end_reset(
     cursors: Mapping[int, int],
     *,
     holder: str,
-    answered: tuple[int, str] = (0, ""),
-    parked: Collection[int] = (),
+    recorded_answer: tuple[int, str] = (0, ""),
+    parked_ids: Collection[int] = (),
 ) -> None:
     """
     Let sessions join again, and store which partitions are drained.
@@ -339,14 +341,14 @@ def end_reset(
     Args:
         tokens: the result of `begin_reset`.
         cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
-        answered: id of the finished live reset, or 0, and its answer as JSON.
-        parked: ids of partitions that leave parked messages to their children, according to their
-            brokers.
+        recorded_answer: id of the finished live reset, or 0, and its answer as JSON.
+        parked_ids: ids of partitions that leave parked messages to their children, according to
+            their brokers.
     """
     this_group = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
-    had_duty = leave_duty(connection, reset_duty(group_id), holder=holder)
-    sealed = connection.execute(
+    had_duty = release_duty(connection, reset_duty(group_id), holder=holder)
+    sealed_rows = connection.execute(
         sa.select(partitions.c.partition_id, partitions.c.end_offset, leases.c.token)
         .join(leases, leases.c.partition_id == partitions.c.partition_id)
         .where(
@@ -355,23 +357,26 @@ def end_reset(
             partitions.c.state == PartitionState.SEALED,
         )
     )
-    at_end = [
+    at_end_ids = [
         row.partition_id
-        for row in sealed
+        for row in sealed_rows
         # With a newer token, a session was granted the partition since: it reads the same cursor
         # from the broker, and reports the partition as drained.
         if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
-    note_at_end(connection, group_id, at_end, parked)
-    reset_id, answer = answered
+    record_drained(connection, group_id, at_end_ids, parked_ids)
+    reset_id, answer = recorded_answer
     this_reset = sa.update(live_resets).where(live_resets.c.reset_id == reset_id)
     connection.execute(this_reset.values(answer=answer))
     mark_unsettled(connection, group_id)
 
 
-def note_at_end(
-    connection: Connection, group_id: int, at_end: Sequence[int], parked: Collection[int] = ()
+def record_drained(
+    connection: Connection,
+    group_id: int,
+    at_end_ids: Sequence[int],
+    parked_ids: Collection[int] = (),
 ) -> None:
     """
     Store that a locked group has drained these partitions, except those with undrained parents.
@@ -380,18 +385,18 @@ def note_at_end(
     owner.
 
     Args:
-        at_end: ids of sealed partitions at whose end the group is.
-        parked: ids of those that leave parked messages to their children.
+        at_end_ids: ids of sealed partitions at whose end the group is.
+        parked_ids: ids of those that leave parked messages to their children.
     """
-    candidates = _with_drained_parents(connection, group_id, at_end)
-    rows = [
-        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked}
-        for partition_id in read_finished_at_end(connection, group_id, candidates, parked)
+    candidates = _filter_drained_after_parents(connection, group_id, at_end_ids)
+    drained_rows = [
+        {"group_id": group_id, "partition_id": partition_id, "parked": partition_id in parked_ids}
+        for partition_id in read_finished_partitions(connection, group_id, candidates, parked_ids)
     ]
-    insert_new(connection, drained, rows)
+    insert_new(connection, drained, drained_rows)
 
 
-_not_drained_before = (
+_undrained_parents_query = (
     sa.select(partition_parents, partitions.c.lost)
     .join(partitions, partitions.c.partition_id == partition_parents.c.parent_id)
     .outerjoin(
@@ -413,19 +418,19 @@ parents block.
 """
 
 
-def _with_drained_parents(
-    connection: Connection, group_id: int, at_end: Sequence[int]
+def _filter_drained_after_parents(
+    connection: Connection, group_id: int, at_end_ids: Sequence[int]
 ) -> list[int]:
     """Return those of these partitions whose parents a group has drained too."""
-    blocked_by: dict[int, set[int]] = {}
-    lost: set[int] = set()
-    pending = set(at_end)
-    while pending:
-        parameters = {"of_group": group_id, "ids": sorted(pending)}
-        rows = connection.execute(_not_drained_before, parameters).all()
+    undrained_parents: dict[int, set[int]] = {}
+    lost_ids: set[int] = set()
+    pending_ids = set(at_end_ids)
+    while pending_ids:
+        parameters = {"of_group": group_id, "ids": sorted(pending_ids)}
+        rows = connection.execute(_undrained_parents_query, parameters).all()
         for row in rows:
-            blocked_by.setdefault(row.partition_id, set()).add(row.parent_id)
-        pending = {row.parent_id for row in rows if row.lost} - lost
-        lost |= pending
-    drained_ids = drained_after_parents({*at_end, *lost}, blocked_by)
-    return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost]
+            undrained_parents.setdefault(row.partition_id, set()).add(row.parent_id)
+        pending_ids = {row.parent_id for row in rows if row.lost} - lost_ids
+        lost_ids |= pending_ids
+    drained_ids = drained_after_parents({*at_end_ids, *lost_ids}, undrained_parents)
+    return [partition_id for partition_id in sorted(drained_ids) if partition_id not in lost_ids]

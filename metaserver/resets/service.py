@@ -34,8 +34,8 @@ from ..catalogue.service import HOSTED_AT_ONCE_MAX
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from .broker_offsets import broker_at, read_offsets
-from .cursors import PartitionOffsets, generations, new_cursors
-from .rows import ResetScope, begin_reset, end_reset, reset_scope
+from .cursors import PartitionOffsets, compute_cursors, order_generations
+from .rows import ResetScope, begin_reset, end_reset, read_reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
@@ -68,7 +68,7 @@ class ResetService:
         self._settings = settings
         self._holder = holder
         self._after_step = after_step
-        self._resets = 0
+        self._reset_count = 0
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
 
     async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
@@ -105,26 +105,28 @@ class ResetService:
             begun: True if some cursors may be set already: then messages that retention has removed
                 since do not stop the reset.
         """
-        self._resets += 1
+        self._reset_count += 1
         # A different holder for each reset, so that two resets of one process exclude each other.
-        holder = f"{self._holder}.{self._resets}"
-        scope, cursors, tokens = await self._begin(subject, group, request, holder, reset_id, begun)
+        holder = f"{self._holder}.{self._reset_count}"
+        scope, cursors, tokens = await self._plan_and_take_tokens(
+            subject, group, request, holder, reset_id, begun
+        )
         self._after_step("reset-begun")
-        done: dict[int, GroupStatus] = {}
+        statuses: dict[int, GroupStatus] = {}
         try:
-            for ids in generations(scope.partitions):
-                await self._set_cursors(group, scope, ids, tokens, cursors, done)
+            for ids in order_generations(scope.partitions):
+                await self._set_cursors(group, scope, ids, tokens, cursors, statuses)
                 self._after_step("reset-generation")
         except UnfinishedError:
             await self._database.write(end_reset, scope.group_id, tokens, {}, holder=holder)
             raise
         self._after_step("reset-told")
-        reached = {partition_id: status.cursor for partition_id, status in done.items()}
-        result = _result(subject, group, scope.partitions, reached, tokens)
+        cursors_set = {partition_id: status.cursor for partition_id, status in statuses.items()}
+        result = _build_result(subject, group, scope.partitions, cursors_set, tokens)
         result = replace(
             result,
             cursors=[
-                replace(view, parked=done[view.partition_id].parked) for view in result.cursors
+                replace(view, parked=statuses[view.partition_id].parked) for view in result.cursors
             ],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
@@ -133,11 +135,11 @@ class ResetService:
             end_reset,
             scope.group_id,
             tokens,
-            reached,
+            cursors_set,
             holder=holder,
-            answered=(reset_id, msgspec.json.encode(result).decode()),
-            parked=[
-                partition_id for partition_id, status in done.items() if status.left_to_children
+            recorded_answer=(reset_id, msgspec.json.encode(result).decode()),
+            parked_ids=[
+                partition_id for partition_id, status in statuses.items() if status.left_to_children
             ],
         )
         log.info("the cursors of group %s of %s were reset to %s", group, subject, request.to)
@@ -147,22 +149,26 @@ class ResetService:
         """Return the cursors that the same call would set now without `dry_run`, and the group
         id.
         """
-        scope = await self._database.read(reset_scope, subject, group, request)
-        parts = await self._read_all(scope, group, request)
-        cursors = new_cursors(request, parts, static=scope.static)
-        present = {int(part.partition.partition_id): part.present for part in parts}
+        scope = await self._database.read(read_reset_scope, subject, group, request)
+        all_offsets = await self._read_offsets(scope, group, request)
+        cursors = compute_cursors(request, all_offsets, static=scope.static)
+        current_offsets = {
+            int(offsets.partition.partition_id): offsets.current_offset for offsets in all_offsets
+        }
         tokens = dict.fromkeys(cursors, 0)
-        plan = _result(subject, group, scope.partitions, cursors, tokens)
+        plan = _build_result(subject, group, scope.partitions, cursors, tokens)
         plan = replace(
             plan,
-            cursors=[replace(view, before=present[view.partition_id]) for view in plan.cursors],
+            cursors=[
+                replace(view, before=current_offsets[view.partition_id]) for view in plan.cursors
+            ],
             static=scope.static,
             left_out=tuple(partition.partition_id for partition in scope.left_out),
             dry_run=True,
         )
         return plan, scope.group_id
 
-    async def _read_all(
+    async def _read_offsets(
         self, scope: ResetScope, group: str, request: ResetGroup
     ) -> list[PartitionOffsets]:
         return await asyncio.gather(
@@ -172,22 +178,24 @@ class ResetService:
             )
         )
 
-    async def _begin(
+    async def _plan_and_take_tokens(
         self, subject: str, group: str, request: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
         """Plan, and take the tokens; returns scope, cursors and tokens. Raises those errors of
         `reset` after which nothing was changed.
         """
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(reset_scope, subject, group, request, begun=begun)
-            parts = await self._read_all(scope, group, request)
-            cursors = new_cursors(request, parts, static=scope.static, begun=begun)
+            scope = await self._database.read(
+                read_reset_scope, subject, group, request, begun=begun
+            )
+            all_offsets = await self._read_offsets(scope, group, request)
+            cursors = compute_cursors(request, all_offsets, static=scope.static, begun=begun)
             tokens = await self._database.write(
                 begin_reset,
                 scope,
                 holder=holder,
                 lease_ms=self._settings.operation_lease_ms,
-                fence=max((part.fence for part in parts), default=0),
+                fence=max((offsets.fence for offsets in all_offsets), default=0),
                 reset_id=reset_id,
             )
             if tokens is not None:
@@ -203,14 +211,14 @@ class ResetService:
         ids: Sequence[int],
         tokens: Mapping[int, int],
         cursors: Mapping[int, int],
-        done: dict[int, GroupStatus],
+        statuses: dict[int, GroupStatus],
     ) -> None:
         """
         Set the cursors of some partitions at their brokers.
 
         Args:
             ids: the partitions to set.
-            done: gets partition id → status of the group, for each partition that was set.
+            statuses: gets partition id → status of the group, for each partition that was set.
 
         Raises:
             UnfinishedError: a broker has not set its cursor.
@@ -234,37 +242,38 @@ class ResetService:
                     return (
                         f"partition {partition_id} on {partition.broker_group!r}: {error.message}"
                     )
-            (done[partition_id],) = status.groups
+            (statuses[partition_id],) = status.groups
             return ""
 
         problems = [problem for problem in await asyncio.gather(*map(set_one, ids)) if problem]
         if problems:
             raise UnfinishedError(
                 Reason.RESET_UNFINISHED,
-                f"{len(done)} of {counted(len(partitions), 'partition')} are set; {problems[0]}",
+                f"{len(statuses)} of {counted(len(partitions), 'partition')} are set; "
+                f"{problems[0]}",
                 partitions=len(partitions),
-                partitions_set=len(done),
+                partitions_set=len(statuses),
             )
 
     async def _set_cursor(self, partition: Partition, request: SetCursor) -> PartitionStatus:
         """Set a cursor, with some retries if the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
-                return await self._broker(partition).control(
+                return await self._broker_client(partition).control(
                     endpoints.SET_CURSOR, request, id=partition.partition_id
                 )
             except OverloadedError as error:
                 log.info("partition %d: %s", partition.partition_id, error.message)
                 await asyncio.sleep(pause_ms / 1000)
-        return await self._broker(partition).control(
+        return await self._broker_client(partition).control(
             endpoints.SET_CURSOR, request, id=partition.partition_id
         )
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         return broker_at(self._network, partition.address, partition.broker_group)
 
 
-def _result(
+def _build_result(
     subject: str,
     group: str,
     partitions: Sequence[Partition],

@@ -39,10 +39,10 @@ from ..cluster.announcements import (
     Announcement,
     begin_announcement,
     mark_announced,
+    pending_announcements,
     read_announcements,
-    record_heard,
+    record_announced,
     unannounced_groups,
-    unheard_partitions,
 )
 from ..settings import MetaserverSettings
 from ..sql.database import Database
@@ -89,15 +89,15 @@ class Announcer:
     async def announce(
         self,
         group_id: int,
-        unheard: Sequence[Announcement] | None = None,
+        pending: Sequence[Announcement] | None = None,
         finish: Callable[[Connection, bool], T] | None = None,
     ) -> T | None:
         """
         Announce a new group to every broker of its partitions.
 
         Args:
-            unheard: the result of `unheard_partitions` in the durable transaction that created the
-                group; None: it was not read.
+            pending: the result of `pending_announcements` in the durable transaction that created
+                the group; None: it was not read.
             finish: called in the transaction that stores the last replies, to settle the group; its
                 second argument is True if the group may be granted more than before.
 
@@ -107,37 +107,39 @@ class Announcer:
         Raises:
             StorageError
         """
-        if unheard is None:
-            unheard = await self._database.write(begin_announcement, group_id)
-        while len(unheard) >= announcements.PARTITIONS_MAX:
-            await self._announce_all(unheard)
-            unheard = await self._database.read(
-                unheard_partitions, after=unheard[-1].partition_id, group_id=group_id
+        if pending is None:
+            pending = await self._database.write(begin_announcement, group_id)
+        while len(pending) >= announcements.PARTITIONS_MAX:
+            await self._announce_all(pending)
+            pending = await self._database.read(
+                pending_announcements, after=pending[-1].partition_id, group_id=group_id
             )
-        delivered = await self._send(unheard)
-        if not delivered:
+        delivered_announcements = await self._send_all(pending)
+        if not delivered_announcements:
             return None
-        return await self._database.write(_store_and_finish, delivered, group_id, finish)
+        return await self._database.write(
+            _store_and_finish, delivered_announcements, group_id, finish
+        )
 
     async def run_once(self) -> int:
         """Announce groups to the brokers that lack them, and return the number of partitions whose
         brokers have replied. Raises StorageError.
         """
         count = 0
-        for ids in self._catalogue.take_unannounced():
+        for ids in self._catalogue.pop_unannounced():
             count += await self._announce_all(await self._database.read(read_announcements, ids))
-        now = asyncio.get_running_loop().time()
-        if now < self._next_run_s or not await self._database.read(unannounced_groups):
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._next_run_s or not await self._database.read(unannounced_groups):
             return count
         if not await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         ):
             return count
-        self._next_run_s = now + self._pause_s
-        after = 0
-        while unheard := await self._database.read(unheard_partitions, after=after):
-            count += await self._announce_all(unheard)
-            after = unheard[-1].partition_id
+        self._next_run_s = now_s + self._pause_s
+        last_id = 0
+        while pending := await self._database.read(pending_announcements, after=last_id):
+            count += await self._announce_all(pending)
+            last_id = pending[-1].partition_id
         await self._database.write(mark_announced)
         return count
 
@@ -145,52 +147,59 @@ class Announcer:
         """Announce groups, and store which brokers know them; returns the number of partitions
         whose brokers have replied.
         """
-        delivered = await self._send(announcements)
-        if delivered:
-            await self._database.write(record_heard, delivered)
-        return len(delivered)
+        delivered_announcements = await self._send_all(announcements)
+        if delivered_announcements:
+            await self._database.write(record_announced, delivered_announcements)
+        return len(delivered_announcements)
 
-    async def _send(self, announcements: Sequence[Announcement]) -> list[Announcement]:
+    async def _send_all(self, announcements: Sequence[Announcement]) -> list[Announcement]:
         """Send announcements to brokers; returns those that were delivered."""
-        silent: set[str] = set()
-        batches = _batches(announcements)
-        delivered = await asyncio.gather(*(self._send_batch(batch, silent) for batch in batches))
-        ids = set[int]().union(*delivered)
+        silent_addresses: set[str] = set()
+        batches = _split_into_batches(announcements)
+        delivered_ids = await asyncio.gather(
+            *(self._send_batch(batch, silent_addresses) for batch in batches)
+        )
+        ids = set[int]().union(*delivered_ids)
         return [each for each in announcements if each.partition_id in ids]
 
-    async def _send_batch(self, batch: Sequence[Announcement], silent: set[str]) -> set[int]:
+    async def _send_batch(
+        self, batch: Sequence[Announcement], silent_addresses: set[str]
+    ) -> set[int]:
         """
         Announce the groups of one broker's partitions in one call; returns the ids of the
         partitions that know their groups now.
 
         Args:
-            silent: addresses of brokers that have not replied in this run.
+            silent_addresses: addresses of brokers that have not replied in this run.
         """
-        first = batch[0]
+        first_announcement = batch[0]
         request = TellGroups(
             partitions=tuple(
-                TellPartition(partition_id=each.partition_id, know=_know(each)) for each in batch
+                TellPartition(partition_id=each.partition_id, know=_build_know_groups(each))
+                for each in batch
             )
         )
         async with self._slots:
-            if first.address in silent:
+            if first_announcement.address in silent_addresses:
                 return set()
-            broker = BrokerClient(self._network, first.address, timeout_ms=CALL_TIMEOUT_MS)
+            broker = BrokerClient(
+                self._network, first_announcement.address, timeout_ms=CALL_TIMEOUT_MS
+            )
             try:
                 reply = await broker.control(endpoints.TELL_GROUPS, request)
             except KeylaneError as error:
                 if isinstance(error, NotSentError | OutcomeUnknownError | ForeignServerError):
-                    silent.add(first.address)
-                log.info("partition %d: %s", first.partition_id, error.message)
+                    silent_addresses.add(first_announcement.address)
+                log.info("partition %d: %s", first_announcement.partition_id, error.message)
                 return set()
-        known = {each.partition_id for each in batch}
-        for failed in reply.not_told:
-            known.discard(failed.partition_id)
-            log.info("partition %d: %s", failed.partition_id, failed.reason)
-        return known
+        announced_ids = {each.partition_id for each in batch}
+        for failure in reply.not_told:
+            announced_ids.discard(failure.partition_id)
+            log.info("partition %d: %s", failure.partition_id, failure.reason)
+        return announced_ids
 
 
-def _know(announcement: Announcement) -> KnowGroups:
+def _build_know_groups(announcement: Announcement) -> KnowGroups:
     return KnowGroups(
         groups=tuple(name for _, name in announcement.groups),
         complete=True,
@@ -198,7 +207,7 @@ def _know(announcement: Announcement) -> KnowGroups:
     )
 
 
-def _batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
+def _split_into_batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
     """Divide announcements into batches of limited size, each for one broker."""
     batches: list[list[Announcement]] = []
     open_batches: dict[str, list[Announcement]] = {}
@@ -220,11 +229,13 @@ def _batches(announcements: Sequence[Announcement]) -> list[list[Announcement]]:
 
 def _store_and_finish(
     connection: Connection,
-    delivered: Sequence[Announcement],
+    delivered_announcements: Sequence[Announcement],
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
     if finish is None:
-        record_heard(connection, delivered)
+        record_announced(connection, delivered_announcements)
         return None
-    return finish(connection, record_heard(connection, delivered, settling=group_id))
+    return finish(
+        connection, record_announced(connection, delivered_announcements, settling_id=group_id)
+    )

@@ -34,7 +34,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Network
 from ..catalogue.service import Catalogue
 from ..cluster.announcements import lock_groups
-from ..cluster.partitions import BY_ID, is_gone, read_partitions
+from ..cluster.partitions import BY_ID, is_expired_by_retention, read_partitions
 from ..settings import MetaserverSettings
 from ..sql.database import Database
 from ..sql.dialect import now_ms
@@ -105,11 +105,11 @@ def expiry_candidates(
     is by id, beginning above `after`.
     """
     rows = connection.execute(_candidates, {"after": after, "most": limit})
-    ends = {row.partition_id: row.end_offset for row in rows}
-    if not ends:
+    end_offsets = {row.partition_id: row.end_offset for row in rows}
+    if not end_offsets:
         return []
-    found = read_partitions(connection, BY_ID, ids=list(ends))
-    return [(partition, ends[partition.partition_id]) for partition in found]
+    candidates = read_partitions(connection, BY_ID, ids=list(end_offsets))
+    return [(partition, end_offsets[partition.partition_id]) for partition in candidates]
 
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
@@ -123,35 +123,35 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
         The subjects whose routes changed.
     """
     subject_ids = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
-    locked = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
+    lock_query = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
     # The lock order is that of beginning an operation: subjects by name, then partitions.
-    connection.execute(locked.order_by(subjects.c.name).with_for_update()).all()
-    changed: set[int] = set()
+    connection.execute(lock_query.order_by(subjects.c.name).with_for_update()).all()
+    changed_ids: set[int] = set()
     for partition_id, end_offset in sorted(ends.items()):
-        still_empty = sa.and_(
+        is_still_empty = sa.and_(
             partitions.c.partition_id == partition_id,
             partitions.c.end_offset == end_offset,
             _may_expire,
         )
-        expire = (
+        expire_row = (
             sa.update(partitions)
-            .where(still_empty)
+            .where(is_still_empty)
             .values(state=PartitionState.EXPIRED)
             .returning(partitions.c.subject_id)
         )
-        changed |= set(connection.execute(expire).scalars())
+        changed_ids |= set(connection.execute(expire_row).scalars())
     raise_versions = (
         sa.update(subjects)
-        .where(subjects.c.subject_id.in_(changed))
+        .where(subjects.c.subject_id.in_(changed_ids))
         .values(route_version=subjects.c.route_version + 1)
         .returning(subjects.c.name)
     )
     return [Subject(name) for name in connection.execute(raise_versions).scalars()]
 
 
-_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
+_is_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
 """A lease that no session holds and none is to get, so that no release can arrive any more."""
-_PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _free))
+_PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _is_free))
 """The tables with a row for each group and partition; each with the condition for deleting rows."""
 
 
@@ -161,7 +161,11 @@ def _progress_on_removed(table: sa.Table, is_deletable: sa.ColumnElement[bool]) 
         .join(groups, groups.c.group_id == table.c.group_id)
         .join(subjects, subjects.c.subject_id == groups.c.subject_id)
         .join(partitions, partitions.c.partition_id == table.c.partition_id)
-        .where(subjects.c.name.in_(sa.bindparam("names")), is_gone(partitions), is_deletable)
+        .where(
+            subjects.c.name.in_(sa.bindparam("names")),
+            is_expired_by_retention(partitions),
+            is_deletable,
+        )
         .order_by(table.c.group_id, table.c.partition_id)
         .limit(sa.bindparam("most", type_=sa.Integer))
     )
@@ -195,7 +199,7 @@ _subjects_with_removed = (
         subjects.c.name > sa.bindparam("after"),
         subjects.c.subject_id.in_(
             sa.select(partitions.c.subject_id).where(
-                partitions.c.partition_id.in_(_deletable_ids), is_gone(partitions)
+                partitions.c.partition_id.in_(_deletable_ids), is_expired_by_retention(partitions)
             )
         ),
     )
@@ -214,7 +218,7 @@ def subjects_with_removed_progress(
     return [Subject(name) for name in rows.scalars()]
 
 
-def forget_progress(connection: Connection, names: Sequence[Subject]) -> bool:
+def delete_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
     Delete the progress of these subjects' groups on removed partitions; nothing depends on it any
     more.
@@ -277,48 +281,48 @@ class PartitionExpirer:
         )
         if not has_duty:
             return 0
-        expired = await self._expire()
-        await self._forget()
-        return expired
+        expired_count = await self._expire()
+        await self._delete_progress()
+        return expired_count
 
     async def _expire(self) -> int:
-        expired = 0
+        expired_count = 0
         while True:
             candidates = await self._database.read(
                 expiry_candidates, after=self._after, limit=CANDIDATES_MAX
             )
-            full = len(candidates) == CANDIDATES_MAX
-            self._after = candidates[-1][0].partition_id if full else 0
+            is_full_page = len(candidates) == CANDIDATES_MAX
+            self._after = candidates[-1][0].partition_id if is_full_page else 0
             slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-            are_empty = await asyncio.gather(
+            emptiness = await asyncio.gather(
                 *(self._is_empty(partition, end, slots) for partition, end in candidates)
             )
             ends = {
                 int(partition.partition_id): end
-                for (partition, end), is_empty in zip(candidates, are_empty, strict=True)
+                for (partition, end), is_empty in zip(candidates, emptiness, strict=True)
                 if is_empty
             }
             if not ends:
-                return expired
-            changed = await self._database.write(mark_expired, ends)
-            self._catalogue.wake(changed)
-            expired += len(ends)
+                return expired_count
+            changed_subjects = await self._database.write(mark_expired, ends)
+            self._catalogue.wake_route_waiters(changed_subjects)
+            expired_count += len(ends)
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
-    async def _forget(self) -> None:
+    async def _delete_progress(self) -> None:
         """Delete the progress of groups on removed partitions, including partitions that an
         interrupted earlier run has marked.
         """
-        after, full = "", True
-        while full:
+        last_name, is_full_page = "", True
+        while is_full_page:
             names = await self._database.read(
-                subjects_with_removed_progress, after=after, limit=SUBJECTS_AT_ONCE
+                subjects_with_removed_progress, after=last_name, limit=SUBJECTS_AT_ONCE
             )
-            full = len(names) == SUBJECTS_AT_ONCE
+            is_full_page = len(names) == SUBJECTS_AT_ONCE
             has_more = bool(names)
             while has_more:
-                has_more = await self._database.write(forget_progress, names)
-            after = names[-1] if full else ""
+                has_more = await self._database.write(delete_progress, names)
+            last_name = names[-1] if is_full_page else ""
 
     async def _is_empty(
         self, partition: Partition, end_offset: int, slots: asyncio.Semaphore

@@ -35,7 +35,7 @@ from ..sql.schema import subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdleHidden:
+class IdleHiddenSubject:
     """A hidden subject, with its number of messages at the start of its idle time."""
 
     subject_id: int
@@ -59,15 +59,15 @@ _idle = (
 )
 
 
-def note_hidden(connection: Connection) -> None:
+def start_hidden_idle_times(connection: Connection) -> None:
     """Start the idle time of hidden subjects that have none yet."""
     connection.execute(_start_idle_time)
 
 
-def idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHidden]:
+def list_idle_hidden(connection: Connection, *, at_least_ms: int) -> list[IdleHiddenSubject]:
     """Return the hidden subjects that have been idle for at least `at_least_ms` milliseconds."""
     return [
-        IdleHidden(
+        IdleHiddenSubject(
             subject_id=row.subject_id,
             subject=row.name,
             target=row.hidden_for,
@@ -126,41 +126,47 @@ class HiddenExpirer:
         )
         if not has_duty:
             return 0
-        await self._database.write(note_hidden)
-        deleted = 0
-        for idle in await self._database.read(idle_hidden, at_least_ms=self._expires_ms):
+        await self._database.write(start_hidden_idle_times)
+        deleted_count = 0
+        for idle_subject in await self._database.read(
+            list_idle_hidden, at_least_ms=self._expires_ms
+        ):
             try:
-                deleted += await self._expire(idle)
+                deleted_count += await self._expire(idle_subject)
             except KeylaneError as error:
-                log.warning("cannot delete hidden subject %s: %s", idle.subject, error.message)
-        return deleted
+                log.warning(
+                    "cannot delete hidden subject %s: %s", idle_subject.subject, error.message
+                )
+        return deleted_count
 
-    async def _expire(self, idle: IdleHidden) -> bool:
-        messages = await self._count_messages(idle.subject)
-        if messages != idle.messages:
-            await self._database.write(restart_idle_time, idle.subject_id, messages)
+    async def _expire(self, idle_subject: IdleHiddenSubject) -> bool:
+        message_count = await self._count_messages(idle_subject.subject)
+        if message_count != idle_subject.messages:
+            await self._database.write(restart_idle_time, idle_subject.subject_id, message_count)
             return False
         log.warning(
             "deleting hidden subject %s with %d messages: for %.0f s it was neither filled nor "
             "published in %s",
-            idle.subject,
-            messages,
+            idle_subject.subject,
+            message_count,
             self._expires_ms / 1000,
-            idle.target,
+            idle_subject.target,
         )
-        await self._delete(idle.subject, DeleteSubject(force=True, subject_id=idle.subject_id))
+        await self._delete(
+            idle_subject.subject, DeleteSubject(force=True, subject_id=idle_subject.subject_id)
+        )
         return True
 
     async def _count_messages(self, subject: str) -> int:
         """Return the number of messages that a subject's brokers have stored. Raises NotSentError
         or UnreachableError unless all of them respond.
         """
-        messages = 0
-        for partition in (await self._catalogue.subject(subject)).route.partitions:
+        message_count = 0
+        for partition in (await self._catalogue.read_subject(subject)).route.partitions:
             if partition.address is None:
                 raise NotSentError(f"broker group {partition.broker_group} is not available")
             broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
-            messages += (
+            message_count += (
                 await broker.control(endpoints.PARTITION, id=partition.partition_id)
             ).next_offset
-        return messages
+        return message_count

@@ -72,17 +72,17 @@ def count_age(connection: Connection, elapsed_ms: int) -> int:
     return age_ms
 
 
-def note_ended(connection: Connection, age_ms: int) -> bool:
+def start_row_ages(connection: Connection, age_ms: int) -> bool:
     """Start the ages of a batch of finished rows, and return whether more remain."""
     has_more = False
     for table, is_finished in _FINISHED:
-        batch = _batch(table, sa.and_(table.c.ended_at.is_(None), is_finished))
-        start_ages = sa.update(table).where(_key(table).in_(batch)).values(ended_at=age_ms)
+        batch = _select_batch(table, sa.and_(table.c.ended_at.is_(None), is_finished))
+        start_ages = sa.update(table).where(_key_columns(table).in_(batch)).values(ended_at=age_ms)
         has_more |= connection.execute(start_ages).rowcount == ROWS_AT_ONCE
     return has_more
 
 
-def remove_ended(connection: Connection, before_ms: int) -> bool:
+def remove_old_rows(connection: Connection, before_ms: int) -> bool:
     """Remove a batch of rows that were found before the age `before_ms`, and return whether more
     remain.
     """
@@ -91,7 +91,7 @@ def remove_ended(connection: Connection, before_ms: int) -> bool:
         is_old = sa.and_(table.c.ended_at < before_ms, is_finished)
         if table is operations:
             is_old = sa.and_(is_old, sa.not_(_needed_by_hidden))
-        keys = [tuple(row) for row in connection.execute(_batch(table, is_old))]
+        keys = [tuple(row) for row in connection.execute(_select_batch(table, is_old))]
         if not keys:
             continue
         if table is operations:
@@ -109,12 +109,12 @@ def remove_ended(connection: Connection, before_ms: int) -> bool:
     return has_more
 
 
-def _key(table: sa.Table) -> sa.ColumnElement[Any]:
+def _key_columns(table: sa.Table) -> sa.ColumnElement[Any]:
     columns = list(table.primary_key.columns)
     return columns[0] if len(columns) == 1 else sa.tuple_(*columns)
 
 
-def _batch(table: sa.Table, condition: sa.ColumnElement[bool]) -> sa.Select[tuple[Any, ...]]:
+def _select_batch(table: sa.Table, condition: sa.ColumnElement[bool]) -> sa.Select[tuple[Any, ...]]:
     return sa.select(*table.primary_key.columns).where(condition).limit(ROWS_AT_ONCE)
 
 
@@ -151,7 +151,7 @@ class HistoryExpirer:
         self._holder = holder
         self._now_ms = now_ms
         self._next_ms = 0
-        self._counted_ms: int | None = None
+        self._last_counted_ms: int | None = None
         """Time up to which this metaserver has counted the age; None: another metaserver may have
         counted since.
         """
@@ -166,15 +166,15 @@ class HistoryExpirer:
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
         if not has_duty:
-            self._counted_ms = None
+            self._last_counted_ms = None
             return
-        since_ms = now_ms if self._counted_ms is None else self._counted_ms
+        since_ms = now_ms if self._last_counted_ms is None else self._last_counted_ms
         # After a longer pause, another metaserver may have counted and released the duty.
         elapsed_ms = min(now_ms - since_ms, self._lease_ms)
-        self._counted_ms = None
+        self._last_counted_ms = None
         age_ms = await self._database.write(count_age, elapsed_ms)
-        self._counted_ms = now_ms
-        while await self._database.write(note_ended, age_ms):
+        self._last_counted_ms = now_ms
+        while await self._database.write(start_row_ages, age_ms):
             pass
-        while await self._database.write(remove_ended, age_ms - self._retention_ms):
+        while await self._database.write(remove_old_rows, age_ms - self._retention_ms):
             pass

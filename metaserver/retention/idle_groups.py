@@ -23,7 +23,7 @@ from ...protocol.control import DeleteGroup
 from ...protocol.errors import KeylaneError
 from ..settings import MetaserverSettings
 from ..sql.database import Database
-from ..sql.dialect import now_ms, portions
+from ..sql.dialect import now_ms, split_ids
 from ..sql.duties import take_duty
 from ..sql.schema import groups, sessions, subjects
 
@@ -67,16 +67,16 @@ _idle = (
 )
 
 
-def note_idle(connection: Connection) -> None:
+def start_idle_times(connection: Connection) -> None:
     """Start the idle time of groups that have no session now."""
     ids = list(connection.execute(_newly_idle).scalars())
-    for portion in portions(ids):
+    for portion in split_ids(ids):
         # Check again under the locks: a join that held one may have begun a session.
-        still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
-        connection.execute(sa.update(groups).where(still_idle).values(idle_since=now_ms()))
+        is_still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
+        connection.execute(sa.update(groups).where(is_still_idle).values(idle_since=now_ms()))
 
 
-def idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:
+def list_idle_groups(connection: Connection, *, at_least_ms: int) -> list[IdleGroup]:
     """Return the groups that have been idle for at least `at_least_ms` milliseconds."""
     rows = connection.execute(_idle, {"at_least_ms": at_least_ms})
     return [
@@ -125,13 +125,13 @@ class GroupExpirer:
         )
         if not has_duty:
             return 0
-        await self._database.write(note_idle)
+        await self._database.write(start_idle_times)
         warn_ms = self._expires_ms * 9 // 10
-        idle = await self._database.read(idle_groups, at_least_ms=warn_ms)
-        deleted = 0
-        for group in idle:
+        idle_groups = await self._database.read(list_idle_groups, at_least_ms=warn_ms)
+        deleted_count = 0
+        for group in idle_groups:
             if group.idle_ms >= self._expires_ms:
-                deleted += await self._expire(group.subject, group.group, group.group_id)
+                deleted_count += await self._expire(group.subject, group.group, group.group_id)
             elif group.group_id not in self._warned:
                 log.warning(
                     "group %s of %s has had no consumer for %.0f s, and will be deleted in %.0f s "
@@ -141,8 +141,8 @@ class GroupExpirer:
                     group.idle_ms / 1000,
                     (self._expires_ms - group.idle_ms) / 1000,
                 )
-        self._warned = {group.group_id for group in idle}
-        return deleted
+        self._warned = {group.group_id for group in idle_groups}
+        return deleted_count
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
         """Delete a group; returns False if the deletion is refused, for example because a consumer

@@ -28,7 +28,7 @@ from .schema import (
 BOOT = "boot"
 
 
-def adopt_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
+def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
     """
     Restart the stored times if they belong to another boot.
 

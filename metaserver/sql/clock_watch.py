@@ -29,7 +29,7 @@ class ClockWatch:
     """Compares each reading of the database's clock with the last consistent one."""
 
     def __init__(self) -> None:
-        self._last: ClockReading | None = None
+        self._last_reading: ClockReading | None = None
 
     def jump_ms(self, reading: ClockReading) -> int:
         """
@@ -38,22 +38,22 @@ class ClockWatch:
 
         Without a jump, later readings are compared with this one.
         """
-        last = self._last
-        if last is not None:
-            advanced = reading.database_ms - last.database_ms
-            elapsed_min, elapsed_max = (
-                reading.sent_ms - last.received_ms,
-                reading.received_ms - last.sent_ms,
+        last_reading = self._last_reading
+        if last_reading is not None:
+            advance_ms = reading.database_ms - last_reading.database_ms
+            elapsed_min_ms, elapsed_max_ms = (
+                reading.sent_ms - last_reading.received_ms,
+                reading.received_ms - last_reading.sent_ms,
             )
-            tolerance = TOLERANCE_MS + abs(elapsed_max) // DRIFT_SHARE
-            if advanced > elapsed_max + tolerance:
-                return advanced - elapsed_max
-            if advanced < elapsed_min - tolerance:
-                return advanced - elapsed_min
-        if last is None or reading.sent_ms >= last.sent_ms:
-            self._last = reading
+            tolerance_ms = TOLERANCE_MS + abs(elapsed_max_ms) // DRIFT_SHARE
+            if advance_ms > elapsed_max_ms + tolerance_ms:
+                return advance_ms - elapsed_max_ms
+            if advance_ms < elapsed_min_ms - tolerance_ms:
+                return advance_ms - elapsed_min_ms
+        if last_reading is None or reading.sent_ms >= last_reading.sent_ms:
+            self._last_reading = reading
         return 0
 
     def restart(self) -> None:
         """Forget earlier readings, because the stored times were adapted to a jump."""
-        self._last = None
+        self._last_reading = None

@@ -37,14 +37,14 @@ class ClusterFacts(NamedTuple):
 
 def read_facts(connection: Connection) -> ClusterFacts:
     """Return the cluster's name and version."""
-    return facts_of({row.name: row.value for row in connection.execute(_facts_query)})
+    return build_facts({row.name: row.value for row in connection.execute(_facts_query)})
 
 
-def facts_of(stored: Mapping[str, str]) -> ClusterFacts:
+def build_facts(values: Mapping[str, str]) -> ClusterFacts:
     """Build the cluster's name and version from stored facts (name → value)."""
-    version = stored.get(CLUSTER_VERSION)
+    version = values.get(CLUSTER_VERSION)
     cluster_version = parse_version(version) if version else FIRST_RELEASE
-    return ClusterFacts(stored.get(CLUSTER, ""), cluster_version)
+    return ClusterFacts(values.get(CLUSTER, ""), cluster_version)
 
 
 def open_cluster(
@@ -70,9 +70,9 @@ def open_cluster(
     lock_schema(connection)
     is_new = not sa.inspect(connection).has_table(facts.name)
     if not is_new:
-        stored = read_facts(connection)
-        check_cluster(cluster, stored.name, "the database")
-        check_member(program, stored.version, "this program")
+        stored_facts = read_facts(connection)
+        check_cluster(cluster, stored_facts.name, "the database")
+        check_member(program, stored_facts.version, "this program")
         before(connection)
     migrate(connection, program=program)
     if is_new:

@@ -31,11 +31,11 @@ from ...protocol.errors import ConfigError, DataFolderError
 from ...protocol.errors.failures import open_files_error
 from ...protocol.membership.versions import VERSION
 from ...protocol.text import UNREADABLE_URL
-from .clock_restart import adopt_boot
+from .clock_restart import restart_times_after_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
 from .group_write import GroupWriter
-from .open_files import few_files_left
+from .open_files import lacks_file_descriptors
 from .sqlite_driver import SqliteTransactions
 
 if TYPE_CHECKING:
@@ -214,13 +214,13 @@ async def open_database(
         raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
-            _set_private(Path(location.database or ""))
-            await _set_write_ahead(location.database or "")
+            _restrict_access(Path(location.database or ""))
+            await _enable_write_ahead_log(location.database or "")
         if not isinstance(database, SqliteDatabase):
             await database.check_sessions()
         await database.write_long(open_cluster, program=program, cluster=cluster, before=before)
         if database.name == "sqlite":
-            await database.write(adopt_boot, boot, broker_ttl_ms=broker_ttl_ms)
+            await database.write(restart_times_after_boot, boot, broker_ttl_ms=broker_ttl_ms)
         if isinstance(database, SqliteDatabase):
             database.remember_file(Path(location.database or ""))
         yield database
@@ -239,7 +239,7 @@ def _embedded_url(folder: Path) -> URL:
     try:
         sqlite3.connect(folder / FILE).close()
     except sqlite3.Error as error:
-        if few_files_left():
+        if lacks_file_descriptors():
             raise open_files_error(
                 f"cannot use the database {folder / FILE}", operation="open", path=str(folder)
             ) from error
@@ -249,7 +249,7 @@ def _embedded_url(folder: Path) -> URL:
     return URL.create("sqlite+aiosqlite", database=str(folder / FILE))
 
 
-def _set_private(path: Path) -> None:
+def _restrict_access(path: Path) -> None:
     """
     Restrict access to the database to its user. SQLite creates its other files with the same mode.
 
@@ -257,21 +257,21 @@ def _set_private(path: Path) -> None:
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
-        files = [
+        existing_files = [
             file
             for suffix in SQLITE_SUFFIXES
             if (file := path.with_name(path.name + suffix)).exists()
         ]
-        for file in files:
+        for file in existing_files:
             file.chmod(PRIVATE_MODE)
-        if {file.name for file in path.parent.iterdir()} <= {file.name for file in files}:
+        if {file.name for file in path.parent.iterdir()} <= {file.name for file in existing_files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
         # Not fatal: SQLite will report if the database cannot be used.
         log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
-async def _set_write_ahead(path: str) -> None:
+async def _enable_write_ahead_log(path: str) -> None:
     """Set the journal mode, with retries, because SQLite's busy timeout does not apply while
     another metaserver changes it.
     """
@@ -294,6 +294,6 @@ def _create_database(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDataba
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)
     write = SqliteTransactions(url, partial(prepare_sqlite, clock=clock))
     renew = SqliteTransactions(url, partial(prepare_sqlite, clock=clock, durable=False))
-    prepare_reader = partial(prepare_sqlite, clock=clock, reads=True)
+    prepare_reader = partial(prepare_sqlite, clock=clock, read_only=True)
     reads = [SqliteTransactions(url, prepare_reader) for _ in range(READERS)]
     return SqliteDatabase(write, renew, reads)

@@ -100,23 +100,23 @@ def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
     """
     if not rows:
         return 0
-    return connection.execute(_insert_new(connection.dialect.name, table), rows).rowcount
+    return connection.execute(_build_insert_new(connection.dialect.name, table), rows).rowcount
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
     """Insert complete rows; replace all other columns of rows whose primary key exists."""
     if rows:
-        connection.execute(_insert_or_replace(connection.dialect.name, table), rows)
+        connection.execute(_build_upsert(connection.dialect.name, table), rows)
 
 
 @cache
-def _insert_new(dialect: str, table: sa.Table) -> sa.Insert:
-    return _insert(dialect, table).on_conflict_do_nothing()
+def _build_insert_new(dialect: str, table: sa.Table) -> sa.Insert:
+    return _build_insert(dialect, table).on_conflict_do_nothing()
 
 
 @cache
-def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
-    statement = _insert(dialect, table)
+def _build_upsert(dialect: str, table: sa.Table) -> sa.Insert:
+    statement = _build_insert(dialect, table)
     keys = list(table.primary_key.columns)
     updates = {
         column.name: statement.excluded[column.name]
@@ -126,7 +126,7 @@ def _insert_or_replace(dialect: str, table: sa.Table) -> sa.Insert:
     return statement.on_conflict_do_update(index_elements=keys, set_=updates)
 
 
-def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+def _build_insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
     if dialect == "sqlite":
         from sqlalchemy.dialects import sqlite
 
@@ -137,7 +137,7 @@ def _insert(dialect: str, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
 
 
 def prepare_sqlite(
-    engine: Engine, clock: Clock, *, durable: bool = True, reads: bool = False
+    engine: Engine, clock: Clock, *, durable: bool = True, read_only: bool = False
 ) -> None:
     """
     Set up every connection of an SQLite engine.
@@ -146,7 +146,7 @@ def prepare_sqlite(
         clock: its boot time becomes the database's time.
         durable: a commit returns when it is on disk; otherwise it survives a crash of the process,
             but perhaps not of the machine.
-        reads: transactions only read, and do not wait for writers.
+        read_only: transactions only read, and do not wait for writers.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
@@ -172,7 +172,7 @@ def prepare_sqlite(
         cursor.close()
 
     # A deferred transaction may fail when it begins to write; an immediate one waits at its start.
-    begin = "BEGIN" if reads else "BEGIN IMMEDIATE"
+    begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
 
     def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
         cursor = dbapi_connection.cursor()
@@ -184,13 +184,29 @@ def prepare_sqlite(
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]
 
 
+def skip_ids(connection: Connection, table: sa.Table, highest_id: int) -> None:
+    """Make the database assign only ids above `highest_id` to new rows of a table."""
+    (column,) = table.primary_key.columns
+    if connection.dialect.name == "postgresql":
+        sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
+        connection.execute(sa.select(sa.func.setval(sequence, highest_id)))
+        return
+    # SQLite stores the highest id that it has ever assigned in a special table.
+    sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+    is_of_table = sequences.c.name == table.name
+    assigned_id = connection.execute(sa.select(sequences.c.seq).where(is_of_table)).scalar() or 0
+    connection.execute(sa.delete(sequences).where(is_of_table))
+    row = {"name": table.name, "seq": max(highest_id, assigned_id)}
+    connection.execute(sa.insert(sequences).values(row))
+
+
 Id = TypeVar("Id", int, str)
 
 IDS_PER_STATEMENT = 5_000
 """Maximum number of ids in one statement."""
 
 
-def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
+def split_ids(ids: Collection[Id]) -> Iterator[list[Id]]:
     """Yield the distinct ids in chunks of at most `IDS_PER_STATEMENT`, ascending, so that rows are
     always locked in the same order.
     """
@@ -199,7 +215,9 @@ def portions(ids: Collection[Id]) -> Iterator[list[Id]]:
         yield sorted_ids[start : start + IDS_PER_STATEMENT]
 
 
-def rows_of(connection: Connection, query: Executable, ids: Collection[Id]) -> Iterator[Row[Any]]:
+def read_in_chunks(
+    connection: Connection, query: Executable, ids: Collection[Id]
+) -> Iterator[Row[Any]]:
     """Yield the rows of a query with a parameter `ids`, executed once for each chunk of ids."""
-    for chunk in portions(ids):
+    for chunk in split_ids(ids):
         yield from connection.execute(query, {"ids": chunk})

@@ -40,7 +40,7 @@ def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) 
     return connection.execute(_take, parameters).rowcount == 1
 
 
-def leave_duty(connection: Connection, name: str, *, holder: str) -> bool:
+def release_duty(connection: Connection, name: str, *, holder: str) -> bool:
     """Release a lease; return False if it had expired or another holder has it."""
     was_held = connection.execute(
         _release, {"of_name": name, "of_holder": holder}

@@ -67,7 +67,7 @@ class GroupWriter:
         *,
         boot_ms: Callable[[], int] | None = None,
         wait_ms_max: int | None = None,
-        idle: Callable[[], object] = lambda: None,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         """
         Create a writer.
@@ -78,14 +78,14 @@ class GroupWriter:
             boot_ms: the clock; by default that of the system.
             wait_ms_max: time in milliseconds after which queued work is not started any more, and
                 fails with a StorageError; None means no limit.
-            idle: called when the queue becomes empty.
+            on_idle: called when the queue becomes empty.
         """
         self._run = run
         self._wait_ms_max = wait_ms_max
-        self._idle = idle
+        self._on_idle = on_idle
         self._boot_ms = boot_ms or SystemClock.boot_ms
-        self._urgent: deque[_QueuedWork] = deque()
-        self._normal: deque[_QueuedWork] = deque()
+        self._urgent_queue: deque[_QueuedWork] = deque()
+        self._normal_queue: deque[_QueuedWork] = deque()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -104,7 +104,7 @@ class GroupWriter:
         if self._closed:
             raise ending_error()
         future = asyncio.get_running_loop().create_future()
-        queue = self._urgent if urgent else self._normal
+        queue = self._urgent_queue if urgent else self._normal_queue
         queue.append(_QueuedWork(work, durable, urgent, future, self._boot_ms()))
         if self._task is None:
             self._task = asyncio.create_task(self._write())
@@ -121,10 +121,10 @@ class GroupWriter:
         try:
             while batch := self._take_batch():
                 unstarted = await self._run_batch(batch)
-                self._normal.extendleft(reversed(unstarted))
+                self._normal_queue.extendleft(reversed(unstarted))
         finally:
             self._task = None
-            self._idle()
+            self._on_idle()
 
     def _is_late(self, queued: _QueuedWork) -> bool:
         waited_ms = self._boot_ms() - queued.queued_ms
@@ -136,8 +136,8 @@ class GroupWriter:
         """
         batch: list[_QueuedWork] = []
         for queue, count_max in (
-            (self._urgent, BATCH_MAX - 1),
-            (self._normal, BATCH_MAX),
+            (self._urgent_queue, BATCH_MAX - 1),
+            (self._normal_queue, BATCH_MAX),
         ):
             while queue and len(batch) < count_max:
                 queued = queue.popleft()
@@ -160,11 +160,11 @@ class GroupWriter:
             except StorageError as error:
                 # Each item is retried separately, because only one of them may have failed. But if
                 # the database was locked, each retry would wait as long again.
-                locked = error.details.get("operation") == "lock"
-                failed = [queued for queued in batch if locked or self._is_late(queued)]
-                for queued in failed:
+                is_locked = error.details.get("operation") == "lock"
+                failed_work = [queued for queued in batch if is_locked or self._is_late(queued)]
+                for queued in failed_work:
                     _resolve(queued.future, _Failure(error.copy(error.fate)))
-                batch = [queued for queued in batch if queued not in failed]
+                batch = [queued for queued in batch if queued not in failed_work]
             else:
                 for queued, result in zip(batch, results, strict=False):
                     _resolve(queued.future, result)

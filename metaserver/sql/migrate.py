@@ -71,8 +71,8 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
     """
     lock_schema(connection)
     revision = _read_revision(connection)
-    if revision is None and _is_empty(connection):
-        _create(connection)
+    if revision is None and _has_no_tables(connection):
+        _create_tables(connection)
     elif revision != HEAD:
         if revision is not None:
             _check_released(connection, revision)
@@ -88,13 +88,13 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
         insert_or_replace(connection, facts, {"name": READER, "value": OLDEST_READER})
 
 
-def _is_empty(connection: Connection) -> bool:
+def _has_no_tables(connection: Connection) -> bool:
     """Return whether the database has neither keylane's tables nor Alembic's."""
     tables = set(sa.inspect(connection).get_table_names())
     return tables.isdisjoint({*metadata.tables, _revisions.name})
 
 
-def _create(connection: Connection) -> None:
+def _create_tables(connection: Connection) -> None:
     """Create all tables without Alembic, which would occupy memory as long as the metaserver
     runs.
     """

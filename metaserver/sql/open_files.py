@@ -12,14 +12,14 @@ time.
 """
 
 
-def few_files_left() -> bool:
+def lacks_file_descriptors() -> bool:
     """Return whether a connection may have failed because too few files can be opened."""
     descriptors: list[int] = []
     try:
-        first = os.open(os.devnull, os.O_RDONLY)
-        descriptors.append(first)
+        first_descriptor = os.open(os.devnull, os.O_RDONLY)
+        descriptors.append(first_descriptor)
         while len(descriptors) < FILES_OF_DATABASE:
-            descriptors.append(os.dup(first))
+            descriptors.append(os.dup(first_descriptor))
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     finally:

@@ -154,14 +154,14 @@ SETTINGS_DROPPED = (
 )
 
 
-def shares_sessions(observed: Sequence[tuple[int, int]]) -> bool:
+def shares_sessions(observed_processes: Sequence[tuple[int, int]]) -> bool:
     """
     Return whether connections share server sessions.
 
     Args:
-        observed: (connection, server process) of successive transactions.
+        observed_processes: (connection, server process) of successive transactions.
     """
-    distinct = set(observed)
+    distinct = set(observed_processes)
     connections, processes = ({pair[side] for pair in distinct} for side in (0, 1))
     return not len(distinct) == len(connections) == len(processes)
 
@@ -185,9 +185,9 @@ class PostgresDatabase:
         self._write_limit = asyncio.Semaphore(CONCURRENT_WRITES_MAX)
         self._boot_ms = clock.boot_ms
         self._watch = ClockWatch()
-        self._restart = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
-        self._restarting = asyncio.Lock()
-        self._restarts = 0
+        self._restart_times = partial(restart_times, broker_ttl_ms=broker_ttl_ms)
+        self._restart_lock = asyncio.Lock()
+        self._restart_count = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
         """Register a callback that is called before a new connection is used; it may lead to
@@ -204,16 +204,16 @@ class PostgresDatabase:
             ConfigError: connections share sessions, because of a pooler.
             StorageError
         """
-        observed: list[tuple[int, int]] = []
-        settings_dropped = False
+        observed_processes: list[tuple[int, int]] = []
+        are_settings_dropped = False
         try:
             async with self._engine.connect() as first, self._engine.connect() as second:
                 for _ in range(SESSION_CHECKS):
                     for number, connection in enumerate((first, second)):
                         row = (await connection.execute(_session_query)).one()
                         await connection.rollback()
-                        observed.append((number, row.process))
-                        settings_dropped |= row.idle == "0"
+                        observed_processes.append((number, row.process))
+                        are_settings_dropped |= row.idle == "0"
         except DBAPIError as error:
             is_pooler_error = getattr(error.orig, "sqlstate", None) in SHARED_SESSION_STATES
             if is_pooler_error or any(substring in str(error.orig) for substring in POOLER_ERRORS):
@@ -221,9 +221,9 @@ class PostgresDatabase:
             raise storage_error(error, self._url) from error
         except (SQLAlchemyError, OSError) as error:
             raise storage_error(error, self._url) from error
-        if shares_sessions(observed):
+        if shares_sessions(observed_processes):
             raise ConfigError(f"cannot use database_url: {SHARED_SESSIONS}")
-        if settings_dropped:
+        if are_settings_dropped:
             log.warning("%s", SETTINGS_DROPPED)
 
     async def write(
@@ -237,7 +237,7 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.write_urgent`."""
-        return await self._write_on(self._engine, work, *args, **kwargs)
+        return await self._write_with(self._engine, work, *args, **kwargs)
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
@@ -248,9 +248,9 @@ class PostgresDatabase:
         Unlike on SQLite, the change is durable: the clock advances while a crashed server is down,
         so a lost renewal would end the session.
         """
-        return await self._write_on(self._renewal_engine, work, *args, **kwargs)
+        return await self._write_with(self._renewal_engine, work, *args, **kwargs)
 
-    async def _write_on(
+    async def _write_with(
         self,
         engine: AsyncEngine,
         work: Callable[Concatenate[Connection, P], T],
@@ -285,27 +285,29 @@ class PostgresDatabase:
         ) -> T:  # no check before it: its first statement may be `begin_snapshot`
             return self._run_checked(connection, work, *args, **kwargs)
 
-        return await self._run(self._engine, checked, reads=True)
+        return await self._run(self._engine, checked, read_only=True)
 
     async def _run(
-        self, engine: AsyncEngine, work: Callable[[Connection], T], *, reads: bool = False
+        self, engine: AsyncEngine, work: Callable[[Connection], T], *, read_only: bool = False
     ) -> T:
         """Run a transaction, and repeat it after each jump of the clock."""
         while True:
-            restarts_before = self._restarts
+            restarts_before = self._restart_count
             try:
-                return await self._transactions.run(engine, work, reads=reads)
+                return await self._transactions.run(engine, work, read_only=read_only)
             except _ClockJumpedError as jumped:
                 await self._restart_once(restarts_before, jumped.by_ms)
 
-    async def _restart_once(self, restarts_before: int, by_ms: int) -> None:
+    async def _restart_once(self, restarts_before: int, jump_ms: int) -> None:
         """Restart the stored times after a jump, once for all transactions that detected it."""
-        async with self._restarting:
-            if self._restarts == restarts_before:
-                log.warning("the database's clock jumped by %+d ms: all ttls are restarted", by_ms)
-                await self._transactions.run(self._engine, self._restart)
+        async with self._restart_lock:
+            if self._restart_count == restarts_before:
+                log.warning(
+                    "the database's clock jumped by %+d ms: all ttls are restarted", jump_ms
+                )
+                await self._transactions.run(self._engine, self._restart_times)
                 self._watch.restart()
-                self._restarts += 1
+                self._restart_count += 1
 
     def _run_checked(
         self,
@@ -326,9 +328,9 @@ class PostgresDatabase:
         """Raise _ClockJumpedError if the database's clock has jumped since the last reading."""
         sent_ms = self._boot_ms()
         database_ms = connection.execute(_now_query).scalar_one()
-        by_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
-        if by_ms:
-            raise _ClockJumpedError(by_ms)
+        jump_ms = self._watch.jump_ms(ClockReading(sent_ms, database_ms, self._boot_ms()))
+        if jump_ms:
+            raise _ClockJumpedError(jump_ms)
 
     async def close(self) -> None:
         """Wait for the running transactions, then close all connections."""

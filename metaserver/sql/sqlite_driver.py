@@ -66,7 +66,7 @@ class SqliteTransactions:
         self._sqlite: sqlite3.Connection | None = None
         self._transaction_connection: Connection | None = None
         """The engine's connection for all transactions; used only in the connection's thread."""
-        self._opening = asyncio.Lock()
+        self._open_lock = asyncio.Lock()
         self._closed = False
         self.pending = 0
         """Number of queued and running transactions."""
@@ -113,7 +113,7 @@ class SqliteTransactions:
 
     async def _open(self) -> ThreadedConnection:
         """Return the connection, which is opened on first use."""
-        async with self._opening:
+        async with self._open_lock:
             if self._closed:
                 raise ending_error()
             if self._connection is None:
@@ -133,8 +133,8 @@ class SqliteTransactions:
         assert self._sqlite is not None
         return self._sqlite
 
-    def _release(self) -> None:
-        """Release the connection; called in the connection's thread."""
+    def _close_connection(self) -> None:
+        """Close the connection for transactions; called in the connection's thread."""
         if self._transaction_connection is not None:
             self._transaction_connection.close()
         self.engine.dispose()
@@ -144,13 +144,13 @@ class SqliteTransactions:
         close the connection.
         """
         self._closed = True
-        async with self._opening:
+        async with self._open_lock:
             connection, self._connection = self._connection, None
             if connection is None:
                 return
-            release = asyncio.ensure_future(connection.run(self._release))
-            done, _ = await asyncio.wait([release], timeout=CLOSE_S)
-            if not done:
+            release = asyncio.ensure_future(connection.run(self._close_connection))
+            finished, _ = await asyncio.wait([release], timeout=CLOSE_S)
+            if not finished:
                 await connection.interrupt()
                 await asyncio.wait([release])
             await connection.close()

@@ -15,7 +15,7 @@ from ...protocol.errors import DataFolderError, DiskFullError, Fate, StorageErro
 from ...protocol.errors.failures import open_files_error
 from ...protocol.text import mask_password
 from ...rpc.race import shield
-from .open_files import few_files_left
+from .open_files import lacks_file_descriptors
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -51,13 +51,13 @@ class TransactionRunner:
         engine: AsyncEngine,
         work: Callable[[Connection], T],
         *,
-        reads: bool = False,
+        read_only: bool = False,
     ) -> T:
         """
         Run `work` in a transaction, and return its result. Raises its errors, and StorageError.
 
         Args:
-            reads: `work` only reads.
+            read_only: `work` only reads.
         """
         if self._closed:
             raise ending_error()
@@ -67,7 +67,7 @@ class TransactionRunner:
         try:
             return await shield(task)
         except asyncio.CancelledError:
-            if reads and not task.done():
+            if read_only and not task.done():
                 timer = asyncio.get_running_loop().call_later(ORPHANED_READ_S, task.cancel)
                 task.add_done_callback(lambda _done: timer.cancel())
             raise
@@ -82,11 +82,11 @@ class TransactionRunner:
         self._closed = True
         if not self._tasks:
             return
-        _, late = await asyncio.wait(self._tasks, timeout=CLOSE_S)
-        for task in late:
+        _, unfinished_tasks = await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        for task in unfinished_tasks:
             task.cancel()
-        if late:
-            await asyncio.wait(late)
+        if unfinished_tasks:
+            await asyncio.wait(unfinished_tasks)
 
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
@@ -136,8 +136,8 @@ async def _close_without_rollback(connection: AsyncConnection) -> None:
     """Close the connection of a cancelled transaction, without a rollback, which would hang if the
     database is frozen.
     """
-    raw = await connection.get_raw_connection()
-    terminate = getattr(raw.driver_connection, "terminate", None)
+    raw_connection = await connection.get_raw_connection()
+    terminate = getattr(raw_connection.driver_connection, "terminate", None)
     if terminate is not None:
         terminate()
     await connection.invalidate()
@@ -157,18 +157,20 @@ def storage_error(error: Exception, url: URL) -> StorageError:
     text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )
-    location = mask_password(url.render_as_string(hide_password=True))
-    if "unable to open" in text and few_files_left():
+    location = without_password(url.render_as_string(hide_password=True))
+    if "unable to open" in text and lacks_file_descriptors():
         return open_files_error(
             f"cannot use the database {location}", operation="open", path=url.database or ""
         )
     if "not a database" in text:
-        damaged = DataFolderError(f"cannot use the database {location}: {text}", operation="open")
-        damaged.hint = (
+        folder_error = DataFolderError(
+            f"cannot use the database {location}: {text}", operation="open"
+        )
+        folder_error.hint = (
             "Restore it in a new folder (keylane meta restore), or rebuild it from the brokers "
             "(keylane meta rebuild)."
         )
-        return damaged
+        return folder_error
     if "unable to open" in text or "readonly" in text:
         return DataFolderError(f"cannot use the database {location}: {text}", operation="open")
     if "locked" in text:

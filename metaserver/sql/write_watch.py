@@ -95,18 +95,18 @@ class WatchedDatabase:
         if self._silent_since_ms is None:
             self._silent_since_ms = self._boot_ms()
         self._open_count += 1
-        failed = False
+        has_failed = False
         try:
             return await transaction
         except (StorageError, asyncio.CancelledError):
-            failed = True
+            has_failed = True
             raise
         finally:
             self._open_count -= 1
-            if not failed:
+            if not has_failed:
                 self._silent_since_ms = self._boot_ms() if self._open_count else None
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return for how long the database has not responded, as text, or ""."""
         if self._silent_since_ms is None:
             return ""
@@ -126,8 +126,10 @@ class WatchedDatabase:
 
     async def problem(self) -> str:
         """Return why the database cannot be written, or ""; may write a probe to find out."""
-        if isinstance(self._database, SqliteDatabase) and (lost := self._database.lost_file()):
-            self._report_problem(lost)
+        if isinstance(self._database, SqliteDatabase) and (
+            lost_file_problem := self._database.lost_file()
+        ):
+            self._report_problem(lost_file_problem)
             return self._problem
         now_ms = self._boot_ms()
         is_quiet = now_ms - self._last_write_ms >= QUIET_MS
@@ -139,8 +141,8 @@ class WatchedDatabase:
             self._last_probe_ms = now_ms
             self._probe_task = asyncio.create_task(self._write_probe())
         if self._probe_task is not None:
-            done, _ = await asyncio.wait([self._probe_task], timeout=PROBE_TIMEOUT_S)
-            if not done:
+            finished, _ = await asyncio.wait([self._probe_task], timeout=PROBE_TIMEOUT_S)
+            if not finished:
                 self._report_problem(f"a write has taken more than {PROBE_TIMEOUT_S:g} s")
         return self._problem
 

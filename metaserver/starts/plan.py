@@ -8,8 +8,8 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.groups import GroupStart, StartAt
 from ...protocol.operations import PartitionHistory
 from ...protocol.progress import ResetGroup, ResetTo
-from ...protocol.reprocess.replaced import ends_behind_rows, replaced_by_rows
-from ..resets.cursors import PartitionOffsets, new_cursors
+from ...protocol.reprocess.replaced import behind_rows, replaced_by_rows
+from ..resets.cursors import PartitionOffsets, compute_cursors
 
 
 def check_start(start: GroupStart) -> None:
@@ -22,12 +22,12 @@ def check_start(start: GroupStart) -> None:
         raise InvalidRequestError("cursors go with at = cursors, and only with it")
 
 
-def start_cursors(
+def compute_start_cursors(
     start: GroupStart,
-    parts: Sequence[PartitionOffsets],
+    all_offsets: Sequence[PartitionOffsets],
     *,
     static: bool,
-    expired: Mapping[int, int | None] | None = None,
+    expired_ends: Mapping[int, int | None] | None = None,
     history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
@@ -38,7 +38,7 @@ def start_cursors(
     where it was.
 
     Args:
-        expired: id of a partition whose data is gone → its end offset.
+        expired_ends: id of a partition whose data is gone → its end offset.
         history: every partition of the subject; needed for a start at cursors.
 
     Raises:
@@ -46,55 +46,69 @@ def start_cursors(
         JobError: a publication replaced messages on both sides of a cursor.
         OffsetOutOfRangeError: messages after a cursor are gone, or a cursor is after the end.
     """
-    if start.at is StartAt.EARLIEST or any(part.fence for part in parts):
+    if start.at is StartAt.EARLIEST or any(offsets.fence for offsets in all_offsets):
         return {}
     if start.at is StartAt.CURSORS:
-        return _backfill_cursors(start.cursors or {}, parts, expired or {}, history, static=static)
+        return _backfill_cursors(
+            start.cursors or {}, all_offsets, expired_ends or {}, history, static=static
+        )
     request = ResetGroup(to=ResetTo(start.at.value), at_ms=start.at_ms)
-    return new_cursors(request, parts, static=static)
+    return compute_cursors(request, all_offsets, static=static)
 
 
 def _backfill_cursors(
     cursors: Mapping[int, int],
-    parts: Sequence[PartitionOffsets],
-    expired: Mapping[int, int | None],
+    all_offsets: Sequence[PartitionOffsets],
+    expired_ends: Mapping[int, int | None],
     history: Sequence[PartitionHistory],
     *,
     static: bool,
 ) -> dict[int, int]:
-    """Return the same as `start_cursors` for a group that continues where a backfill ended, so that
-    no message in between is missing or repeated.
+    """Return the same as `compute_start_cursors` for a group that continues where a backfill ended,
+    so that no message in between is missing or repeated.
     """
-    parents = {int(past.partition.partition_id): past.partition.parents for past in history}
-    ends = {int(past.partition.partition_id): past.end_offset for past in history}
-    replaced = replaced_by_rows(parents)
-    newest = max(cursors)
-    cursors = {**cursors, **ends_behind_rows(replaced, parents, ends, cursors)}
-    opened_later = {number: 0 for number, end in expired.items() if end and number > newest}
-    with_rows = frozenset().union(*replaced.values())
-    for partition_id, cursor in sorted({**opened_later, **cursors}.items()):
-        if partition_id in with_rows:
+    parents = {int(entry.partition.partition_id): entry.partition.parents for entry in history}
+    end_offsets = {int(entry.partition.partition_id): entry.end_offset for entry in history}
+    ids_replaced_by_rows = replaced_by_rows(parents)
+    newest_id = max(cursors)
+    cursors = {**cursors, **behind_rows(ids_replaced_by_rows, parents, end_offsets, cursors)}
+    cursors_of_later = {
+        partition_id: 0
+        for partition_id, end in expired_ends.items()
+        if end and partition_id > newest_id
+    }
+    ids_with_rows = frozenset().union(*ids_replaced_by_rows.values())
+    for partition_id, cursor in sorted({**cursors_of_later, **cursors}.items()):
+        if partition_id in ids_with_rows:
             continue
-        if partition_id in expired and cursor != expired[partition_id]:
+        if partition_id in expired_ends and cursor != expired_ends[partition_id]:
             raise OffsetOutOfRangeError(
                 f"partition {partition_id} has expired, and the messages from offset "
                 f"{cursor} on with it",
                 partition_id=partition_id,
                 offset=cursor,
             )
-    later = [part for part in parts if part.partition.partition_id > newest]
-    for part in later:
-        if part.first_offset and part.partition.partition_id not in cursors:
+    later_offsets = [
+        offsets for offsets in all_offsets if offsets.partition.partition_id > newest_id
+    ]
+    for offsets in later_offsets:
+        if offsets.first_offset and offsets.partition.partition_id not in cursors:
             raise OffsetOutOfRangeError(
                 f"retention has removed the first messages of partition "
-                f"{part.partition.partition_id}, which was opened "
+                f"{offsets.partition.partition_id}, which was opened "
                 "after the backfill was planned",
-                partition_id=part.partition.partition_id,
+                partition_id=offsets.partition.partition_id,
                 offset=0,
-                first_offset=part.first_offset,
-                next_offset=part.next_offset,
+                first_offset=offsets.first_offset,
+                next_offset=offsets.next_offset,
             )
-    stored = {number: cursor for number, cursor in cursors.items() if number not in expired}
-    if not stored:
+    stored_cursors = {
+        partition_id: cursor
+        for partition_id, cursor in cursors.items()
+        if partition_id not in expired_ends
+    }
+    if not stored_cursors:
         return {}
-    return new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors=stored), parts, static=static)
+    return compute_cursors(
+        ResetGroup(to=ResetTo.CURSORS, cursors=stored_cursors), all_offsets, static=static
+    )

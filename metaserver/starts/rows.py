@@ -29,7 +29,7 @@ from ..cluster.rows import SubjectRow
 from ..cluster.subjects import open_subject_row
 from ..groups.group_rows import insert_group, read_stored
 from ..groups.leases import raise_token_floor
-from ..resets.rows import note_at_end, settable_partitions
+from ..resets.rows import record_drained, settable_partitions
 from ..sql.dialect import now_ms
 from ..sql.schema import brokers, groups, partitions, starts, subjects
 
@@ -42,11 +42,11 @@ class StartScope:
 
     subject: SubjectRow
     group_id: int | None = None
-    stored: GroupSettings | None = None
+    settings: GroupSettings | None = None
     partitions: tuple[Partition, ...] = ()
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
-    expired: Mapping[int, int | None] = field(default_factory=dict)
+    expired_ends: Mapping[int, int | None] = field(default_factory=dict)
     """Ids of partitions whose data is gone → end offset."""
 
 
@@ -68,13 +68,13 @@ class PendingStart:
     """The broker's host:port; None if it is silent."""
 
 
-_expired = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+_expired_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
     partitions.c.subject_id == sa.bindparam("of_subject"),
     partitions.c.state == PartitionState.EXPIRED,
 )
 
 
-def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
+def read_start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
     Return the rows that creating a group needs.
 
@@ -84,14 +84,19 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
     check_name("consumer group", group)
     row = open_subject_row(connection, subject)
-    named = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
-    query = sa.select(groups.c.group_id, groups.c.deleting).where(named)
+    is_this_group = sa.and_(groups.c.subject_id == row.subject_id, groups.c.name == group)
+    query = sa.select(groups.c.group_id, groups.c.deleting).where(is_this_group)
     group_row = connection.execute(query).one_or_none()
     if group_row is None:
-        selected, left_out = settable_partitions(connection, row.subject_id)
-        expired_rows = connection.execute(_expired, {"of_subject": row.subject_id})
-        expired = {each.partition_id: each.end_offset for each in expired_rows}
-        return StartScope(subject=row, partitions=selected, left_out=left_out, expired=expired)
+        selected_partitions, skipped_partitions = settable_partitions(connection, row.subject_id)
+        expired_rows = connection.execute(_expired_query, {"of_subject": row.subject_id})
+        expired_ends = {each.partition_id: each.end_offset for each in expired_rows}
+        return StartScope(
+            subject=row,
+            partitions=selected_partitions,
+            left_out=skipped_partitions,
+            expired_ends=expired_ends,
+        )
     if group_row.deleting:
         raise GroupDeletedError(
             f"consumer group {group!r} is being deleted; it can be created again once its brokers "
@@ -103,7 +108,7 @@ def start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     return StartScope(
         subject=row,
         group_id=group_row.group_id,
-        stored=read_stored(connection, group_row.group_id, subject=subject, group=group),
+        settings=read_stored(connection, group_row.group_id, subject=subject, group=group),
     )
 
 
@@ -131,16 +136,22 @@ def begin_group(
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
     """
-    current = start_scope(connection, scope.subject.name, group)
+    current_scope = read_start_scope(connection, scope.subject.name, group)
     ids = {partition.partition_id for partition in scope.partitions}
-    changed = cursors and {partition.partition_id for partition in current.partitions} != ids
-    replaced = current.subject.subject_id != scope.subject.subject_id
-    if current.stored is not None or replaced or changed:
+    has_changed = (
+        cursors and {partition.partition_id for partition in current_scope.partitions} != ids
+    )
+    is_replaced = current_scope.subject.subject_id != scope.subject.subject_id
+    if current_scope.settings is not None or is_replaced or has_changed:
         return False
-    insert_group(connection, current.subject, group, strategy=request.strategy, start=request.start)
-    named = sa.and_(groups.c.subject_id == current.subject.subject_id, groups.c.name == group)
+    insert_group(
+        connection, current_scope.subject, group, strategy=request.strategy, start=request.start
+    )
+    is_this_group = sa.and_(
+        groups.c.subject_id == current_scope.subject.subject_id, groups.c.name == group
+    )
     query = sa.select(groups.c.group_id, groups.c.last_token, groups.c.version)
-    row = connection.execute(query.where(named).with_for_update()).one()
+    row = connection.execute(query.where(is_this_group).with_for_update()).one()
     if row.version:  # another transaction has created it
         return False
     last_token = raise_token_floor(row.last_token, fence)
@@ -161,7 +172,7 @@ def begin_group(
     return True
 
 
-_pending = (
+_pending_query = (
     sa.select(
         starts,
         subjects.c.name.label("subject"),
@@ -205,11 +216,11 @@ def pending_starts(
             broker_group=row.broker_group,
             address=row.address,
         )
-        for row in connection.execute(_pending, parameters)
+        for row in connection.execute(_pending_query, parameters)
     ]
 
 
-def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
+def read_pending_starts(connection: Connection, group_id: int) -> list[PendingStart]:
     """Return the pending starts of one group."""
     count = sa.select(sa.func.count()).where(starts.c.group_id == group_id)
     limit = connection.execute(count).scalar_one()
@@ -217,25 +228,27 @@ def pending_of(connection: Connection, group_id: int) -> list[PendingStart]:
     return [start for start in pending if start.group_id == group_id]
 
 
-def note_started(connection: Connection, group_id: int, done: Sequence[PendingStart]) -> None:
+def complete_starts(
+    connection: Connection, group_id: int, stored_starts: Sequence[PendingStart]
+) -> None:
     """
     Record that brokers have stored a group's starts, so that the group may be granted these
     partitions.
 
     Starts whose rows a reset or a deletion has removed meanwhile are skipped.
     """
-    tokens = {start.partition_id: start.token for start in done}
+    tokens = {start.partition_id: start.token for start in stored_starts}
     mark_unsettled(connection, group_id)
-    condition = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
-    delete_rows = sa.delete(starts).where(condition)
-    deleted = connection.execute(delete_rows.returning(starts.c.partition_id, starts.c.cursor))
-    cursors = {row.partition_id: row.cursor for row in deleted}
-    sealed = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
+    is_stored = sa.and_(starts.c.group_id == group_id, starts.c.partition_id.in_(tokens))
+    delete_rows = sa.delete(starts).where(is_stored)
+    deleted_rows = connection.execute(delete_rows.returning(starts.c.partition_id, starts.c.cursor))
+    cursors = {row.partition_id: row.cursor for row in deleted_rows}
+    sealed_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.partition_id.in_(cursors), partitions.c.state == PartitionState.SEALED
     )
-    at_end = [
+    at_end_ids = [
         row.partition_id
-        for row in connection.execute(sealed)
+        for row in connection.execute(sealed_query)
         if cursors[row.partition_id] == row.end_offset
     ]
-    note_at_end(connection, group_id, at_end)
+    record_drained(connection, group_id, at_end_ids)

@@ -39,15 +39,15 @@ from ..operations.views import subject_history
 from ..resets.broker_offsets import broker_at, read_offsets
 from ..resets.cursors import PartitionOffsets
 from ..sql.database import Database
-from .plan import check_start, start_cursors
+from .plan import check_start, compute_start_cursors
 from .rows import (
     PendingStart,
     StartScope,
     begin_group,
-    note_started,
-    pending_of,
+    complete_starts,
     pending_starts,
-    start_scope,
+    read_pending_starts,
+    read_start_scope,
 )
 
 log = logging.getLogger("keylane.metaserver")
@@ -98,29 +98,32 @@ class StartService:
             UnfinishedError: the start is fixed, but a broker has not stored it.
         """
         await self.begin(subject, group, request)
-        stored = await self._read_settings(subject, group)
+        stored_settings = await self._read_settings(subject, group)
         for pause_ms in STORE_PAUSES_MS:
-            if not stored.unstarted:
+            if not stored_settings.unstarted:
                 break
             await asyncio.sleep(pause_ms / 1000)
             await self.begin(subject, group, request)
-            stored = await self._read_settings(subject, group)
-        if stored.start != request.start.stored or stored.strategy != request.strategy:
+            stored_settings = await self._read_settings(subject, group)
+        if (
+            stored_settings.start != request.start.stored
+            or stored_settings.strategy != request.strategy
+        ):
             raise ConflictError(
                 Reason.GROUP_EXISTS,
-                f"consumer group {group!r} of {subject!r} is {stored.strategy} and began at "
-                f"{stored.start}",
-                stored=f"{stored.strategy}, {stored.start}",
+                f"consumer group {group!r} of {subject!r} is {stored_settings.strategy} and began "
+                f"at {stored_settings.start}",
+                stored=f"{stored_settings.strategy}, {stored_settings.start}",
                 asked=f"{request.strategy}, {request.start}",
             )
-        if stored.unstarted:
+        if stored_settings.unstarted:
             raise UnfinishedError(
                 Reason.GROUP_START_UNFINISHED,
                 f"consumer group {group!r} was created, but its start is not stored yet on "
-                f"partitions {', '.join(map(str, stored.unstarted))}",
-                partitions=len(stored.unstarted),
+                f"partitions {', '.join(map(str, stored_settings.unstarted))}",
+                partitions=len(stored_settings.unstarted),
             )
-        return stored
+        return stored_settings
 
     async def begin(self, subject: str, group: str, request: CreateGroup) -> None:
         """
@@ -132,23 +135,25 @@ class StartService:
         """
         check_start(request.start)
         for _ in range(PLANS_MAX):
-            scope = await self._database.read(start_scope, subject, group)
+            scope = await self._database.read(read_start_scope, subject, group)
             if scope.group_id is not None:
-                if scope.stored is not None and scope.stored.unstarted:
-                    await self._store(await self._database.read(pending_of, scope.group_id))
+                if scope.settings is not None and scope.settings.unstarted:
+                    await self._store_starts(
+                        await self._database.read(read_pending_starts, scope.group_id)
+                    )
                 return
-            parts = await self._read_offsets(scope, group, request)
+            all_offsets = await self._read_offsets(scope, group, request)
             history: Sequence[PartitionHistory] = ()
             if request.start.at is StartAt.CURSORS:
                 history = (await self._database.read(subject_history, subject)).partitions
-            cursors = start_cursors(
+            cursors = compute_start_cursors(
                 request.start,
-                parts,
+                all_offsets,
                 static=scope.subject.static,
-                expired=scope.expired,
+                expired_ends=scope.expired_ends,
                 history=history,
             )
-            fence = max((part.fence for part in parts), default=0)
+            fence = max((offsets.fence for offsets in all_offsets), default=0)
             if fence:
                 log.warning(
                     "brokers hold progress of group %s of %s that the database lacks; the group "
@@ -156,37 +161,39 @@ class StartService:
                     group,
                     subject,
                 )
-            created = await self._database.write(
+            is_created = await self._database.write(
                 begin_group, scope, group, request, cursors=cursors, fence=fence
             )
-            if created:
+            if is_created:
                 log.info("group %s of %s begins at %s", group, subject, request.start)
                 self._after_step("start-fixed")
-                await self._store_new(subject, group)
+                await self._store_new_group(subject, group)
                 self._after_step("start-told")
                 return
         raise BusyError(
             Reason.GROUP_BUSY, "the partitions of its subject keep changing; create the group later"
         )
 
-    async def _store_new(self, subject: str, group: str) -> None:
-        scope = await self._database.read(start_scope, subject, group)
+    async def _store_new_group(self, subject: str, group: str) -> None:
+        scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
-            await self._store(await self._database.read(pending_of, scope.group_id))
+            await self._store_starts(await self._database.read(read_pending_starts, scope.group_id))
 
     async def resume(self) -> None:
         """Ask brokers to store the pending starts of all groups. Raises StorageError."""
-        after = (0, 0)
-        while pending := await self._database.read(pending_starts, limit=PENDING_MAX, after=after):
-            await self._store(pending)
-            after = pending[-1].group_id, pending[-1].partition_id
+        last_key = (0, 0)
+        while pending_batch := await self._database.read(
+            pending_starts, limit=PENDING_MAX, after=last_key
+        ):
+            await self._store_starts(pending_batch)
+            last_key = pending_batch[-1].group_id, pending_batch[-1].partition_id
 
     async def _read_settings(self, subject: str, group: str) -> GroupSettings:
-        scope = await self._database.read(start_scope, subject, group)
-        if scope.stored is None:
+        scope = await self._database.read(read_start_scope, subject, group)
+        if scope.settings is None:
             raise BusyError(Reason.GROUP_BUSY, f"consumer group {group!r} was deleted meanwhile")
-        return scope.stored
+        return scope.settings
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def _read_offsets(
@@ -203,17 +210,17 @@ class StartService:
 
         return await asyncio.gather(*map(read, scope.partitions))
 
-    async def _store(self, pending: Sequence[PendingStart]) -> None:
+    async def _store_starts(self, pending_batch: Sequence[PendingStart]) -> None:
         """Ask brokers to store cursors, and record those that are stored."""
-        results = await asyncio.gather(*map(self._store_one, pending))
-        done: dict[int, list[PendingStart]] = {}
-        for start, is_stored in zip(pending, results, strict=True):
+        results = await asyncio.gather(*map(self._store_start, pending_batch))
+        starts_by_group: dict[int, list[PendingStart]] = {}
+        for start, is_stored in zip(pending_batch, results, strict=True):
             if is_stored:
-                done.setdefault(start.group_id, []).append(start)
-        for group_id, starts in done.items():
-            await self._database.write(note_started, group_id, starts)
+                starts_by_group.setdefault(start.group_id, []).append(start)
+        for group_id, starts in starts_by_group.items():
+            await self._database.write(complete_starts, group_id, starts)
 
-    async def _store_one(self, start: PendingStart) -> bool:
+    async def _store_start(self, start: PendingStart) -> bool:
         """Ask a broker to store a cursor; returns whether that is done or not needed."""
         if start.expired:
             return True
@@ -228,8 +235,10 @@ class StartService:
                 except OffsetOutOfRangeError as error:
                     # The broker runs on an older copy of its folder, which ends before the cursor.
                     log.warning("partition %d: %s", start.partition_id, error.message)
-                    at_end = replace(request, cursor=error.next_offset or 0)
-                    await broker.control(endpoints.SET_CURSOR, at_end, id=start.partition_id)
+                    request_at_end = replace(request, cursor=error.next_offset or 0)
+                    await broker.control(
+                        endpoints.SET_CURSOR, request_at_end, id=start.partition_id
+                    )
             except KeylaneError as error:
                 log.info(
                     "start of group %s on partition %d: %s",

@@ -3,8 +3,9 @@ lost commits or a restore of an older copy. Network I/O around `checks.py`.
 
     a start, a new connection to the database,
     a broker that returns, or has a higher id
-      ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing (`missing`)
-      ─▶ the same result again: the fact BEHIND is stored, so that calls create nothing, and
+      ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing
+      (`find_differences`) ─▶ the same result again: the fact BEHIND is stored, so that calls create
+      nothing, and
          readiness and a metric show it
       ─▶ nothing is missing any more: the fact is deleted
 
@@ -16,15 +17,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 
 from ...protocol.errors import KeylaneError
 from ...protocol.text import counted
-from ...rpc.client import BrokerClient
 from ...rpc.network import Network
-from ..cluster.lost_database import behind_error, read_behind, store_behind
+from ..cluster.lost_database import database_behind_error, read_missing_data, store_missing_data
 from ..sql.database import Database
-from .checks import BrokerAnswer, BrokerRow, Index, Missing, Views, missing
-from .service import read_sql_view
+from .checks import BrokerAnswer, BrokerRow, Difference, Index, find_differences
+from .service import read_views
 
 log = logging.getLogger("keylane.metaserver")
 CHECK_INTERVAL_S = 5.0
@@ -36,7 +37,6 @@ PAUSE_FACTOR = 4
 when all brokers were late.
 """
 CALL_TIMEOUT_MS = 3_000
-CONCURRENT_CALLS_MAX = 16
 SETTLE_TIMEOUT_S = 4.0
 """Seconds for which a call that changes partitions waits for the comparison after a start or a new
 connection.
@@ -61,7 +61,7 @@ class AgreementWatch:
         self._logged_behind = False
         """True if the log last reported that the database lacks something."""
 
-    def doubt(self, broker_group: str | None = None) -> None:
+    def request_comparison(self, broker_group: str | None = None) -> None:
         """Request a comparison with a broker group. None requests one with all groups, for which
         calls that create something wait.
         """
@@ -72,7 +72,7 @@ class AgreementWatch:
             self._pending_groups.add(broker_group)
         self._requested.set()
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Wait until the comparison for which creations wait is done, at most
         `SETTLE_TIMEOUT_S`.
         """
@@ -105,81 +105,76 @@ class AgreementWatch:
         """Read the fact, ask the brokers if the fact is stored or a comparison is requested, and
         store or delete the fact. Raises StorageError.
         """
-        behind = await self._database.read(read_behind)
-        if not behind and not self._requested.is_set():
-            self._log_change(behind)
+        missing_data = await self._database.read(read_missing_data)
+        if not missing_data and not self._requested.is_set():
+            self._log_change(missing_data)
             return
         self._requested.clear()
-        pending, self._pending_groups = self._pending_groups, set()
-        groups = None if behind or pending is None else pending
+        pending_groups, self._pending_groups = self._pending_groups, set()
+        groups = None if missing_data or pending_groups is None else pending_groups
         try:
-            found = await self._compare(groups)
-            if found and not behind:
+            differences = await self._compare(groups)
+            if differences and not missing_data:
                 await asyncio.sleep(CONFIRM_S)
-                found &= await self._compare(groups)
+                differences &= await self._compare(groups)
         except KeylaneError:
             self._pending_groups = (
-                None if pending is None else pending | (self._pending_groups or set())
+                None if pending_groups is None else pending_groups | (self._pending_groups or set())
             )
             raise
-        if found and not behind:
-            behind = _describe(found)
-            await self._database.write(store_behind, behind)
-        elif behind and not found and not self._ahead_groups:
-            behind = ""
-            await self._database.write(store_behind, behind)
-        self._log_change(behind)
+        if differences and not missing_data:
+            missing_data = _describe(differences)
+            await self._database.write(store_missing_data, missing_data)
+        elif missing_data and not differences and not self._ahead_groups:
+            missing_data = ""
+            await self._database.write(store_missing_data, missing_data)
+        self._log_change(missing_data)
         if not self._requested.is_set() or self._pending_groups is not None:
             self._settled.set()
 
-    async def _compare(self, groups: Collection[str] | None) -> set[Missing]:
+    async def _compare(self, groups: Collection[str] | None) -> set[Difference]:
         """Return everything that these broker groups have and the database lacks; None: all
         groups.
         """
-        before = await self._database.read(read_sql_view)
-        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-        brokers = [row for row in before.brokers if groups is None or row.broker_group in groups]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask(broker, slots)) for broker in brokers]
-        answers = [answer for task in tasks if (answer := task.result()) is not None]
-        after = await self._database.read(read_sql_view)
-        found = set(missing(Index(Views(before=before, answers=answers, after=after))))
+        views = await read_views(
+            self._database, self._network, broker_groups=groups, timeout_ms=CALL_TIMEOUT_MS
+        )
+        rows = {row.broker_group: row for row in views.before.brokers}
+        # A broker that does not respond will be compared when it reports itself.
+        answers = [each for each in views.answers if _is_from(rows[each.broker_group], each)]
+        differences = set(find_differences(Index(replace(views, answers=answers))))
         # A group that does not respond now may still be ahead, unless its row was deleted.
-        answered = {answer.broker_group for answer in answers}
-        silent = (self._ahead_groups - answered) & {row.broker_group for row in after.brokers}
-        self._ahead_groups = silent | {each.broker_group for each in found}
-        return found
+        answered_groups = {answer.broker_group for answer in answers}
+        silent_groups = (self._ahead_groups - answered_groups) & {
+            row.broker_group for row in views.after.brokers
+        }
+        self._ahead_groups = silent_groups | {each.broker_group for each in differences}
+        return differences
 
-    async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer | None:
-        """Return a broker group's partitions; None if its broker does not respond, or if another
-        broker is at its address.
-        """
-        async with slots:
-            client = BrokerClient(self._network, broker.address, timeout_ms=CALL_TIMEOUT_MS)
-            try:
-                hosted = await client.partitions()
-            except KeylaneError:
-                return None  # the broker will be compared when it reports itself
-        if hosted.broker_group != broker.broker_group:
-            return None
-        if broker.broker_id and hosted.broker_id not in {"", broker.broker_id}:
-            return None
-        return BrokerAnswer(broker_group=broker.broker_group, address=broker.address, hosted=hosted)
-
-    def _log_change(self, behind: str) -> None:
+    def _log_change(self, missing_data: str) -> None:
         """Log that the fact was stored or deleted, by this or another metaserver."""
-        if bool(behind) == self._logged_behind:
+        if bool(missing_data) == self._logged_behind:
             return
-        self._logged_behind = bool(behind)
-        if behind:
-            error = behind_error(behind)
+        self._logged_behind = bool(missing_data)
+        if missing_data:
+            error = database_behind_error(missing_data)
             log.error("%s; nothing is created meanwhile.  %s", error.message, error.hint)
         else:
             log.warning("the database again has everything that brokers have")
 
 
-def _describe(found: Collection[Missing]) -> str:
+def _is_from(broker: BrokerRow, answer: BrokerAnswer) -> bool:
+    """Return whether the broker of this row answered, and not another one at its address."""
+    hosted = answer.hosted
+    return (
+        hosted is not None
+        and hosted.broker_group == broker.broker_group
+        and (not broker.broker_id or hosted.broker_id in {"", broker.broker_id})
+    )
+
+
+def _describe(differences: Collection[Difference]) -> str:
     """Return a sentence with the first difference and the number of further ones."""
-    first, *more = sorted(found)
-    suffix = f", and {counted(len(more), 'difference')} more" if more else ""
+    first, *others = sorted(differences)
+    suffix = f", and {counted(len(others), 'difference')} more" if others else ""
     return f"{first.text}{suffix}"

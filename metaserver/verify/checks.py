@@ -46,8 +46,8 @@ class GroupRow:
     last_token: int
     route_version: int
     tokens: Mapping[int, int] = field(default_factory=dict)
-    drained: Collection[int] = ()
-    heard: Collection[int] = ()
+    drained_ids: Collection[int] = ()
+    announced_ids: Collection[int] = ()
     """Ids of partitions whose brokers have the group on their disks."""
     deleting: bool = False
     """True while brokers are forgetting the group."""
@@ -121,7 +121,7 @@ IDLE_MS_MAX = 30_000
 """Milliseconds after which an operation without a driver counts as stuck."""
 
 
-class Missing(NamedTuple):
+class Difference(NamedTuple):
     """A partition, seal or removal that a broker group has and the database lacks."""
 
     broker_group: str
@@ -200,21 +200,24 @@ def verify(views: Views) -> Verification:
     return Verification(ok=not any(result.violations_total for result in results), checks=results)
 
 
-def _route_covers(index: Index) -> Iterator[str]:
+def _check_route_coverage(index: Index) -> Iterator[str]:
     for subject in index.after.subjects.values():
         if subject.route_version == 0 or subject.deleting:
             continue
-        covered = 0
+        covered_end = 0
         for partition in _open_partitions(index.after, subject):
             start, end = partition.range_start, partition.range_end
-            if start > covered:
-                yield f"subject {subject.name!r}: [{covered}, {start}) has no open partition"
-            if start < covered:
-                overlap = f"[{start}, {min(covered, end)})"
+            if start > covered_end:
+                yield f"subject {subject.name!r}: [{covered_end}, {start}) has no open partition"
+            if start < covered_end:
+                overlap = f"[{start}, {min(covered_end, end)})"
                 yield f"subject {subject.name!r}: {overlap} has two open partitions"
-            covered = max(covered, end)
-        if covered != LOGICAL_PARTITIONS:
-            yield f"subject {subject.name!r}: its ranges end at {covered}, not {LOGICAL_PARTITIONS}"
+            covered_end = max(covered_end, end)
+        if covered_end != LOGICAL_PARTITIONS:
+            yield (
+                f"subject {subject.name!r}: its ranges end at {covered_end}, "
+                f"not {LOGICAL_PARTITIONS}"
+            )
 
 
 def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
@@ -226,11 +229,11 @@ def _open_partitions(view: SqlView, subject: SubjectRow) -> list[Partition]:
     return sorted(found, key=lambda partition: (partition.range_start, partition.partition_id))
 
 
-def _parents_overlap(index: Index) -> Iterator[str]:
+def _check_parent_coverage(index: Index) -> Iterator[str]:
     by_id = index.after.partitions
     for child in by_id.values():
         partition = child.partition
-        covered = 0
+        covered_count = 0
         for parent_id in partition.parents:
             parent = by_id.get(parent_id)
             if parent is None or not _same_subject(index.after, parent, child):
@@ -245,15 +248,17 @@ def _parents_overlap(index: Index) -> Iterator[str]:
                 yield (
                     f"partition {partition.partition_id}: parent {parent_id} has none of its range"
                 )
-            covered += max(0, end - start)
-        if partition.parents and covered < partition.range_end - partition.range_start:
+            covered_count += max(0, end - start)
+        if partition.parents and covered_count < partition.range_end - partition.range_start:
             yield f"partition {partition.partition_id}: its parents do not cover its range"
         subject = index.after.subjects.get(child.subject_id)
         if subject is not None and subject.static and partition.state in {OPEN, SEALED}:
-            yield from broken_chain(by_id, with_visible_parents(by_id, child))
+            yield from find_broken_chain(by_id, keep_visible_parents(by_id, child))
 
 
-def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionView) -> Partition:
+def keep_visible_parents(
+    partitions: Mapping[int, PartitionView], child: PartitionView
+) -> Partition:
     """
     Return a partition with only those parents that readers see.
 
@@ -261,23 +266,24 @@ def with_visible_parents(known: Mapping[int, PartitionView], child: PartitionVie
     hidden subject, and replaces the other when it is published.
     """
     parents = child.partition.parents
-    hidden = {
+    hidden_ids = {
         parent
         for parent in parents
-        if parent in known
+        if parent in partitions
         and (
-            known[parent].subject_id != child.subject_id or known[parent].partition.state is PLANNED
+            partitions[parent].subject_id != child.subject_id
+            or partitions[parent].partition.state is PLANNED
         )
     }
-    replaced = {
+    replaced_ids = {
         older
         for parent in parents
-        if parent in known and parent not in hidden
-        for older in known[parent].partition.parents
-        if older in parents and known[older].partition.state is PartitionState.EXPIRED
+        if parent in partitions and parent not in hidden_ids
+        for older in partitions[parent].partition.parents
+        if older in parents and partitions[older].partition.state is PartitionState.EXPIRED
     }
-    visible = tuple(parent for parent in parents if parent not in hidden | replaced)
-    return replace(child.partition, parents=visible)
+    visible_ids = tuple(parent for parent in parents if parent not in hidden_ids | replaced_ids)
+    return replace(child.partition, parents=visible_ids)
 
 
 def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
@@ -296,16 +302,16 @@ def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) ->
     )
 
 
-def _hosted_as_known(index: Index) -> Iterator[str]:
-    reported = set()
+def _check_hosted_facts(index: Index) -> Iterator[str]:
+    reported_groups = set()
     for row in index.before.partitions.values():
         partition = row.partition
         if partition.state not in {OPEN, SEALED}:
             continue
         group = partition.broker_group
         if group in index.silent:
-            if group not in reported:
-                reported.add(group)
+            if group not in reported_groups:
+                reported_groups.add(group)
                 yield f"broker group {group!r} does not respond: {index.silent[group]}"
             continue
         status = index.status(row)
@@ -313,13 +319,15 @@ def _hosted_as_known(index: Index) -> Iterator[str]:
             yield f"partition {partition.partition_id} is not hosted by {group!r}"
             continue
         subject = index.before.subjects[row.subject_id]
-        gone = _gone_parents(index, status, partition)
-        for name, expected, hosted in _differences(subject, partition, status, gone):
+        gone_parents = _gone_parents(index, status, partition)
+        for name, expected_value, hosted_value in _compare_facts(
+            subject, partition, status, gone_parents
+        ):
             if partition.state is SEALED and name in _SETTINGS:
                 continue  # the settings were changed after the partition was sealed
             yield (
-                f"partition {partition.partition_id}: {name} is {expected!r} in SQL, "
-                f"{hosted!r} at {group!r}"
+                f"partition {partition.partition_id}: {name} is {expected_value!r} in SQL, "
+                f"{hosted_value!r} at {group!r}"
             )
 
 
@@ -339,26 +347,29 @@ def _gone_parents(
     return frozenset(facts) - known_ids - set(partition.parents)
 
 
-def _differences(
+def _compare_facts(
     subject: SubjectRow,
     partition: Partition,
     status: PartitionStatus,
-    gone: Collection[PartitionId],
+    gone_parents: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone` are ids of
-    parents that no longer exist.
+    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone_parents`
+    are ids of parents that no longer exist.
     """
     if status.facts is None:
-        expected: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
-        hosted: dict[str, object] = {"subject": status.subject, "name": status.name}
+        expected_facts: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
+        hosted_facts: dict[str, object] = {"subject": status.subject, "name": status.name}
     else:
-        expected, hosted = _facts(subject, partition), _hosted_facts(status.facts, subject, gone)
-    for name, value in expected.items():
-        if hosted[name] != value:
-            yield name, value, hosted[name]
+        expected_facts, hosted_facts = (
+            _expected_facts(subject, partition),
+            _reported_facts(status.facts, subject, gone_parents),
+        )
+    for name, value in expected_facts.items():
+        if hosted_facts[name] != value:
+            yield name, value, hosted_facts[name]
 
 
-def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
+def _expected_facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     return {
         "subject": subject.hosted_name,
         "name": partition.name,
@@ -374,8 +385,8 @@ def _facts(subject: SubjectRow, partition: Partition) -> dict[str, object]:
     }
 
 
-def _hosted_facts(
-    facts: HostPartition, subject: SubjectRow, gone: Collection[PartitionId]
+def _reported_facts(
+    facts: HostPartition, subject: SubjectRow, gone_parents: Collection[PartitionId]
 ) -> dict[str, object]:
     partition = facts.partition
     return {
@@ -384,7 +395,7 @@ def _hosted_facts(
         "queue": partition.queue,
         "range": (partition.range_start, partition.range_end),
         "broker group": partition.broker_group,
-        "parents": tuple(parent for parent in partition.parents if parent not in gone),
+        "parents": tuple(parent for parent in partition.parents if parent not in gone_parents),
         "order strategy": str(facts.order_strategy or subject.order_strategy),
         "partitions wanted": facts.partitions_wanted or subject.partitions_wanted,
         "retention": (facts.retention or subject.retention).value,
@@ -393,12 +404,12 @@ def _hosted_facts(
     }
 
 
-def _nothing_foreign(index: Index) -> Iterator[str]:
-    for each in _missing_partitions(index):
+def _check_unknown_partitions(index: Index) -> Iterator[str]:
+    for each in _find_missing_partitions(index):
         yield each.text
 
 
-def _missing_partitions(index: Index) -> Iterator[Missing]:
+def _find_missing_partitions(index: Index) -> Iterator[Difference]:
     """Yield the partitions that brokers host, and that SQL does not know or assigns to other
     brokers.
     """
@@ -417,14 +428,14 @@ def _missing_partitions(index: Index) -> Iterator[Missing]:
             )
         else:
             continue
-        yield Missing(group, partition_id, text)
+        yield Difference(group, partition_id, text)
 
 
-def _missing_seals(index: Index) -> Iterator[Missing]:
+def _find_missing_seals(index: Index) -> Iterator[Difference]:
     """Yield the partitions that are open in SQL but sealed at their brokers, although no operation
     seals them.
     """
-    sealing = {
+    sealing_ids = {
         partition_id
         for view in (index.before, index.after)
         for operation in view.operations
@@ -434,29 +445,29 @@ def _missing_seals(index: Index) -> Iterator[Missing]:
     for row in index.after.partitions.values():
         status = index.status(row)
         partition_id = row.partition.partition_id
-        sealed = status is not None and status.state is SEALED
-        if row.partition.state is OPEN and sealed and partition_id not in sealing:
+        is_sealed = status is not None and status.state is SEALED
+        if row.partition.state is OPEN and is_sealed and partition_id not in sealing_ids:
             text = f"partition {partition_id} is open in SQL and sealed at its broker"
-            yield Missing(row.partition.broker_group, partition_id, text)
+            yield Difference(row.partition.broker_group, partition_id, text)
 
 
-def _missing_removals(index: Index) -> Iterator[Missing]:
+def _find_missing_removals(index: Index) -> Iterator[Difference]:
     """Yield the partitions that both snapshots have, but that their brokers do not host."""
     for row in index.before.partitions.values():
         partition = row.partition
-        later = index.after.partitions.get(partition.partition_id)
-        if partition.state not in {OPEN, SEALED} or later is None:
+        later_row = index.after.partitions.get(partition.partition_id)
+        if partition.state not in {OPEN, SEALED} or later_row is None:
             continue
-        if later.partition.state not in {OPEN, SEALED} or not index.answered(
+        if later_row.partition.state not in {OPEN, SEALED} or not index.answered(
             partition.broker_group
         ):
             continue
         if index.status(row) is None:
             text = f"partition {partition.partition_id} is not hosted by {partition.broker_group!r}"
-            yield Missing(partition.broker_group, partition.partition_id, text)
+            yield Difference(partition.broker_group, partition.partition_id, text)
 
 
-def missing(index: Index) -> Iterator[Missing]:
+def find_differences(index: Index) -> Iterator[Difference]:
     """
     Yield the partitions, seals and removals that brokers have and the database lacks.
 
@@ -464,17 +475,17 @@ def missing(index: Index) -> Iterator[Missing]:
     asked to apply it.
     """
     known_ids = index.before.partitions.keys() | index.after.partitions.keys()
-    highest = max(known_ids, default=0)
-    for each in _missing_partitions(index):
+    highest_id = max(known_ids, default=0)
+    for each in _find_missing_partitions(index):
         # An unknown but not higher id belongs to a deleted partition in an older copy of a data
         # folder.
-        if each.partition_id in known_ids or each.partition_id > highest:
+        if each.partition_id in known_ids or each.partition_id > highest_id:
             yield each
-    yield from _missing_seals(index)
-    yield from _missing_removals(index)
+    yield from _find_missing_seals(index)
+    yield from _find_missing_removals(index)
 
 
-def _seals_agree(index: Index) -> Iterator[str]:
+def _check_seals(index: Index) -> Iterator[str]:
     for row in index.before.partitions.values():
         status = index.status(row)
         partition_id = row.partition.partition_id
@@ -491,26 +502,26 @@ def _seals_agree(index: Index) -> Iterator[str]:
                 f"partition {partition_id} ends at {row.end_offset} in SQL, "
                 f"at {status.next_offset} at its broker"
             )
-    for each in _missing_seals(index):
+    for each in _find_missing_seals(index):
         yield each.text
 
 
-def _one_broker(index: Index) -> Iterator[str]:
+def _check_folders(index: Index) -> Iterator[str]:
     for broker in index.after.refused:
         yield f"a second broker of {broker.broker_group!r} at {broker.address} is refused"
-    stored = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
+    stored_ids = {broker.broker_group: broker.broker_id for broker in index.before.brokers}
     for answer in index.answers:
         hosted = answer.hosted
         if hosted is None:
             continue
         if hosted.broker_group != answer.broker_group:
             yield f"at {answer.address} is {hosted.broker_group!r}, not {answer.broker_group!r}"
-        elif hosted.broker_id not in {"", stored.get(answer.broker_group)}:
+        elif hosted.broker_id not in {"", stored_ids.get(answer.broker_group)}:
             yield f"the data folder at {answer.address} is not that of {answer.broker_group!r}"
-    ids: dict[str, list[str]] = defaultdict(list)
+    groups_by_id: dict[str, list[str]] = defaultdict(list)
     for broker in index.after.brokers:
-        ids[broker.broker_id].append(broker.broker_group)
-    for broker_id, names in ids.items():
+        groups_by_id[broker.broker_id].append(broker.broker_group)
+    for broker_id, names in groups_by_id.items():
         if len(names) > 1:
             yield (
                 f"data folder {broker_id!r} belongs to several broker groups: "
@@ -518,31 +529,32 @@ def _one_broker(index: Index) -> Iterator[str]:
             )
 
 
-def _tokens_above(index: Index) -> Iterator[str]:
+def _check_tokens(index: Index) -> Iterator[str]:
     for group in index.after.groups:
-        highest = max(group.tokens.values(), default=0)
-        if highest > group.last_token:
+        highest_token = max(group.tokens.values(), default=0)
+        if highest_token > group.last_token:
             yield (
-                f"group {group.name!r}: token {highest} is above its last token, {group.last_token}"
+                f"group {group.name!r}: token {highest_token} is above its last token, "
+                f"{group.last_token}"
             )
     for row in index.after.partitions.values():
         status = index.status(row)
-        for at_broker in () if status is None else status.groups:
+        for group_status in () if status is None else status.groups:
             partition_id = row.partition.partition_id
-            group_row = index.group(row.subject_id, at_broker.group)
-            if group_row is None and not index.was_known(row.subject_id, at_broker.group):
-                yield f"partition {partition_id}: group {at_broker.group!r} is not known in SQL"
+            group_row = index.group(row.subject_id, group_status.group)
+            if group_row is None and not index.was_known(row.subject_id, group_status.group):
+                yield f"partition {partition_id}: group {group_status.group!r} is not known in SQL"
             elif (
                 group_row is not None
-                and group_row.tokens.get(partition_id, group_row.last_token) < at_broker.token
+                and group_row.tokens.get(partition_id, group_row.last_token) < group_status.token
             ):
                 yield (
-                    f"partition {partition_id}, group {at_broker.group!r}: the fence is "
-                    f"{at_broker.token}, above every token in SQL"
+                    f"partition {partition_id}, group {group_status.group!r}: the fence is "
+                    f"{group_status.token}, above every token in SQL"
                 )
 
 
-def _cursors_in_range(index: Index) -> Iterator[str]:
+def _check_cursors(index: Index) -> Iterator[str]:
     for (_, partition_id), status in index.at_broker.items():
         if not 0 <= status.first_offset <= status.next_offset:
             yield f"partition {partition_id} has [{status.first_offset}, {status.next_offset})"
@@ -554,13 +566,13 @@ def _cursors_in_range(index: Index) -> Iterator[str]:
                 )
 
 
-def _drained_to_the_end(index: Index) -> Iterator[str]:
+def _check_drained(index: Index) -> Iterator[str]:
     for group in index.before.groups:
-        for partition_id in sorted(group.drained):
+        for partition_id in sorted(group.drained_ids):
             row = index.before.partitions.get(partition_id)
-            where = f"partition {partition_id}, group {group.name!r}"
+            subject_text = f"partition {partition_id}, group {group.name!r}"
             if row is None or row.partition.state in {OPEN, PLANNED}:
-                yield f"{where}: drained, and not sealed"
+                yield f"{subject_text}: drained, and not sealed"
                 continue
             status = index.status(row)
             if status is None:
@@ -568,78 +580,82 @@ def _drained_to_the_end(index: Index) -> Iterator[str]:
             end = status.next_offset if row.end_offset is None else row.end_offset
             cursors = [each.cursor for each in status.groups if each.group == group.name]
             cursor = max([status.first_offset, *cursors])
-            if cursor < end and not _changed_meanwhile(index, group, partition_id):
-                yield f"{where}: drained, with its cursor at {cursor} of {end}"
-        yield from drained_too_early(index.before, group)
+            if cursor < end and not _has_changed(index, group, partition_id):
+                yield f"{subject_text}: drained, with its cursor at {cursor} of {end}"
+        yield from find_early_drains(index.before, group)
 
 
-def _changed_meanwhile(index: Index, group: GroupRow, partition_id: int) -> bool:
+def _has_changed(index: Index, group: GroupRow, partition_id: int) -> bool:
     """
     Return whether a row of `drained` has changed since the first snapshot.
 
     A reset deletes such rows and grants new tokens; expiry deletes those of removed partitions.
     """
-    current = index.group(group.subject_id, group.name)
-    if current is None or partition_id not in current.drained:
+    current_row = index.group(group.subject_id, group.name)
+    if current_row is None or partition_id not in current_row.drained_ids:
         return True
-    return current.tokens.get(partition_id) != group.tokens.get(partition_id)
+    return current_row.tokens.get(partition_id) != group.tokens.get(partition_id)
 
 
-def _versions_rise(index: Index) -> Iterator[str]:
+def _check_versions(index: Index) -> Iterator[str]:
     subjects = index.after.subjects
     for group in index.after.groups:
         subject = subjects.get(group.subject_id)
         if subject is None or group.route_version > subject.route_version:
             yield f"group {group.name!r} was settled with a route newer than its subject's"
-    counts = Counter(row.subject_id for row in index.after.partitions.values())
-    opened = {
+    partition_counts = Counter(row.subject_id for row in index.after.partitions.values())
+    open_subject_ids = {
         row.subject_id for row in index.after.partitions.values() if row.partition.state is OPEN
     }
     for subject in subjects.values():
-        if subject.route_version == 0 and subject.subject_id in opened:
+        if subject.route_version == 0 and subject.subject_id in open_subject_ids:
             yield f"subject {subject.name!r} has open partitions and no route"
-        if counts[subject.subject_id] > subject.partitions_named:
+        if partition_counts[subject.subject_id] > subject.partitions_named:
             yield f"subject {subject.name!r} has more partitions than names given"
 
 
-def _operations_move(index: Index) -> Iterator[str]:
+def _check_operations(index: Index) -> Iterator[str]:
     view = index.after
-    stepping: set[int] = set()
+    stepping_ids: set[int] = set()
     for operation in view.operations:
-        stepping |= operation.steps.keys()
-        where = f"operation {operation.operation_id} ({operation.state})"
+        stepping_ids |= operation.steps.keys()
+        operation_text = f"operation {operation.operation_id} ({operation.state})"
         if operation.idle_ms > IDLE_MS_MAX:
-            yield f"{where}: no driver for {operation.idle_ms / 1000:.0f} s"
+            yield f"{operation_text}: no driver for {operation.idle_ms / 1000:.0f} s"
         if operation.problem:
-            yield f"{where} waits: {operation.problem}"
+            yield f"{operation_text} waits: {operation.problem}"
         if operation.running != RULES[operation.state].runs:
-            blocks = "blocks" if operation.running else "does not block"
-            yield f"{where}: its row {blocks} other operations"
-    for part in view.partitions.values():
-        subject = view.subjects[part.subject_id]
-        planned = part.partition.state is PLANNED
-        if planned and subject.route_version > 0 and part.partition.partition_id not in stepping:
-            yield f"partition {part.partition.partition_id} is planned, and no operation opens it"
+            blocks_text = "blocks" if operation.running else "does not block"
+            yield f"{operation_text}: its row {blocks_text} other operations"
+    for row in view.partitions.values():
+        subject = view.subjects[row.subject_id]
+        is_planned = row.partition.state is PLANNED
+        if (
+            is_planned
+            and subject.route_version > 0
+            and row.partition.partition_id not in stepping_ids
+        ):
+            yield f"partition {row.partition.partition_id} is planned, and no operation opens it"
     for subject in view.subjects.values():
-        earlier = index.before.subjects.get(subject.subject_id)
-        unopened = not subject.problem and subject.route_version == 0
-        if unopened and earlier is not None and earlier.route_version == 0:
+        earlier_subject = index.before.subjects.get(subject.subject_id)
+        is_unopened = not subject.problem and subject.route_version == 0
+        if is_unopened and earlier_subject is not None and earlier_subject.route_version == 0:
             yield f"subject {subject.name!r}: its creation is not finished"
-        if subject.deleting and earlier is not None and earlier.deleting:
+        if subject.deleting and earlier_subject is not None and earlier_subject.deleting:
             yield f"subject {subject.name!r}: its deletion is not finished"
-    deleting = {group.group_id for group in index.before.groups if group.deleting}
+    deleting_ids = {group.group_id for group in index.before.groups if group.deleting}
     for group in view.groups:
         is_subject_deleted = view.subjects[group.subject_id].deleting
-        if group.deleting and group.group_id in deleting and not is_subject_deleted:
+        if group.deleting and group.group_id in deleting_ids and not is_subject_deleted:
             yield f"group {group.name!r}: its deletion is not finished"
 
 
-def _children_after_parents(index: Index) -> Iterator[str]:
+def _check_child_states(index: Index) -> Iterator[str]:
     by_id = index.after.partitions
     for child in by_id.values():
         if child.partition.state not in {OPEN, SEALED}:
             continue
-        for parent_id in with_visible_parents(by_id, child).parents:
+        for parent_id in keep_visible_parents(by_id, child).parents:
             parent = by_id.get(parent_id)
             if parent is not None and parent.partition.state in {OPEN, PLANNED}:
                 yield (
@@ -648,7 +664,7 @@ def _children_after_parents(index: Index) -> Iterator[str]:
                 )
 
 
-def _groups_heard(index: Index) -> Iterator[str]:
+def _check_announced_groups(index: Index) -> Iterator[str]:
     by_subject: dict[int, list[GroupRow]] = defaultdict(list)
     for group in index.before.groups:
         if not group.deleting:
@@ -657,49 +673,68 @@ def _groups_heard(index: Index) -> Iterator[str]:
         status = index.status(row)
         if status is not None:
             subject = index.before.subjects[row.subject_id]
-            yield from missing_at_broker(subject, row, status, by_subject[row.subject_id])
+            yield from find_unknown_groups(subject, row, status, by_subject[row.subject_id])
 
 
 CHECKS = (
     Check(
-        "V01", "route-covers-once", "each logical partition has one open partition", _route_covers
+        "V01",
+        "route-covers-once",
+        "each logical partition has one open partition",
+        _check_route_coverage,
     ),
     Check(
         "V02",
         "parents-overlap",
         "parents cover their child's range; static queues have no gap except above a loss",
-        _parents_overlap,
+        _check_parent_coverage,
     ),
     Check(
-        "V03", "hosted-as-known", "brokers host the partitions of SQL, as in SQL", _hosted_as_known
+        "V03",
+        "hosted-as-known",
+        "brokers host the partitions of SQL, as in SQL",
+        _check_hosted_facts,
     ),
-    Check("V04", "nothing-foreign", "brokers host no partition unknown to SQL", _nothing_foreign),
-    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _seals_agree),
     Check(
-        "V06", "one-broker-a-group", "a broker group has one data folder and address", _one_broker
+        "V04",
+        "nothing-foreign",
+        "brokers host no partition unknown to SQL",
+        _check_unknown_partitions,
     ),
-    Check("V07", "tokens-above-fences", "no fence is above SQL's token", _tokens_above),
-    Check("V08", "cursors-in-range", "no cursor is beyond the last message", _cursors_in_range),
-    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _drained_to_the_end),
-    Check("V10", "versions-rise", "no group is ahead of its subject's route", _versions_rise),
+    Check("V05", "seals-agree", "SQL and brokers agree on seals and end offsets", _check_seals),
+    Check(
+        "V06",
+        "one-broker-a-group",
+        "a broker group has one data folder and address",
+        _check_folders,
+    ),
+    Check("V07", "tokens-above-fences", "no fence is above SQL's token", _check_tokens),
+    Check("V08", "cursors-in-range", "no cursor is beyond the last message", _check_cursors),
+    Check("V09", "drained-to-the-end", "a group acked all of what it drained", _check_drained),
+    Check("V10", "versions-rise", "no group is ahead of its subject's route", _check_versions),
     Check(
         "V11",
         "operations-move",
         "no operation, no creation and no deletion is stuck",
-        _operations_move,
+        _check_operations,
     ),
     Check(
         "V12",
         "children-after-parents",
         "parents are sealed before children open",
-        _children_after_parents,
+        _check_child_states,
     ),
-    Check("V13", "groups-heard", "brokers have the groups that SQL says they have", _groups_heard),
+    Check(
+        "V13",
+        "groups-heard",
+        "brokers have the groups that SQL says they have",
+        _check_announced_groups,
+    ),
 )
 """All checks; the meaning of a code never changes."""
 
 
-def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
+def find_early_drains(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
     Yield a sentence for each partition that a group has drained before a parent, so that children
     could be read before the parent.
@@ -708,16 +743,16 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
     published after the child was drained. A parent with a higher token was granted later, or was
     reset without the child.
     """
-    for partition_id in sorted(group.drained):
+    for partition_id in sorted(group.drained_ids):
         row = view.partitions.get(partition_id)
         token = group.tokens.get(partition_id, 0)
-        for parent_id in () if row is None else with_visible_parents(view.partitions, row).parents:
+        for parent_id in () if row is None else keep_visible_parents(view.partitions, row).parents:
             parent = view.partitions.get(parent_id)
-            if parent is None or parent_id in group.drained:
+            if parent is None or parent_id in group.drained_ids:
                 continue
             if row is not None and len(row.partition.parents) > 1:
-                published = set(parent.partition.parents) & set(row.partition.parents)
-                if published and not group.tokens.get(parent_id, 0):
+                common_parents = set(parent.partition.parents) & set(row.partition.parents)
+                if common_parents and not group.tokens.get(parent_id, 0):
                     continue
             if parent.abandoned or parent.partition.state is PartitionState.EXPIRED:
                 continue
@@ -728,7 +763,7 @@ def drained_too_early(view: SqlView, group: GroupRow) -> Iterator[str]:
                 )
 
 
-def missing_at_broker(
+def find_unknown_groups(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
@@ -740,37 +775,39 @@ def missing_at_broker(
     Args:
         groups: the subject's groups in the first snapshot.
     """
-    timed = subject.retention is Retention.TIME
+    is_timed = subject.retention is Retention.TIME
     partition_id = row.partition.partition_id
-    known = {each.group for each in status.groups}
-    served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
-    reading = [group for group in groups if partition_id not in group.drained]
-    for group in reading:
-        if not served or group.name in known:
+    known_groups = {each.group for each in status.groups}
+    is_served = row.partition.state in {PartitionState.OPEN, PartitionState.SEALED}
+    reading_groups = [group for group in groups if partition_id not in group.drained_ids]
+    for group in reading_groups:
+        if not is_served or group.name in known_groups:
             continue
-        if partition_id in group.heard:
+        if partition_id in group.announced_ids:
             yield f"partition {partition_id}: its broker has lost group {group.name!r}"
-        elif not timed and group.tokens.get(partition_id, 0):
+        elif not is_timed and group.tokens.get(partition_id, 0):
             yield (
                 f"partition {partition_id}, group {group.name!r}: granted, and its broker does not "
                 "know the group"
             )
-    if served and reading and not status.groups_told and not timed:
+    if is_served and reading_groups and not status.groups_told and not is_timed:
         yield (
             f"partition {partition_id}: its broker does not know all groups, and removes nothing"
         )
 
 
-def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> Iterator[str]:
-    """Yield a sentence for each gap between a static subject's partition and its parent; `known`
-    maps id → partition.
+def find_broken_chain(
+    partitions: Mapping[int, PartitionView], partition: Partition
+) -> Iterator[str]:
+    """Yield a sentence for each gap between a static subject's partition and its parent;
+    `partitions` maps id → partition.
     """
     if len(partition.parents) > 1:
-        number = len(partition.parents)
-        yield f"partition {partition.partition_id} continues {number} partitions at once"
+        parent_count = len(partition.parents)
+        yield f"partition {partition.partition_id} continues {parent_count} partitions at once"
         return
-    start: int | None = 0
-    for parent in (known[key] for key in partition.parents if key in known):
+    expected_start: int | None = 0
+    for parent in (partitions[key] for key in partition.parents if key in partitions):
         parent_partition = parent.partition
         continues = parent_partition.queue == partition.queue
         if continues != (parent_partition.range_start == partition.range_start):
@@ -787,12 +824,12 @@ def broken_chain(known: Mapping[int, PartitionView], partition: Partition) -> It
         )
         if is_lost and is_behind_loss(partition):
             return
-        start = (
+        expected_start = (
             None if parent.end_offset is None else parent_partition.logic_start + parent.end_offset
         )
-    if partition.logic_start != start:
+    if partition.logic_start != expected_start:
         yield (
             f"partition {partition.partition_id} begins at logic offset "
             f"{partition.logic_start} of queue "
-            f"{partition.queue}, and its parent ends at {start}"
+            f"{partition.queue}, and its parent ends at {expected_start}"
         )

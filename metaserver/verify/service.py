@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -14,6 +15,7 @@ from ...protocol.errors import KeylaneError
 from ...protocol.operations import OperationState, StepAction
 from ...protocol.verification import Verification
 from ...rpc.client import BrokerClient
+from ...rpc.metaservers import CALL_TIMEOUT_MS
 from ...rpc.network import Network
 from ..cluster.partitions import PartitionFilter, read_partitions
 from ..cluster.subjects import all_subjects
@@ -48,15 +50,15 @@ def read_sql_view(connection: Connection) -> SqlView:
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},
-        partitions=_partitions(connection),
-        groups=_groups(connection),
-        operations=_operations(connection),
-        brokers=_brokers(connection),
-        refused=_refused(connection),
+        partitions=_read_partitions(connection),
+        groups=_read_groups(connection),
+        operations=_read_operations(connection),
+        brokers=_read_brokers(connection),
+        refused=_read_refused(connection),
     )
 
 
-def _partitions(connection: Connection) -> dict[int, PartitionView]:
+def _read_partitions(connection: Connection) -> dict[int, PartitionView]:
     rows = {row.partition_id: row for row in connection.execute(sa.select(partitions))}
     return {
         partition.partition_id: PartitionView(
@@ -69,16 +71,16 @@ def _partitions(connection: Connection) -> dict[int, PartitionView]:
     }
 
 
-def _groups(connection: Connection) -> list[GroupRow]:
+def _read_groups(connection: Connection) -> list[GroupRow]:
     tokens: dict[int, dict[int, int]] = defaultdict(dict)
     for row in connection.execute(sa.select(leases)):
         tokens[row.group_id][row.partition_id] = row.token
     drained_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(drained)):
         drained_ids[row.group_id].add(row.partition_id)
-    heard_ids: dict[int, set[int]] = defaultdict(set)
+    announced_ids: dict[int, set[int]] = defaultdict(set)
     for row in connection.execute(sa.select(heard)):
-        heard_ids[row.group_id].add(row.partition_id)
+        announced_ids[row.group_id].add(row.partition_id)
     return [
         GroupRow(
             group_id=row.group_id,
@@ -87,21 +89,21 @@ def _groups(connection: Connection) -> list[GroupRow]:
             last_token=row.last_token,
             route_version=row.route_version,
             tokens=tokens[row.group_id],
-            drained=drained_ids[row.group_id],
-            heard=heard_ids[row.group_id],
+            drained_ids=drained_ids[row.group_id],
+            announced_ids=announced_ids[row.group_id],
             deleting=row.deleting,
         )
         for row in connection.execute(sa.select(groups).order_by(groups.c.group_id))
     ]
 
 
-def _operations(connection: Connection) -> list[OperationRow]:
+def _read_operations(connection: Connection) -> list[OperationRow]:
     unfinished = operations.c.state.in_(ADVANCING_STATES)
     actions: dict[int, dict[int, StepAction]] = defaultdict(dict)
     for row in connection.execute(sa.select(steps).join(operations).where(unfinished)):
         actions[row.operation_id][row.partition_id] = StepAction(row.action)
-    idle = (now_ms() - operations.c.driven_until).label("idle_ms")
-    query = sa.select(operations, idle).where(unfinished).order_by(operations.c.operation_id)
+    idle_ms = (now_ms() - operations.c.driven_until).label("idle_ms")
+    query = sa.select(operations, idle_ms).where(unfinished).order_by(operations.c.operation_id)
     return [
         OperationRow(
             operation_id=row.operation_id,
@@ -116,7 +118,7 @@ def _operations(connection: Connection) -> list[OperationRow]:
     ]
 
 
-def _brokers(connection: Connection) -> list[BrokerRow]:
+def _read_brokers(connection: Connection) -> list[BrokerRow]:
     query = sa.select(brokers).order_by(brokers.c.broker_group)
     return [
         BrokerRow(broker_group=row.broker_group, broker_id=row.broker_id, address=row.address)
@@ -124,7 +126,7 @@ def _brokers(connection: Connection) -> list[BrokerRow]:
     ]
 
 
-def _refused(connection: Connection) -> list[BrokerRow]:
+def _read_refused(connection: Connection) -> list[BrokerRow]:
     is_recent = refused_brokers.c.expires_at > now_ms()
     query = sa.select(refused_brokers).where(is_recent).order_by(refused_brokers.c.broker_group)
     return [
@@ -136,32 +138,53 @@ def _refused(connection: Connection) -> list[BrokerRow]:
 CONCURRENT_CALLS_MAX = 16
 
 
-class VerifyService:
-    """Compares the database with the brokers."""
+async def verify_cluster(database: Database, network: Network) -> Verification:
+    """Run all checks; a broker that does not respond is a violation, not an error. Raises
+    StorageError.
+    """
+    return await asyncio.to_thread(verify, await read_views(database, network))
 
-    def __init__(self, database: Database, network: Network) -> None:
-        self._database = database
-        self._network = network
 
-    async def verify(self) -> Verification:
-        """Run all checks; a broker that does not respond is a violation, not an error. Raises
-        StorageError.
-        """
-        before = await self._database.read(read_sql_view)
-        slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._ask(broker, slots)) for broker in before.brokers]
-        after = await self._database.read(read_sql_view)
-        answers = [task.result() for task in tasks]
-        return await asyncio.to_thread(verify, Views(before=before, answers=answers, after=after))
+async def read_views(
+    database: Database,
+    network: Network,
+    *,
+    broker_groups: Collection[str] | None = None,
+    timeout_ms: int = CALL_TIMEOUT_MS,
+) -> Views:
+    """
+    Read the database, ask brokers for their partitions, and read the database again.
 
-    async def _ask(self, broker: BrokerRow, slots: asyncio.Semaphore) -> BrokerAnswer:
-        hosted, problem = None, ""
+    Args:
+        broker_groups: the broker groups to ask; None: all.
+
+    Raises:
+        StorageError
+    """
+    before = await database.read(read_sql_view)
+    slots = asyncio.Semaphore(CONCURRENT_CALLS_MAX)
+
+    async def fetch_hosted(broker: BrokerRow) -> BrokerAnswer:
+        hosted_partitions, problem = None, ""
         async with slots:
             try:
-                hosted = await BrokerClient(self._network, broker.address).partitions()
+                client = BrokerClient(network, broker.address, timeout_ms=timeout_ms)
+                hosted_partitions = await client.partitions()
             except KeylaneError as error:
                 problem = error.message
         return BrokerAnswer(
-            broker_group=broker.broker_group, address=broker.address, hosted=hosted, problem=problem
+            broker_group=broker.broker_group,
+            address=broker.address,
+            hosted=hosted_partitions,
+            problem=problem,
         )
+
+    answers = await asyncio.gather(
+        *(
+            fetch_hosted(row)
+            for row in before.brokers
+            if broker_groups is None or row.broker_group in broker_groups
+        )
+    )
+    after = await database.read(read_sql_view)
+    return Views(before=before, answers=answers, after=after)

@@ -144,6 +144,6 @@ class MemoryDatabase:
     def on_new_connection(self, call: Callable[[], None]) -> None:
         """Do nothing, because a database in memory opens no connections."""
 
-    def silence(self) -> str:
+    def describe_silence(self) -> str:
         """Return the time without a reply from the database, which is always 0."""
         return ""

@@ -56,7 +56,7 @@ async def answer_of(
 
 async def secret_partition(guarded: GuardedCluster) -> int:
     async with guarded.admin() as admin:
-        route = (await admin._meta.call(endpoints.SUBJECT, subject=SECRET)).route
+        route = (await admin._metaserver_client.call(endpoints.SUBJECT, subject=SECRET)).route
     return int(route.partitions[0].partition_id)
 
 
@@ -209,7 +209,7 @@ async def test_administrator_of_a_subject_makes_its_groups_and_cancels_its_opera
         with pytest.raises(AccessDeniedError, match="make a group of"):
             await admin.create_group(OWN, "billing", start="earliest")
         (operation,) = (
-            await admin._meta.call(
+            await admin._metaserver_client.call(
                 endpoints.RESHAPE, Reshape(kind=OperationKind.RESIZE, subject="kept", partitions=4)
             )
         ).operations

@@ -52,7 +52,7 @@ async def delete(admin: Admin, subject: str) -> None:
 
 async def values_of(cluster: Cluster, subject: str) -> list[bytes]:
     async with Admin(cluster.meta) as admin:
-        route = (await admin._meta.call(endpoints.SUBJECT, subject=subject)).route
+        route = (await admin._metaserver_client.call(endpoints.SUBJECT, subject=subject)).route
     return [each.value for part in (await cluster.log(route)).values() for each in part]
 
 

@@ -17,7 +17,7 @@ from keylane.broker.partition.pull_lock import (
     grant_lock,
     raise_fence,
 )
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
@@ -178,7 +178,7 @@ async def test_leases_do_not_end_early_when_the_database_clock_runs_backwards(
         folder=tmp_path, url=None, clock=clock, boot="one", broker_ttl_ms=10_000
     ) as database:
         report = BrokerHeartbeat(broker_group="b", broker_id="x", address="b:1")
-        await database.write(report_broker, report, ttl_ms=10_000)
+        await database.write(store_report, report, ttl_ms=10_000)
         await database.write(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
         await database.write(open_subject, "s")
         ask = Join(subject="s", group="g", session=A, ttl_ms=5_000)

@@ -463,11 +463,11 @@ async def test_broker_of_a_partition_that_was_opened_meanwhile_is_asked_for(
         number = places[b"a"][0][0]
         await owner.change(number, Park(b"a", ranges(places[b"a"]), FAILURE))
         (view,) = [each async for each in admin.parked(*where)]
-        (partition,) = await admin._partitions(*where, None)
-        known = await admin._broker_of(*where, view, {number: partition})
-        assert await admin._broker_of(*where, view, {}) is known
+        (partition,) = await admin._fetch_partitions(*where, None)
+        known = await admin._find_broker(*where, view, {number: partition})
+        assert await admin._find_broker(*where, view, {}) is known
         with pytest.raises(PartitionUnknownError):
-            await admin._broker_of(*where, replace(view, partition_id=number + 1_000), {})
+            await admin._find_broker(*where, replace(view, partition_id=number + 1_000), {})
 
 
 async def test_message_is_edited_by_its_key(shared_cluster: Cluster):

@@ -130,7 +130,7 @@ def test_send_waits_while_scheduled_messages_fill_the_queue(shared_cluster: Clus
 def _values(cluster: Cluster, subject: str) -> list[bytes]:
     async def ask() -> list[bytes]:
         async with keylane.Admin(cluster.meta) as admin:
-            route = (await admin._meta.call(endpoints.SUBJECT, subject=subject)).route
+            route = (await admin._metaserver_client.call(endpoints.SUBJECT, subject=subject)).route
         return [each.value for part in (await cluster.log(route)).values() for each in part]
 
     return asyncio.run(ask())

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases, settle_group
-from keylane.metaserver.groups.parked_ancestors import read_adopted, read_finished_at_end
+from keylane.metaserver.groups.parked_ancestors import read_adopted, read_finished_partitions
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.resets.live import (
     abandon_live_reset,
@@ -17,8 +17,8 @@ from keylane.metaserver.resets.live import (
     plan_live_reset,
     read_live_reset,
 )
-from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
-from keylane.metaserver.retention.idle_groups import idle_groups, note_idle
+from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
+from keylane.metaserver.retention.idle_groups import list_idle_groups, start_idle_times
 from keylane.metaserver.sql.database import open_database
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.control import BrokerHeartbeat, CreateSubject, Join, ReleaseGrant
@@ -40,7 +40,7 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
     options = {"clock": SystemClock(), "boot": "", "broker_ttl_ms": 60_000}
     async with open_database(folder=tmp_path, url=postgres.url(), **options) as database:
         report = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
-        await database.write(report_broker, report, ttl_ms=60_000)
+        await database.write(store_report, report, ttl_ms=60_000)
         await database.write(plan_subject, CreateSubject(subject="s", partitions=1), subjects_max=9)
         await database.write(open_subject, "s")
         ask = Join(subject="s", group="g", session=A, filter="tags paid")
@@ -59,24 +59,26 @@ async def test_statements_work_on_postgresql(postgres: Postgres, tmp_path: Path)
         assert (await database.read(read_live_reset, reset_id)).owners == ("",)
         release = ReleaseGrant(session=A, partition_id=partition_id, token=grant.token)
         await database.write(release_leases, [release])
-        scope = await database.read(reset_scope, "s", "g", ASK)
+        scope = await database.read(read_reset_scope, "s", "g", ASK)
         known = {"holder": "h", "lease_ms": 5_000}
         tokens = await database.write(begin_reset, scope, reset_id=reset_id, **known)
         answered = (reset_id, ANSWER)
         await database.write(
-            end_reset, group_id, tokens, {partition_id: 0}, holder="h", answered=answered
+            end_reset, group_id, tokens, {partition_id: 0}, holder="h", recorded_answer=answered
         )
         assert await database.read(pending_live_resets) == []
         await database.write(settle_group, group_id)
         (again,) = (await database.read(read_grants, A)).grants
         assert again.token > tokens[partition_id] > grant.token
-        noted = await database.read(read_finished_at_end, group_id, [partition_id], [partition_id])
+        noted = await database.read(
+            read_finished_partitions, group_id, [partition_id], [partition_id]
+        )
         assert noted == [partition_id]
         child = replace(again.partition, parents=(partition_id,))
         assert await database.read(read_adopted, group_id, [child]) == {}
-        await database.write(note_idle)
-        assert await database.read(idle_groups, at_least_ms=0) == []
+        await database.write(start_idle_times)
+        assert await database.read(list_idle_groups, at_least_ms=0) == []
         await database.write(leave_group, A)
-        await database.write(note_idle)
-        (idle,) = await database.read(idle_groups, at_least_ms=0)
+        await database.write(start_idle_times)
+        (idle,) = await database.read(list_idle_groups, at_least_ms=0)
         assert (idle.subject, idle.group, idle.group_id) == ("s", "g", group_id)

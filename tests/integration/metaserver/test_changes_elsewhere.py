@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.service import GroupService
-from keylane.metaserver.groups.views import due_work, group_versions
+from keylane.metaserver.groups.views import group_versions, read_due_work
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.protocol.clock import SystemClock
@@ -77,7 +77,7 @@ class TwoMetaservers:
 
     async def look(self) -> None:
         """As the periodic work does: read what there is, then look for changes."""
-        seen = (await self.database.read(due_work)).versions
+        seen = (await self.database.read(read_due_work)).versions
         await self.here.check_for_changes(seen)
 
     async def join(
@@ -105,7 +105,7 @@ async def house(tmp_path: Path) -> AsyncIterator[TwoMetaservers]:
         folder=tmp_path, url=None, clock=SystemClock(), boot="boot", broker_ttl_ms=TTL_MS
     ) as database:
         body = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
-        await database.write(report_broker, body, ttl_ms=TTL_MS)
+        await database.write(store_report, body, ttl_ms=TTL_MS)
         ask = CreateSubject(subject="s", partitions=6)
         await database.write(plan_subject, ask, subjects_max=10)
         await database.write(open_subject, "s")

@@ -15,14 +15,14 @@ import sqlalchemy as sa
 
 from keylane.metaserver.cluster.brokers import (
     broker_views,
-    note_refused,
-    report_broker,
+    store_refusal,
+    store_report,
     writable_groups,
 )
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import settle_group
-from keylane.metaserver.groups.sessions import join_group, live_session, renew_sessions
-from keylane.metaserver.groups.views import due_work
+from keylane.metaserver.groups.sessions import join_group, read_live_session, renew_sessions
+from keylane.metaserver.groups.views import read_due_work
 from keylane.metaserver.sql import dialect
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.dialect import now_ms
@@ -49,7 +49,7 @@ def opened(folder: Path, clock: ManualClock, boot: str = "first"):  # type: igno
 async def populate(database: SqlDatabase) -> int:
     """One broker, one subject, one session of 5 s; its group's id."""
     report = BrokerHeartbeat(broker_group="b", broker_id="x", address="b:1")
-    await database.write(report_broker, report, ttl_ms=10_000)
+    await database.write(store_report, report, ttl_ms=10_000)
     await database.write(plan_subject, CreateSubject(subject="s"), subjects_max=10)
     await database.write(open_subject, "s")
     ask = Join(subject="s", group="g", session=A, ttl_ms=5_000)
@@ -63,15 +63,15 @@ async def test_another_boot_gives_every_session_a_whole_ttl(tmp_path: Path, upti
         await populate(database)
     clock = ManualClock(uptime_ms)
     async with opened(tmp_path, clock, "second") as database:
-        assert (await database.read(live_session, A)).session == A
-        assert (await database.read(due_work)).next_expiry_ms == 5_000
+        assert (await database.read(read_live_session, A)).session == A
+        assert (await database.read(read_due_work)).next_expiry_ms == 5_000
         (broker,) = await database.read(broker_views)
         assert broker.available
         clock.advance(4_999)
-        await database.read(live_session, A)
+        await database.read(read_live_session, A)
         clock.advance(1)
         with pytest.raises(SessionUnknownError):
-            await database.read(live_session, A)
+            await database.read(read_live_session, A)
         clock.advance(5_000)
         assert not await database.read(writable_groups)
 
@@ -81,7 +81,7 @@ async def test_another_boot_forgets_refused_brokers(tmp_path: Path) -> None:
     second = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:2")
     async with opened(tmp_path, ManualClock(7_000_000)) as database:
         await populate(database)
-        await database.write(note_refused, second, ttl_ms=10_000)
+        await database.write(store_refusal, second, ttl_ms=10_000)
         assert (await database.read(read_sql_view)).refused
     async with opened(tmp_path, ManualClock(10), "second") as database:
         assert not (await database.read(read_sql_view)).refused
@@ -94,12 +94,12 @@ async def test_restart_in_one_boot_changes_no_time(tmp_path: Path) -> None:
         await populate(database)
     clock.advance(4_000)
     async with opened(tmp_path, clock) as database:
-        assert (await database.read(due_work)).next_expiry_ms == 1_000
+        assert (await database.read(read_due_work)).next_expiry_ms == 1_000
     clock.advance(1_000)
     async with opened(tmp_path, clock) as database:
         assert await database.renew(renew_sessions, [A]) == {}
         with pytest.raises(SessionUnknownError):
-            await database.read(live_session, A)
+            await database.read(read_live_session, A)
 
 
 async def test_due_work_is_read_again_when_something_was_written_or_a_session_expires(
@@ -109,7 +109,7 @@ async def test_due_work_is_read_again_when_something_was_written_or_a_session_ex
     clock = ManualClock(7_000_000)
     async with opened(tmp_path, clock) as database:
         group_id = await populate(database)
-        assert (await database.read(due_work)).groups == (group_id,)
+        assert (await database.read(read_due_work)).groups == (group_id,)
         await database.write(settle_group, group_id)
         await database.write(
             lambda connection: connection.execute(sa.update(groups).values(told=True))
@@ -126,17 +126,17 @@ async def test_due_work_is_read_again_when_something_was_written_or_a_session_ex
             await reader.run(
                 lambda connection: connection.connection.dbapi_connection.set_trace_callback(note)
             )
-        seen = await database.read(due_work)
+        seen = await database.read(read_due_work)
         assert (seen.groups, seen.next_expiry_ms) == ((), 5_000)
         statements.clear()
         clock.advance(3_000)
-        assert await database.read(due_work) == replace(seen, next_expiry_ms=2_000)
+        assert await database.read(read_due_work) == replace(seen, next_expiry_ms=2_000)
         assert not statements
         await database.renew(renew_sessions, [A])
-        assert (await database.read(due_work)).next_expiry_ms == 5_000
+        assert (await database.read(read_due_work)).next_expiry_ms == 5_000
         assert statements
         clock.advance(5_000)
-        assert (await database.read(due_work)).groups == (group_id,)
+        assert (await database.read(read_due_work)).groups == (group_id,)
 
 
 async def test_failed_work_is_rolled_back(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ async def test_concurrent_works_wait_for_each_other(tmp_path: Path) -> None:
         works = [database.write, database.renew]
         await asyncio.gather(
             *(works[index % 2](raise_version) for index in range(60)),
-            *(database.read(due_work) for _ in range(60)),
+            *(database.read(read_due_work) for _ in range(60)),
         )
         assert (
             await database.read(lambda connection: connection.execute(before).scalar_one())
@@ -204,12 +204,12 @@ async def test_silent_folder_with_partitions_is_not_replaced(tmp_path: Path) -> 
         clock.advance(60_000)
         other = BrokerHeartbeat(broker_group="b", broker_id="y", address="b:1")
         with pytest.raises(FolderRefusedError, match="2 partitions"):
-            await database.write(report_broker, other, ttl_ms=10_000)
+            await database.write(store_report, other, ttl_ms=10_000)
         empty = BrokerHeartbeat(broker_group="c", broker_id="y", address="c:1")
-        await database.write(report_broker, empty, ttl_ms=10_000)
+        await database.write(store_report, empty, ttl_ms=10_000)
         clock.advance(60_000)
         again = BrokerHeartbeat(broker_group="c", broker_id="z", address="c:1")
-        await database.write(report_broker, again, ttl_ms=10_000)
+        await database.write(store_report, again, ttl_ms=10_000)
         row = sa.select(brokers.c.broker_id).where(brokers.c.broker_group == "c")
         assert await database.read(lambda connection: connection.execute(row).scalar_one()) == "z"
 

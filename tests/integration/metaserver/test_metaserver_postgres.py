@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from keylane.metaserver.catalogue.accepted import accept_folder
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.sessions import join_group, renew_sessions
-from keylane.metaserver.retention.history import count_age, note_ended, remove_ended
+from keylane.metaserver.retention.history import count_age, remove_old_rows, start_row_ages
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.migrate import HEAD, alembic_config, migrate
 from keylane.metaserver.sql.schema import (
@@ -370,8 +370,8 @@ async def test_rows_of_what_is_over_begin_to_count_and_go(url: str) -> None:
         connection.execute(sa.insert(publications), row)
         left = []
         for before in (5, 6):
-            assert note_ended(connection, count_age(connection, 5)) is False
-            assert remove_ended(connection, before) is False
+            assert start_row_ages(connection, count_age(connection, 5)) is False
+            assert remove_old_rows(connection, before) is False
             left += [
                 connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
                 for table in (deletions, publications)

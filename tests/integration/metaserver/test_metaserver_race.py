@@ -72,7 +72,7 @@ def look(engine: sa.Engine, group_id: int, session: str) -> int:
     for lease in withdrawn:
         ask = ReleaseGrant(session=session, partition_id=lease.partition_id, token=lease.token)
         with engine.begin() as connection:
-            assert not release_leases(connection, [ask]).refused
+            assert not release_leases(connection, [ask]).errors
     return len(grants)
 
 

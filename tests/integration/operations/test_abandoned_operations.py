@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.begin import begin_operations
@@ -45,7 +45,7 @@ class Abandoned:
     async def report(self, *groups: str) -> None:
         for group in groups:
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            await self.database.write(report_broker, body, ttl_ms=TTL_MS)
+            await self.database.write(store_report, body, ttl_ms=TTL_MS)
 
     async def begin(self, strategy: OrderStrategy, *, without_source: bool) -> None:
         await self.report("g1", "g2")
@@ -80,7 +80,7 @@ class Abandoned:
         return await self.database.write(finish_round, self.operation_id, {self.child: None})
 
     async def view(self) -> OperationView:
-        (view,) = (await self._operations.operations("s")).operations
+        (view,) = (await self._operations.list_operations("s")).operations
         return view
 
 

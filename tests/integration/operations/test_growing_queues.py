@@ -237,14 +237,16 @@ async def test_growth_continues_when_the_metaserver_is_killed(cluster: Cluster, 
     ):
         await load.progress(200)
         program.restart_to_die_after(step)
-        await begun(admin._meta, Reshape(kind=OperationKind.GROW, subject="cut", partitions=3))
+        await begun(
+            admin._metaserver_client, Reshape(kind=OperationKind.GROW, subject="cut", partitions=3)
+        )
         await program.died()
         program.restart()
         (view,) = await admin.list_operations("cut")
         if view.state is OperationState.PLAN:
             with raises((Reason.OPERATION_RUNNING, InvalidRequestError)):
                 await admin.grow_subject("cut", 2)
-        await done_operation(admin._meta, view)
+        await done_operation(admin._metaserver_client, view)
         await load.progress(200)
         await load.finish()
         load.check()
@@ -271,13 +273,16 @@ async def test_growth_continues_when_a_broker_is_killed(cluster: Cluster, step: 
         source = (await reader.queues())[0].segments[0].partition.broker_group
         broker = cluster.brokers[int(source[1:]) - 1]
         program.restart_to_die_after(step)
-        await begun(admin._meta, Reshape(kind=OperationKind.GROW, subject="killed", queues=(0,)))
+        await begun(
+            admin._metaserver_client,
+            Reshape(kind=OperationKind.GROW, subject="killed", queues=(0,)),
+        )
         await program.died()
         broker.kill()
         program.restart()
         (view,) = await admin.list_operations("killed")
         broker.restart()
-        await done_operation(admin._meta, view)
+        await done_operation(admin._metaserver_client, view)
         await load.progress(200)
         await load.finish()
         # Messages that were not acked at the kill may come again.

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from keylane.metaserver.catalogue.creations import replan_creation
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import (
     find_subject,
     open_subject,
@@ -77,7 +77,7 @@ async def meeting(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Meeting]:
     async with open_database(folder=tmp_path, url=url, **options) as database:
         for group in ("g1", "g2", "g3"):
             report = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            await database.write(report_broker, report, ttl_ms=TTL_MS)
+            await database.write(store_report, report, ttl_ms=TTL_MS)
         await database.write(
             plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=100
         )
@@ -147,7 +147,7 @@ async def test_creation_is_planned_anew_once_by_two_metaservers(meeting: Meeting
     await meeting.write(plan_subject, CreateSubject(subject="new", partitions=3), subjects_max=9)
     subject = await meeting.write(find_subject, "new")
     report = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1")
-    await meeting.write(report_broker, report, ttl_ms=1)
+    await meeting.write(store_report, report, ttl_ms=1)
     assert await meeting.first(replan_creation, subject.subject_id)
     second = await meeting.second(replan_creation, subject.subject_id)
     assert not second.done()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
@@ -100,7 +100,7 @@ class DriverAndBrokers:
             report = BrokerHeartbeat(
                 broker_group=broker.broker_group, broker_id=broker.broker_id, address=broker.address
             )
-            await self.database.write(report_broker, report, ttl_ms=60_000)
+            await self.database.write(store_report, report, ttl_ms=60_000)
         catalogue = Catalogue(self.database, network, self.settings)
         self.groups = GroupService(self.database, self.settings)
         self.driver = OperationDriver(
@@ -113,7 +113,7 @@ class DriverAndBrokers:
             rng=random.Random(1),
         )
         stack.push_async_callback(self.driver.stop)
-        await catalogue.create(CreateSubject(subject="s", partitions=2))
+        await catalogue.create_subject(CreateSubject(subject="s", partitions=2))
         self.database.version = (await self.database.read(read_route, "s")).version
         self.events.clear()
 
@@ -125,7 +125,7 @@ class DriverAndBrokers:
         operations: tuple[OperationView, ...] = ()
         while not operations or operations[0].state is not OperationState.DONE:
             await asyncio.sleep(0.01)
-            operations = (await self.driver.operations("s")).operations
+            operations = (await self.driver.list_operations("s")).operations
         return self.events[: self.events.index(ROUTE) + 1]
 
 

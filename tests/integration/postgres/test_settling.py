@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group
 from keylane.metaserver.groups.sessions import join_group
@@ -61,7 +61,7 @@ class Slow:
                 int(target.partition_id): None if hosts else 100 for target in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
-            await self.database.write(finish_round, operation_id, done, heard=heard)
+            await self.database.write(finish_round, operation_id, done, group_ids=heard)
 
     async def run(
         self, subject: str, pause: int, work: Callable[..., Any], *args: Any
@@ -93,7 +93,7 @@ async def slow(postgres: Postgres, tmp_path: Path) -> AsyncIterator[Slow]:
     async with open_database(folder=tmp_path, url=url, **options) as database:
         for group in ("g1", "g2"):
             report = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            await database.write(report_broker, report, ttl_ms=TTL_MS)
+            await database.write(store_report, report, ttl_ms=TTL_MS)
         try:
             yield Slow(engine, database)
         finally:

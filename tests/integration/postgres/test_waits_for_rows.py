@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, report_broker
-from keylane.metaserver.cluster.removals import store_removed
+from keylane.metaserver.cluster.brokers import cordon_broker, renew_broker, store_report
+from keylane.metaserver.cluster.removals import complete_removals
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.locked_group import raise_group_versions
@@ -26,8 +26,8 @@ from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import finish_round
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
 from keylane.metaserver.resets.live import plan_live_reset
-from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
-from keylane.metaserver.retention.idle_groups import note_idle
+from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
+from keylane.metaserver.retention.idle_groups import start_idle_times
 from keylane.metaserver.sql.database import SqlDatabase, open_database
 from keylane.metaserver.sql.schema import brokers, groups, name_limits, removals, subjects
 from keylane.protocol.clock import SystemClock
@@ -76,7 +76,7 @@ class WaitingPair:
         await self.run(join_group, ask, sessions_max=10)
 
     async def report(self, group: str) -> None:
-        await self.run(report_broker, report_of(group), ttl_ms=TTL_MS)
+        await self.run(store_report, report_of(group), ttl_ms=TTL_MS)
 
     async def rows_of(self, chosen: sa.Select[Any]) -> list[Any]:
         return list(await self.run(lambda connection: connection.execute(chosen).all()))
@@ -170,13 +170,13 @@ async def test_group_is_granted_again_when_a_settling_waited_for_the_end_of_its_
     """
     reset_id = await pair.run(plan_live_reset, GROUP_ID, ASK)
     await pair.run(settle_group, GROUP_ID)
-    scope = await pair.run(reset_scope, "s", "g", ASK)
+    scope = await pair.run(read_reset_scope, "s", "g", ASK)
     tokens = await pair.run(begin_reset, scope, holder="h", lease_ms=TTL_MS, reset_id=reset_id)
     cursors = dict.fromkeys(tokens, 0)
     answered = (reset_id, ANSWER)
     await pair.meet(
         lambda connection: end_reset(
-            connection, GROUP_ID, tokens, cursors, holder="h", answered=answered
+            connection, GROUP_ID, tokens, cursors, holder="h", recorded_answer=answered
         ),
         lambda connection: settle_group(connection, GROUP_ID),
     )
@@ -199,7 +199,9 @@ async def test_group_does_not_count_as_idle_when_a_session_joined_meanwhile(pair
     """
     await pair.run(leave_group, A)
     ask = Join(subject="s", group="g", session=B, ttl_ms=TTL_MS)
-    await pair.meet(lambda connection: join_group(connection, ask, sessions_max=10), note_idle)
+    await pair.meet(
+        lambda connection: join_group(connection, ask, sessions_max=10), start_idle_times
+    )
     assert await pair.rows_of(sa.select(groups.c.idle_since)) == [(None,)]
 
 
@@ -209,8 +211,8 @@ async def test_deletion_ends_when_two_metaservers_note_its_last_removals(pair: W
     """
     await pair.run(begin_subject_deletion, "s", DeleteSubject(force=True))
     await pair.meet(
-        lambda connection: store_removed(connection, {(1, 0): 0}),
-        lambda connection: store_removed(connection, {(2, 0): 0}),
+        lambda connection: complete_removals(connection, {(1, 0): 0}),
+        lambda connection: complete_removals(connection, {(2, 0): 0}),
     )
     assert await pair.rows_of(sa.select(subjects.c.name)) == []
 
@@ -220,8 +222,8 @@ async def test_deletion_of_a_group_ends_when_two_metaservers_note_its_last_remov
 ):
     await pair.run(begin_group_deletion, "s", "g", DeleteGroup(force=True))
     await pair.meet(
-        lambda connection: store_removed(connection, {(1, GROUP_ID): 1}),
-        lambda connection: store_removed(connection, {(2, GROUP_ID): 1}),
+        lambda connection: complete_removals(connection, {(1, GROUP_ID): 1}),
+        lambda connection: complete_removals(connection, {(2, GROUP_ID): 1}),
     )
     assert await pair.rows_of(sa.select(groups.c.name)) == []
 
@@ -250,11 +252,11 @@ async def test_lost_folder_is_refused_when_its_report_waited_for_the_loss(pair: 
 
     def accept(connection: sa.Connection) -> None:
         ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
-        finish_round(connection, operation_id, {3: None, 4: None}, heard=[GROUP_ID])
+        finish_round(connection, operation_id, {3: None, 4: None}, group_ids=[GROUP_ID])
 
     with raises(Reason.FOLDER_GIVEN_UP):
         await pair.meet(
-            accept, lambda connection: report_broker(connection, report_of("g1"), ttl_ms=TTL_MS)
+            accept, lambda connection: store_report(connection, report_of("g1"), ttl_ms=TTL_MS)
         )
 
 
@@ -283,7 +285,7 @@ def moving_round(connection: sa.Connection) -> None:
     """A move of a partition begins, and the child's broker has answered."""
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(1,), broker_group="g2")
     ((operation_id, _),) = begin_operations(connection, ask, driver="d", lease_ms=TTL_MS)
-    finish_round(connection, operation_id, {3: None}, heard=[GROUP_ID], openings={3: ""})
+    finish_round(connection, operation_id, {3: None}, group_ids=[GROUP_ID], openings={3: ""})
 
 
 @pytest.mark.parametrize("work", [new_plan, moving_round])
@@ -305,7 +307,7 @@ async def test_new_opening_of_a_broker_waits_for_a_round(pair: WaitingPair):
     await pair.report("g2")
     opened = msgspec.structs.replace(report_of("g2"), opening="later")
     await pair.meet(
-        moving_round, lambda connection: report_broker(connection, opened, ttl_ms=TTL_MS)
+        moving_round, lambda connection: store_report(connection, opened, ttl_ms=TTL_MS)
     )
 
 
@@ -327,7 +329,7 @@ async def test_plan_that_comes_later_does_not_pass_the_report_of_a_new_opening(p
     opened = msgspec.structs.replace(report_of("g2"), opening="later")
 
     async with pair.held(moving_round):
-        reporting = asyncio.create_task(pair.run(report_broker, opened, ttl_ms=TTL_MS))
+        reporting = asyncio.create_task(pair.run(store_report, opened, ttl_ms=TTL_MS))
         await pair.until_waiting()
         with pytest.raises(DBAPIError, match="lock timeout"):
             await pair.impatient(new_plan)

@@ -29,10 +29,10 @@ from keylane.metaserver.groups.lease_rows import read_grants, release_leases, st
 from keylane.metaserver.groups.sessions import (
     join_group,
     leave_group,
-    live_session,
+    read_live_session,
     renew_sessions,
 )
-from keylane.metaserver.groups.views import due_work, read_group
+from keylane.metaserver.groups.views import read_due_work, read_group
 from keylane.metaserver.sql.dialect import prepare_sqlite
 from keylane.metaserver.sql.schema import (
     brokers,
@@ -182,9 +182,9 @@ class LeaseMachine(RuleBasedStateMachine):
         self.clock.advance(ms)
         if not attend:
             return
-        for group_id in self.run(due_work).groups:
+        for group_id in self.run(read_due_work).groups:
             self.run(settle_group, group_id)
-        assert self.run(due_work).groups == ()
+        assert self.run(read_due_work).groups == ()
 
     @rule(some=st.sets(st.sampled_from(SESSIONS), min_size=1))
     def renew(self, some: set[str]) -> None:
@@ -227,8 +227,8 @@ class LeaseMachine(RuleBasedStateMachine):
             released = self.run(release_leases, [ask], cut=cut)
             if released is None:
                 return
-            if released.refused:
-                raise released.refused[ask]
+            if released.errors:
+                raise released.errors[ask]
         except SessionUnknownError:
             assert not self.alive(session)
             return
@@ -345,7 +345,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(session=st.sampled_from(SESSIONS))
     def the_dead_stay_dead(self, session: str) -> None:
         try:
-            self.run(live_session, session)
+            self.run(read_live_session, session)
         except SessionUnknownError:
             assert not self.alive(session)
         else:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from keylane.metaserver.resets.cursors import (
     PartitionOffsets,
     check_request,
-    generations,
-    new_cursors,
+    compute_cursors,
+    order_generations,
 )
 from keylane.protocol.errors import (
     InvalidRequestError,
@@ -68,7 +68,11 @@ def partition_offsets(
         **more,
     )
     return PartitionOffsets(
-        partition=partition, first_offset=first, next_offset=count, at_time=at_time, cursor=cursor
+        partition=partition,
+        first_offset=first,
+        next_offset=count,
+        offset_at_time=at_time,
+        cursor=cursor,
     )
 
 
@@ -85,11 +89,11 @@ targets = st.sampled_from(
 def test_plan_of_a_shift_can_be_set_as_cursors(lineage, static, shift):
     """It stays within what is stored, leaves no gap, and set again it changes nothing."""
     asked = ResetGroup(to=ResetTo.SHIFT, shift=shift, dry_run=True)
-    planned = new_cursors(asked, lineage, static=static)
+    planned = compute_cursors(asked, lineage, static=static)
     check_no_gap(lineage, planned)
     again = ResetGroup(to=ResetTo.CURSORS, cursors=planned)
     check_request(again, static=static)
-    assert new_cursors(again, lineage, static=static) == planned
+    assert compute_cursors(again, lineage, static=static) == planned
 
 
 def test_shift_counts_from_the_first_message_that_is_not_acked():
@@ -116,7 +120,7 @@ def test_shift_counts_from_the_first_message_that_is_not_acked():
 
     def shifted(count: int, *, static: bool) -> list[int]:
         asked = ResetGroup(to=ResetTo.SHIFT, shift=count, dry_run=True)
-        return list(new_cursors(asked, lineage, static=static).values())
+        return list(compute_cursors(asked, lineage, static=static).values())
 
     assert shifted(-10, static=False) == shifted(-10, static=True) == [100, 20]
     assert shifted(-40, static=False) == [100, 0], "a partition that is drained stays so"
@@ -124,7 +128,7 @@ def test_shift_counts_from_the_first_message_that_is_not_acked():
     assert shifted(1_000, static=False) == shifted(1_000, static=True) == [100, 50]
     unread = [replace(each, cursor=None) for each in lineage]
     asked = ResetGroup(to=ResetTo.SHIFT, shift=7, dry_run=True)
-    assert new_cursors(asked, unread, static=False) == {1: 7, 2: 0}
+    assert compute_cursors(asked, unread, static=False) == {1: 7, 2: 0}
 
 
 @pytest.mark.parametrize(
@@ -147,10 +151,10 @@ def test_relative_target_has_one_meaning(ask, text):
 def test_cursors_of_partitions_or_offsets_that_are_not_there_are_refused(lineage):
     number = lineage[-1].partition.partition_id
     with pytest.raises(PartitionUnknownError):
-        new_cursors(ResetGroup(to=ResetTo.CURSORS, cursors={99: 0}), lineage, static=False)
+        compute_cursors(ResetGroup(to=ResetTo.CURSORS, cursors={99: 0}), lineage, static=False)
     beyond = ResetGroup(to=ResetTo.CURSORS, cursors={number: lineage[-1].next_offset + 1})
     with pytest.raises(OffsetOutOfRangeError, match=rf" of partition {number} is not in \["):
-        new_cursors(beyond, lineage, static=False)
+        compute_cursors(beyond, lineage, static=False)
 
 
 def check_no_gap(lineage: list[PartitionOffsets], cursors: dict[int, int]) -> None:
@@ -173,7 +177,7 @@ def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask
     """Earliest is every first message, latest every end, a time never beyond a parent that is not
     at its end.
     """
-    cursors = new_cursors(ask, lineage, static=False)
+    cursors = compute_cursors(ask, lineage, static=False)
     check_no_gap(lineage, cursors)
     for each in lineage:
         cursor = cursors[each.partition.partition_id]
@@ -181,8 +185,8 @@ def test_cursors_without_queues_leave_no_child_ahead_of_its_parents(lineage, ask
             assert cursor == each.first_offset
         elif ask.to is ResetTo.LATEST:
             assert cursor == each.next_offset
-        elif each.at_time is not None:
-            assert cursor <= each.at_time
+        elif each.offset_at_time is not None:
+            assert cursor <= each.offset_at_time
 
 
 @given(chains(), targets)
@@ -190,18 +194,18 @@ def test_cursors_of_queues_are_set_queue_by_queue(lineage, ask):
     """The first partition with a message of that time has the cursor; the later ones are read
     whole.
     """
-    cursors = new_cursors(ask, lineage, static=True)
+    cursors = compute_cursors(ask, lineage, static=True)
     for queue in {each.partition.queue for each in lineage}:
         chain = [each for each in lineage if each.partition.queue == queue]
         check_no_gap(chain, cursors)
         if ask.to is ResetTo.TIME:
-            hit = next((each for each in chain if each.at_time is not None), None)
+            hit = next((each for each in chain if each.offset_at_time is not None), None)
             if hit is None:
                 assert all(
                     cursors[each.partition.partition_id] == each.next_offset for each in chain
                 )
             else:
-                assert cursors[hit.partition.partition_id] == hit.at_time
+                assert cursors[hit.partition.partition_id] == hit.offset_at_time
 
 
 @st.composite
@@ -227,7 +231,7 @@ def test_cursors_of_split_queues_leave_no_queue_ahead_of_the_one_it_was_split_of
     """Brokers' clocks differ: a new queue begins at its first message while the older queue is not
     at its end.
     """
-    cursors = new_cursors(ask, lineage, static=True)
+    cursors = compute_cursors(ask, lineage, static=True)
     check_no_gap(lineage, cursors)
     for each in lineage:
         if ask.to is ResetTo.EARLIEST:
@@ -250,9 +254,9 @@ def test_queue_is_set_to_an_offset_in_it_only(lineage, offset):
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
     if not min(left, default=end) <= offset <= end:
         with pytest.raises(OffsetOutOfRangeError):
-            new_cursors(ask, chain, static=True)
+            compute_cursors(ask, chain, static=True)
         return
-    cursors = new_cursors(ask, chain, static=True)
+    cursors = compute_cursors(ask, chain, static=True)
     check_no_gap(chain, cursors)
     again = [
         each.partition.logic_start + at
@@ -265,7 +269,7 @@ def test_queue_is_set_to_an_offset_in_it_only(lineage, offset):
 @given(lineages())
 def test_children_are_set_before_their_parents(lineage):
     """Every partition is in one generation, after all its children."""
-    order = generations([each.partition for each in lineage])
+    order = order_generations([each.partition for each in lineage])
     place = {number: index for index, ids in enumerate(order) for number in ids}
     assert sorted(place) == [each.partition.partition_id for each in lineage]
     for each in lineage:

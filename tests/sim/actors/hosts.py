@@ -33,6 +33,7 @@ from keylane.broker.store.store import Store
 from keylane.checker.events import Event, Expired, Recovered, Resetting, Served
 from keylane.metaserver.calls import control_routes
 from keylane.metaserver.catalogue.service import Catalogue
+from keylane.metaserver.cluster.brokers import broker_views
 from keylane.metaserver.groups.service import GroupService
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.periodic_tasks import PeriodicTasks
@@ -44,9 +45,8 @@ from keylane.metaserver.retention.announcer import Announcer
 from keylane.metaserver.retention.empty_partitions import PartitionExpirer
 from keylane.metaserver.retention.history import HistoryExpirer
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.sql.clock_restart import restart_times_after_boot
 from keylane.metaserver.starts.service import StartService
-from keylane.metaserver.verify.service import VerifyService
 from keylane.protocol import endpoints
 from keylane.protocol.control import BrokerHeartbeat, Health, Retention
 from keylane.protocol.errors import KeylaneError
@@ -158,7 +158,7 @@ class MetaHost(Host):
             self._shelf, self.rng, after_commit=self._committed, slow_s=self._slow_s
         )
         self._shelf.run(
-            adopt_boot,
+            restart_times_after_boot,
             (f"boot {self.machine.boots}",),
             {"broker_ttl_ms": self._settings.broker_ttl_ms},
             durable=True,
@@ -177,14 +177,14 @@ class MetaHost(Host):
             database, network, announce=announcer.announce, after_step=self._stepped
         )
         groups = GroupService(
-            database, self._settings, announce=announcer.announce, begin=starts.begin
+            database, self._settings, announce=announcer.announce, create_group=starts.begin
         )
         if self.tenant:
-            groups._limited_principal = lambda: self.tenant  # type: ignore[method-assign]
+            groups._quota_principal = lambda: self.tenant  # type: ignore[method-assign]
         operations = self._operations(database, network, catalogue, groups)
 
         async def health() -> Health:
-            details = {"brokers": to_builtins(await catalogue.brokers())}
+            details = {"brokers": to_builtins(await database.read(broker_views))}
             return Health(program="metaserver", ready=True, details=details)
 
         resetter = LiveResets(
@@ -199,17 +199,17 @@ class MetaHost(Host):
             groups.settle,
             clock=self.machine,
         )
-        verify_service = VerifyService(database, network)
         removals = RemovalService(
             database, network, catalogue=catalogue, groups=groups, after_step=self._stepped
         )
         routes = control_routes(
+            database,
+            network,
             catalogue,
             groups,
             health,
             operations,
-            verify_service,
-            resetter,
+            resets=resetter,
             removals=removals,
             starts=starts,
             publications=PublicationService(

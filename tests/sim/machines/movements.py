@@ -77,14 +77,20 @@ def watched_movements(problems: list[str]) -> Iterator[None]:
     real = lease_rows.settle_leases
 
     def settle(
-        leases: Any, sessions: Any, readable: Any, *, suspended: Any = (), unreached: Any, **kw: Any
+        leases: Any,
+        sessions: Any,
+        readable: Any,
+        *,
+        suspended: Any = (),
+        unreachable: Any,
+        **kw: Any,
     ) -> Any:
-        done = real(leases, sessions, readable, suspended=suspended, unreached=unreached, **kw)
+        done = real(leases, sessions, readable, suspended=suspended, unreachable=unreachable, **kw)
         after = {key: lease.wanted for key, lease in leases.items()}
         after |= {lease.partition_id: lease.wanted for lease in done.leases}
         able = [session for session in sessions if session not in suspended]
         ids = [partition.partition_id for partition in readable]
-        said = moved_for_nothing(leases, able, ids, unreached, after)
+        said = moved_for_nothing(leases, able, ids, unreachable, after)
         if said and len(problems) < PROBLEMS_MAX:
             problems.append(said)
         return done

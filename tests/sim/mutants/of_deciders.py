@@ -74,8 +74,8 @@ def reset_to_a_time_begins_late(patches: Patches) -> None:
     """The first message at or after the time is left out."""
 
     def physical(ask: Any, part: Any, begun: bool) -> int:
-        if part.at_time is not None and part.at_time < part.next_offset:
-            part = replace(part, at_time=part.at_time + 1)
+        if part.offset_at_time is not None and part.offset_at_time < part.next_offset:
+            part = replace(part, offset_at_time=part.offset_at_time + 1)
         return int(real(ask, part, begun))
 
     real = patches.set(resets_cursors, "_physical_cursor", physical)

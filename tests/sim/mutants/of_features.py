@@ -254,7 +254,7 @@ def creation_opens_before_all_is_hosted(patches: Patches) -> None:
         await real(self, row, planned, hosted_ids)
         return ""
 
-    real = patches.set(catalogue_service.Catalogue, "_host_all", host_all)
+    real = patches.set(catalogue_service.Catalogue, "_host_partitions", host_all)
 
 
 def first_messages_do_not_wait_for_each_other(patches: Patches) -> None:
@@ -270,7 +270,7 @@ def first_messages_do_not_wait_for_each_other(patches: Patches) -> None:
             running.discard(row.subject_id)
 
     running: set[int] = set()
-    real = patches.set(catalogue_service.Catalogue, "complete", complete)
+    real = patches.set(catalogue_service.Catalogue, "complete_creation", complete)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -33,7 +33,7 @@ def live_reset_waits_for_no_member(patches: Patches) -> None:
         return None if reset is None else dataclasses.replace(reset, owners=())
 
     real = patches.set(live, "read_live_reset", read)
-    patches.set(resets_rows, "_check_free", lambda *_args: None)
+    patches.set(resets_rows, "_check_reset_allowed", lambda *_args: None)
 
 
 def group_is_granted_while_cursors_are_set(patches: Patches) -> None:

@@ -26,8 +26,8 @@ from sim.mutants.mutant import Breaks, Patches
 
 
 def _grants(patches: Patches, grant: Any) -> None:
-    patches.set(leases_module, "grant", grant)
-    patches.set(lease_rows, "grant", grant)
+    patches.set(leases_module, "grant_lease", grant)
+    patches.set(lease_rows, "grant_lease", grant)
 
 
 def token_reused(patches: Patches) -> None:
@@ -56,7 +56,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
             return None
         return replace(lease, session=None, withdrawn=False)
 
-    patches.set(lease_rows, "release", release)
+    patches.set(lease_rows, "release_lease", release)
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
@@ -104,24 +104,26 @@ def sessions_expire_early(patches: Patches) -> None:
         connection.execute(sa.update(sessions).where(early).values(expires_at=now_ms()))
         return real(connection, group_id)
 
-    real = patches.set(lease_rows, "sweep_members", sweep)
+    real = patches.set(lease_rows, "end_expired_members", sweep)
 
 
 def unheard_grants_stay(patches: Patches) -> None:
     """A lease that was withdrawn before its holder heard of it, or whose release was lost, is never
     granted again.
     """
-    patches.set(groups_service, "release_unheld", lambda connection, asks: lease_rows.NO_CHANGES)
+    patches.set(
+        groups_service, "release_unreported", lambda connection, asks: lease_rows.NO_CHANGES
+    )
 
 
 def releases_ignored(patches: Patches) -> None:
-    nothing = lease_rows.ReleaseOutcome(changes=lease_rows.NO_CHANGES, refused={})
+    nothing = lease_rows.ReleaseOutcome(changes=lease_rows.NO_CHANGES, errors={})
     patches.set(groups_service, "release_leases", lambda connection, asks: nothing)
     unheard_grants_stay(patches)
 
 
 def moved_broker_is_not_told(patches: Patches) -> None:
-    patches.set(cluster_brokers, "_renew_routes", lambda connection, broker_group: [])
+    patches.set(cluster_brokers, "_raise_route_versions", lambda connection, broker_group: [])
 
 
 def changed_grants_are_not_told(patches: Patches) -> None:
@@ -129,7 +131,7 @@ def changed_grants_are_not_told(patches: Patches) -> None:
 
 
 def another_boot_is_not_noticed(patches: Patches) -> None:
-    patches.set(hosts, "adopt_boot", lambda connection, boot, *, broker_ttl_ms: False)
+    patches.set(hosts, "restart_times_after_boot", lambda connection, boot, *, broker_ttl_ms: False)
 
 
 def no_drain_rule(patches: Patches) -> None:
@@ -206,7 +208,7 @@ def creations_wait_for_their_brokers(patches: Patches) -> None:
 
 def children_begin_by_their_calendar(patches: Patches) -> None:
     """No broker is told when the parents of a child ended on another one."""
-    patches.set(operations_driver, "start_times", lambda children, parents, ended_ms: [])
+    patches.set(operations_driver, "find_start_times", lambda children, parents, ended_ms: [])
 
 
 BREAKS: tuple[Breaks, ...] = (

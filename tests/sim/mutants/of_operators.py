@@ -82,7 +82,9 @@ def reset_drains_empty_partitions(patches: Patches) -> None:
         ]
         return real(passed, drained)
 
-    patches.set(resets_rows, "_with_drained_parents", lambda connection, group_id, at_end: at_end)
+    patches.set(
+        resets_rows, "_filter_drained_after_parents", lambda connection, group_id, at_end: at_end
+    )
     real = patches.set(lease_rows, "readable_partitions", readable)
 
 
@@ -138,7 +140,7 @@ def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:
 
 def lost_counts_as_abandoned(patches: Patches) -> None:
     """Groups wait for a lost partition as for an abandoned one."""
-    patches.set(operations_journal, "lose_partitions", lambda connection, ids: None)
+    patches.set(operations_journal, "mark_lost", lambda connection, ids: None)
 
 
 def loss_takes_what_is_elsewhere(patches: Patches) -> None:
@@ -153,7 +155,7 @@ def loss_takes_what_is_elsewhere(patches: Patches) -> None:
             gone = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True}
             connection.execute(sa.update(partitions).where(elsewhere).values(gone))
 
-    real = patches.set(operations_journal, "lose_partitions", lose)
+    real = patches.set(operations_journal, "mark_lost", lose)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from keylane.broker import control
 from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.retention.loop import RetentionLoop
-from keylane.metaserver.cluster.announcements import store_heard
+from keylane.metaserver.cluster.announcements import store_announced
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups import leases as leases_module
 from keylane.metaserver.groups import service as groups_service
@@ -41,7 +41,9 @@ def granted_counts_as_heard(patches: Patches) -> None:
     """
 
     def readable(partitions: Any, drained: Any) -> Any:
-        return real_readable([_replace(partition, heard=True) for partition in partitions], drained)
+        return real_readable(
+            [_replace(partition, is_announced=True) for partition in partitions], drained
+        )
 
     def settle(connection: Any, group_id: int, **how: Any) -> Any:
         changes = real_settle(connection, group_id, **how)
@@ -80,7 +82,7 @@ def opens_before_groups_are_told(patches: Patches) -> None:
         return replace(real_host(**facts), groups=())
 
     def note(
-        connection: Any, operation_id: int, done: Any, problem: str, *, heard: Any, **facts: Any
+        connection: Any, operation_id: int, done: Any, problem: str, *, group_ids: Any, **facts: Any
     ) -> Any:
         state = real_note(connection, operation_id, done, problem, **facts)
         here = sa.select(operations_journal.operations.c.subject_id).where(
@@ -92,12 +94,15 @@ def opens_before_groups_are_told(patches: Patches) -> None:
 
     real_host = patches.set(operations_driver, "HostPartition", told_nothing)
     real_note = patches.set(operations_driver, "finish_round", note)
-    patches.set(operations_journal, "unheard_children", lambda connection, subject_id, children: [])
+    patches.set(
+        operations_journal, "unannounced_children", lambda connection, subject_id, children: []
+    )
     patches.set(
         lease_rows,
         "readable_partitions",
         lambda partitions, drained, real=leases_module.readable_partitions: real(
-            [leases_module.replace(partition, heard=True) for partition in partitions], drained
+            [leases_module.replace(partition, is_announced=True) for partition in partitions],
+            drained,
         ),
     )
 
@@ -111,10 +116,10 @@ def heard_before_it_is_told(patches: Patches) -> None:
                 announcement.partition_id: [group_id for group_id, _ in announcement.groups]
                 for announcement in announcements
             }
-            await self._database.write(store_heard, pairs)
+            await self._database.write(store_announced, pairs)
         return await real(self, announcements)
 
-    real = patches.set(Announcer, "_send", send)
+    real = patches.set(Announcer, "_send_all", send)
 
 
 def groups_told_before_durable(patches: Patches) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import broker_views, report_broker
+from keylane.metaserver.cluster.brokers import broker_views, store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
@@ -60,7 +60,7 @@ class Rows:
         """These broker groups are alive for a day."""
         for group in groups:
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            self.run(report_broker, body, ttl_ms=86_400_000)
+            self.run(store_report, body, ttl_ms=86_400_000)
 
     def create(self, name: str, count: int, **settings: Any) -> None:
         ask = CreateSubject(subject=name, partitions=count, **settings)
@@ -93,7 +93,7 @@ class Rows:
                 if partition.address is not None
             }
             heard = [group_id for group_id, _ in operation.groups]
-            state: OperationState = self.run(finish_round, operation_id, done, heard=heard)
+            state: OperationState = self.run(finish_round, operation_id, done, group_ids=heard)
             if state is operation.state and not done:
                 return state
 

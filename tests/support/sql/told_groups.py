@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from keylane.metaserver.cluster.announcements import store_heard
+from keylane.metaserver.cluster.announcements import store_announced
 from keylane.metaserver.groups import lease_rows
 from keylane.metaserver.groups.lease_rows import Changes
 from keylane.metaserver.sql.schema import groups, partitions
@@ -16,7 +16,7 @@ def hear(connection: Connection, group_id: int) -> None:
     subject = sa.select(groups.c.subject_id).where(groups.c.group_id == group_id)
     here = partitions.c.subject_id == subject.scalar_subquery()
     ids = connection.execute(sa.select(partitions.c.partition_id).where(here)).scalars()
-    store_heard(connection, {partition_id: [group_id] for partition_id in ids})
+    store_announced(connection, {partition_id: [group_id] for partition_id in ids})
 
 
 def settle_group(connection: Connection, group_id: int) -> Changes:

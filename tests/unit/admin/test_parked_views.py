@@ -9,7 +9,7 @@ import pytest
 from keylane.admin.parked_views import (
     ParkedFilter,
     ParkedKeyView,
-    first_in_lineage,
+    find_oldest_view,
     to_parked_view,
     validate_key,
 )
@@ -90,9 +90,9 @@ def test_message_without_an_order_is_chosen_by_what_is_known_of_it(
 
 def test_dead_letters_of_any_key_are_looked_into_for_a_key():
     wanted = ParkedFilter(b"a", dead=True, now_ms=NOW_MS)
-    assert wanted.key_within(LETTERS) == b"a"
-    assert wanted.key_within(DEAD_KEY) is None
-    assert ParkedFilter(None, dead=True, now_ms=NOW_MS).key_within(LETTERS) is None
+    assert wanted.dead_letter_key(LETTERS) == b"a"
+    assert wanted.dead_letter_key(DEAD_KEY) is None
+    assert ParkedFilter(None, dead=True, now_ms=NOW_MS).dead_letter_key(LETTERS) is None
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_first_message_of_a_key_is_that_of_the_oldest_partition_in_its_lineage()
     child = view(b"a", partition_id=7, first_source=7, first_offset=0)
     oldest = view(b"a", partition_id=3, first_source=3, first_offset=9)
     letters = view(None, partition_id=3, first_source=3, first_offset=12)
-    assert first_in_lineage([child, letters, oldest], parents) == oldest
-    assert first_in_lineage([child], parents) == child
+    assert find_oldest_view([child, letters, oldest], parents) == oldest
+    assert find_oldest_view([child], parents) == child
 
 
 def test_no_message_is_the_first_of_partitions_that_do_not_follow_each_other():
     views = [view(b"a", partition_id=each, first_source=each, first_offset=0) for each in (7, 9)]
     with raises(Reason.PARKED_KEY_AMBIGUOUS, match="7, 9") as caught:
-        first_in_lineage(views, {7: (3,), 9: (3,)})
+        find_oldest_view(views, {7: (3,), 9: (3,)})
     assert caught.value.partition_ids == "7, 9"
 
 
 def test_key_without_messages_has_no_first_one():
     with raises(Reason.PARKED_KEY_UNKNOWN):
-        first_in_lineage([view(b"a", messages=0, first_source=7, first_offset=-1)], {})
+        find_oldest_view([view(b"a", messages=0, first_source=7, first_offset=-1)], {})

@@ -37,7 +37,7 @@ def report(version: str = "0.4.0", cluster: str = "") -> BrokerHeartbeat:
 
 async def member_of(database: Inline, version: str = "0.4.0") -> ClusterMember:
     member = ClusterMember(database, version=version)
-    await member.learn()
+    await member.load_state()
     return member
 
 
@@ -71,12 +71,12 @@ async def test_broker_is_refused_when_its_version_or_cluster_does_not_fit() -> N
 async def test_member_that_slept_through_an_upgrade_says_so(caplog) -> None:
     database = Inline()
     member = await member_of(database)
-    await member.beat("m:1")
+    await member.send_heartbeat("m:1")
     assert not member.problem
     database.rows.run(raise_version, Version(0, 5))
     with caplog.at_level(logging.ERROR):
-        await member.beat("m:1")
-        await member.beat("m:1")
+        await member.send_heartbeat("m:1")
+        await member.send_heartbeat("m:1")
     assert "0.5 already" in member.problem
     assert len(caplog.records) == 1, "it is told once"
 
@@ -91,7 +91,7 @@ async def test_view_names_the_members_that_hold_the_cluster_back() -> None:
 
 
 async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
-    """A beat that raises nothing may be lost with the machine."""
+    """A heartbeat that raises nothing may be lost with the machine."""
     database = Inline()
     written: list[str] = []
 
@@ -101,11 +101,11 @@ async def test_version_is_raised_in_a_commit_that_is_on_the_disk() -> None:
 
     database.write_urgent = write_urgent
     member = await member_of(database, "0.4.0")
-    await member.beat("m:1")
+    await member.send_heartbeat("m:1")
     assert written == []
     member = await member_of(database, "0.5.0")
     database.rows.clock.advance(TTL_MS)  # the older one has ended
-    await member.beat("m:2")
-    await member.beat("m:2")
+    await member.send_heartbeat("m:2")
+    await member.send_heartbeat("m:2")
     assert written == ["register_metaserver"]
     assert (member.version, database.rows.run(read_cluster).version) == ("0.5", Version(0, 5))

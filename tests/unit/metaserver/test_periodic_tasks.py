@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from keylane.metaserver import periodic_tasks as periodic_tasks_module
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.groups.service import GroupService
-from keylane.metaserver.groups.views import DueWork, due_work
+from keylane.metaserver.groups.views import DueWork, read_due_work
 from keylane.metaserver.operations.driver import OperationDriver
 from keylane.metaserver.periodic_tasks import PeriodicTasks
 from keylane.metaserver.removals.service import RemovalService
@@ -127,11 +127,11 @@ async def test_periodic_work_goes_on_while_a_removal_waits_for_a_broker(
         await asyncio.Event().wait()
 
     def removals_due(connection: Connection) -> DueWork:
-        return replace(due_work(connection), removals=True)
+        return replace(read_due_work(connection), removals=True)
 
     monkeypatch.setattr(GroupService, "check_for_changes", noted)
     monkeypatch.setattr(RemovalService, "run_once", hangs)
-    monkeypatch.setattr(periodic_tasks_module, "due_work", removals_due)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", removals_due)
     async with attending(tmp_path, []), asyncio.timeout(30):
         await removing.wait()
         before = len(looked)
@@ -148,13 +148,13 @@ async def test_creations_are_repaired_when_a_round_has_seen_one(
 
     def creations_due(connection: Connection) -> DueWork:
         rounds.append(len(rounds) > 50)
-        return replace(due_work(connection), creations=rounds[-1])
+        return replace(read_due_work(connection), creations=rounds[-1])
 
     async def repair(_catalogue: Catalogue) -> None:
         repaired.append(len(rounds))
 
-    monkeypatch.setattr(periodic_tasks_module, "due_work", creations_due)
-    monkeypatch.setattr(Catalogue, "repair", repair)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", creations_due)
+    monkeypatch.setattr(Catalogue, "continue_creations", repair)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while not repaired:
             await asyncio.sleep(0.01)
@@ -171,9 +171,9 @@ async def test_reason_is_logged_once_when_rounds_fail_for_it_again(
         rounds.append(1)
         if len(rounds) <= 20:
             raise StorageError("it only reads" if len(rounds) % 2 else "it is away")
-        return due_work(connection)
+        return read_due_work(connection)
 
-    monkeypatch.setattr(periodic_tasks_module, "due_work", fail_at_first)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", fail_at_first)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while len(rounds) < 25:
             await asyncio.sleep(0.01)
@@ -196,9 +196,9 @@ async def test_log_is_not_filled_when_rounds_fail_and_succeed_in_turn(
         rounds.append(1)
         if len(rounds) % 2:
             raise StorageError("it is away")
-        return due_work(connection)
+        return read_due_work(connection)
 
-    monkeypatch.setattr(periodic_tasks_module, "due_work", fail_each_second)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", fail_each_second)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while len(rounds) < 20:
             await asyncio.sleep(0.01)
@@ -221,13 +221,13 @@ async def test_end_is_logged_when_a_duty_has_told_the_reason(
         rounds.append(1)
         if away and caplog.messages:
             raise StorageError("it is away")
-        return due_work(connection)
+        return read_due_work(connection)
 
     async def duty() -> None:
         if away:
             raise StorageError("it is away")
 
-    monkeypatch.setattr(periodic_tasks_module, "due_work", read)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", read)
     async with attending(tmp_path, [duty]), asyncio.timeout(30):
         while not caplog.messages:
             await asyncio.sleep(0.01)
@@ -251,7 +251,7 @@ async def test_reason_is_logged_again_when_rounds_fail_for_long(
     def fail(_connection: Connection) -> DueWork:
         raise StorageError("it is away")
 
-    monkeypatch.setattr(periodic_tasks_module, "due_work", fail)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", fail)
     monkeypatch.setattr(log_filter, "FIRST_GAP_MS", 50)
     async with attending(tmp_path, []), asyncio.timeout(30):
         while caplog.text.count("it is away") < 3:
@@ -276,11 +276,11 @@ async def test_groups_are_settled_when_one_before_them_cannot_be(
         looked.append(len(settled))
 
     def three_due(connection: Connection) -> DueWork:
-        return replace(due_work(connection), groups=(1, 2, 3))
+        return replace(read_due_work(connection), groups=(1, 2, 3))
 
     monkeypatch.setattr(periodic_tasks_module, "SETTLE_S", 0.02)
     monkeypatch.setattr(periodic_tasks_module, "UNSETTLED_LOG_S", 0.05)
-    monkeypatch.setattr(periodic_tasks_module, "due_work", three_due)
+    monkeypatch.setattr(periodic_tasks_module, "read_due_work", three_due)
     monkeypatch.setattr(GroupService, "settle", settle)
     monkeypatch.setattr(GroupService, "check_for_changes", look)
     async with attending(tmp_path, []), asyncio.timeout(30):

@@ -15,7 +15,7 @@ from keylane.broker.parking import Parking
 from keylane.broker.posting import MessagePosting
 from keylane.broker.reading import MessageReading
 from keylane.broker.scheduling import Scheduling
-from keylane.metaserver.access.service import AccessOff
+from keylane.metaserver.access.service import refusing_routes
 from keylane.metaserver.calls import control_routes
 from keylane.protocol import endpoints
 from keylane.protocol.endpoints import BROKER, METASERVER
@@ -29,11 +29,12 @@ EVERY = {id(value): value for value in vars(endpoints).values() if isinstance(va
 def test_metaserver_serves_every_endpoint_of_its_table():
     routes = control_routes(
         *(MagicMock() for _ in range(6)),
+        resets=MagicMock(),
         removals=MagicMock(),
         starts=MagicMock(),
         publications=MagicMock(),
     )
-    routes += AccessOff().routes()
+    routes += refusing_routes()
     served = Counter((route.endpoint.method, route.endpoint.path) for route in routes)
     assert served == Counter((endpoint.method, endpoint.path) for endpoint in METASERVER)
 

@@ -15,7 +15,7 @@ from sim.mutants.mutant import Breaks, Patches
 def partitions_are_never_passed_on(patches: Patches) -> None:
     """The metaserver grants as if every member reached every broker."""
 
-    def avoid_unreachable(allocated: Any, _sessions: Any, *, current: Any, unreached: Any) -> Any:
+    def avoid_unreachable(allocated: Any, _sessions: Any, *, current: Any, unreachable: Any) -> Any:
         return dict(allocated)
 
     patches.set(group_leases, "avoid_unreachable", avoid_unreachable)
@@ -59,9 +59,9 @@ def brokers_away_for_all_count_as_unreached(patches: Patches) -> None:
 def unreached_by_all_is_passed_round(patches: Patches) -> None:
     """Where no member gets at a partition, another one has it all the same."""
 
-    def avoid_unreachable(allocated: Any, sessions: Any, *, current: Any, unreached: Any) -> Any:
-        after = real(allocated, sessions, current=current, unreached=unreached)
-        for number, shut_out in unreached.items():
+    def avoid_unreachable(allocated: Any, sessions: Any, *, current: Any, unreachable: Any) -> Any:
+        after = real(allocated, sessions, current=current, unreachable=unreachable)
+        for number, shut_out in unreachable.items():
             if number in after and shut_out.issuperset(sessions):
                 others = [each for each in sessions if each != current.get(number)]
                 after[number] = (others or list(sessions))[0]

@@ -30,13 +30,13 @@ def running_publications_are_forgotten(patches: Patches) -> None:
 
 def what_is_over_counts_from_the_start(patches: Patches) -> None:
     """A row that ends is as old as the history."""
-    real = past_rows.note_ended
-    patches.set(past_expirer, "note_ended", lambda connection, _age_ms: real(connection, 0))
+    real = past_rows.start_row_ages
+    patches.set(past_expirer, "start_row_ages", lambda connection, _age_ms: real(connection, 0))
 
 
 def nothing_is_forgotten(patches: Patches) -> None:
     """Rows of what is over stay."""
-    patches.set(past_expirer, "remove_ended", lambda _connection, _before_ms: False)
+    patches.set(past_expirer, "remove_old_rows", lambda _connection, _before_ms: False)
 
 
 def quotas_are_looked_up_for_everybody_alone(patches: Patches) -> None:

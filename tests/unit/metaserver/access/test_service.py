@@ -35,15 +35,15 @@ def service_of(groups: int) -> AccessService:
 @pytest.mark.parametrize("groups", [1, 2])
 def test_capability_has_the_rights_of_groups(groups: int) -> None:
     service = service_of(groups)
-    caller = service.state.caller_named("jwt:ann", tuple(service.state.grants))
-    capability, _packed, _signature = parse_capability(service.sign(caller, bytes(32)))
+    caller = service.state.build_caller("jwt:ann", tuple(service.state.grants))
+    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
     assert len(capability.grants) == groups * GRANTS_MAX
 
 
 def test_capability_is_refused_when_it_has_more_rights_than_a_header_holds() -> None:
     """Brokers would refuse it without saying why."""
     service = service_of(20)
-    caller = service.state.caller_named("jwt:ann", tuple(service.state.grants))
+    caller = service.state.build_caller("jwt:ann", tuple(service.state.grants))
     with pytest.raises(OverloadedError, match="with those of its 20 groups"):
         service.sign(caller)
 
@@ -52,7 +52,7 @@ def test_capability_has_the_version_of_its_rights_when_the_book_has_changed_sinc
     """Brokers believed rights that were revoked while the call for the capability was under way."""
     service = service_of(1)
     service.state = replace(service.state, version=7)
-    caller = service.state.caller_named("group:0")
+    caller = service.state.build_caller("group:0")
     service.state = AccessState(cluster="c", version=8)
     capability, _packed, _signature = parse_capability(service.sign(caller, bytes(32)))
     assert capability.version == 7

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.creations import replan_creation
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import (
     find_subject,
     open_subject,
@@ -94,7 +94,7 @@ def test_creation_leaves_a_broker_that_takes_no_writes(rows: Rows):
     """A full disk keeps a new subject from opening no longer than a dead broker does."""
     subject_id = planned(rows, 3)
     full = BrokerHeartbeat(broker_group="g3", broker_id="g3", address="g3:1", writable=False)
-    rows.run(report_broker, full, ttl_ms=DAY_MS)
+    rows.run(store_report, full, ttl_ms=DAY_MS)
     assert rows.run(replan_creation, subject_id)
     homes = {partition.broker_group for partition in rows.run(planned_partitions, subject_id)}
     assert homes == {"g1", "g2"}

@@ -46,7 +46,7 @@ class LosingDesk:
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
-        return await self.catalogue.report(body) if self.lost else self._welcome
+        return await self.catalogue.process_report(body) if self.lost else self._welcome
 
 
 @pytest.mark.parametrize("ttl_ms", [10_000, 20_000, 60_000])
@@ -68,7 +68,7 @@ def test_lost_database_is_not_told_as_unknown_subject_while_brokers_are_quiet(
         await asyncio.sleep(lost_at_s)
         desk.lost = True
         try:
-            await desk.catalogue.retry_while_empty(partial(desk.catalogue.route, "old"))
+            await desk.catalogue.retry_while_empty(partial(desk.catalogue.wait_for_route, "old"))
         finally:
             task.cancel()
 
@@ -95,7 +95,7 @@ def test_unknown_subject_of_an_empty_database_is_told_after_the_longest_silence_
         for _ in range(2):
             began = loop.time()
             with pytest.raises(SubjectUnknownError):
-                await catalogue.retry_while_empty(partial(catalogue.route, "old"))
+                await catalogue.retry_while_empty(partial(catalogue.wait_for_route, "old"))
             took_s.append(loop.time() - began)
         return took_s
 

@@ -60,7 +60,9 @@ def test_call_says_how_far_a_creation_is_when_it_has_not_ended(hosted: list[int]
         async with Admin(cluster.address) as admin:
             ask = CreateSubject(subject="big", partitions=COUNT)
             with raises(Reason.CREATION_UNFINISHED, match="'big' is being created") as unfinished:
-                await admin._meta.call(endpoints.CREATE_SUBJECT, ask, timeout_ms=15_000)
+                await admin._metaserver_client.call(
+                    endpoints.CREATE_SUBJECT, ask, timeout_ms=15_000
+                )
             error = unfinished.value
             assert error.fate is Fate.UNKNOWN
             assert error.partitions == COUNT

@@ -9,7 +9,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.schema import subjects
@@ -36,7 +36,7 @@ def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path)
 
     async def waited_s(catalogue: Catalogue, known_version: int) -> float:
         began_s = loop.time()
-        route = await catalogue.route("s", known_version=known_version, wait_ms=WAIT_MS)
+        route = await catalogue.wait_for_route("s", known_version=known_version, wait_ms=WAIT_MS)
         assert route.version == known_version
         return loop.time() - began_s
 
@@ -44,13 +44,15 @@ def test_call_waits_when_a_subject_made_anew_has_a_lower_version(tmp_path: Path)
         network = HttpNetwork()
         catalogue = Catalogue(database, network, MetaserverSettings(data=tmp_path))
         report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="127.0.0.1:1")
-        database.transact(report_broker, report, ttl_ms=60_000)
+        database.transact(store_report, report, ttl_ms=60_000)
         database.transact(plan_subject, CreateSubject(subject="s", partitions=1), subjects_max=9)
         database.transact(open_subject, "s")
         for version in (3, 1, 2):
             set_version(version)
             assert await waited_s(catalogue, version) * 1_000 >= WAIT_MS
-        woken = asyncio.ensure_future(catalogue.route("s", known_version=2, wait_ms=WAIT_MS))
+        woken = asyncio.ensure_future(
+            catalogue.wait_for_route("s", known_version=2, wait_ms=WAIT_MS)
+        )
         await asyncio.sleep(0.1)
         set_version(4)
         await catalogue.check_for_changes()

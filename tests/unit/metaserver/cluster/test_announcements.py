@@ -7,18 +7,18 @@ import sqlite3
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.catalogue.accepted import accept_complete, accept_folder
+from keylane.metaserver.catalogue.accepted import accept_complete_folder, accept_folder
 from keylane.metaserver.cluster import announcements as hearing
 from keylane.metaserver.cluster.announcements import (
-    forget_heard,
+    forget_announced,
     lock_groups,
     mark_announced,
+    pending_announcements,
     read_announcements,
-    record_heard,
+    record_announced,
     unannounced_groups,
-    unheard_partitions,
 )
-from keylane.metaserver.cluster.brokers import note_refused, report_broker
+from keylane.metaserver.cluster.brokers import store_refusal, store_report
 from keylane.metaserver.groups.lease_rows import read_grants, settle_group, store_drained
 from keylane.metaserver.groups.locked_group import raise_group_versions
 from keylane.metaserver.groups.sessions import join_group
@@ -63,14 +63,14 @@ class Groups(Rows):
         return [grant.partition.partition_id for grant in grants]
 
     def told(self, **which) -> list[tuple[int, tuple[str, ...]]]:
-        unheard = self.run(unheard_partitions, **which)
+        unheard = self.run(pending_announcements, **which)
         return [
             (partition.partition_id, tuple(name for _, name in partition.groups))
             for partition in unheard
         ]
 
     def hear(self, *ids: int) -> None:
-        self.run(record_heard, self.run(read_announcements, ids))
+        self.run(record_announced, self.run(read_announcements, ids))
 
 
 def test_partition_is_granted_when_its_broker_knows_the_group():
@@ -131,7 +131,7 @@ def test_unheard_partitions_come_in_pages(monkeypatch):
     for limit in (1, 2, 3, 9):
         monkeypatch.setattr(hearing, "PARTITIONS_MAX", limit)
         unheard, after = [], 0
-        while page := rows.run(unheard_partitions, after=after):
+        while page := rows.run(pending_announcements, after=after):
             assert len(page) <= limit
             unheard += [
                 (partition.partition_id, tuple(name for _, name in partition.groups))
@@ -167,7 +167,7 @@ def step(rows: Groups, operation_id: int, *, hears: bool = True) -> OperationSta
     hosts = operation.state in {OperationState.PLAN, OperationState.OPEN}
     done = {partition.partition_id: None if hosts else 100 for partition in operation.targets}
     names = [group_id for group_id, _ in operation.groups] if hears else []
-    state: OperationState = rows.run(finish_round, operation_id, done, heard=names)
+    state: OperationState = rows.run(finish_round, operation_id, done, group_ids=names)
     return state
 
 
@@ -199,11 +199,11 @@ def test_reset_has_brokers_told_again():
     rows.run(mark_announced)
     assert rows.run(unannounced_groups) == 0
     from keylane.metaserver.groups.sessions import leave_group
-    from keylane.metaserver.resets.rows import begin_reset, reset_scope
+    from keylane.metaserver.resets.rows import begin_reset, read_reset_scope
     from keylane.protocol.progress import ResetGroup, ResetTo
 
     rows.run(leave_group, (b"a".hex() * 16)[:16])
-    scope = rows.run(reset_scope, "s", "a", ResetGroup(to=ResetTo.EARLIEST))
+    scope = rows.run(read_reset_scope, "s", "a", ResetGroup(to=ResetTo.EARLIEST))
     assert rows.run(begin_reset, scope, holder="h", lease_ms=1_000)
     assert rows.run(unannounced_groups) == 1
     assert scope.group_id == group_id
@@ -236,14 +236,14 @@ def test_older_copy_does_not_count_as_told_when_the_original_was_told_before():
     """
     rows = Groups()
     rows.silence("g1")
-    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    rows.run(store_report, report_of("2", end=900), ttl_ms=1_000)
     group_id = rows.join("g")
     answered = rows.run(read_announcements, range(1, 5))
     rows.clock.advance(2_000)
-    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(store_refusal, report_of("1", end=100), ttl_ms=1_000)
     rows.run(accept_folder, "g1", AcceptFolder())
-    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
-    rows.run(record_heard, answered)
+    rows.run(store_report, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(record_announced, answered)
     known = sa.select(heard.c.partition_id).where(heard.c.group_id == group_id)
     on_copy = sa.select(partitions.c.partition_id).where(partitions.c.broker_group == "g1")
     lists = [
@@ -264,9 +264,9 @@ def report_of(opening: str, *, end: int) -> BrokerHeartbeat:
 def accept_older_copy(rows: Groups) -> None:
     """The broker of `g1` is dead, and a copy of its data folder from before is accepted."""
     rows.clock.advance(2_000)
-    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(store_refusal, report_of("1", end=100), ttl_ms=1_000)
     rows.run(accept_folder, "g1", AcceptFolder())
-    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(store_report, report_of("1", end=100), ttl_ms=1_000)
 
 
 @pytest.mark.parametrize("state", [OperationState.PLAN, OperationState.SEAL])
@@ -276,7 +276,7 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
     """
     rows = Groups()
     rows.silence("g1")
-    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    rows.run(store_report, report_of("2", end=900), ttl_ms=1_000)
     rows.join("a")
     rows.hear(2, 4)
     whence, whither = ((2, "g1"), (1, "g2"))[state is OperationState.SEAL]
@@ -292,11 +292,11 @@ def test_older_copy_has_not_hosted_or_sealed_what_the_original_did_when_it_answe
     accept_older_copy(rows)
     names = [group_id for group_id, _ in operation.groups]
     late = {asked.partition_id: end}
-    stays = rows.run(finish_round, operation_id, late, heard=names, openings=operation.openings)
+    stays = rows.run(finish_round, operation_id, late, group_ids=names, openings=operation.openings)
     assert stays is state
     rows.clock.advance(1_000)
     rows.report("g2")
-    rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(store_report, report_of("1", end=100), ttl_ms=1_000)
     again = rows.run(claim_operation, operation_id, driver="d", lease_ms=1_000)
     assert [partition.partition_id for partition in again.targets] == [asked.partition_id]
     row = sa.select(partitions.c.end_offset).where(partitions.c.partition_id == asked.partition_id)
@@ -311,7 +311,7 @@ def test_drained_partition_keeps_its_token_when_an_older_copy_is_accepted():
     """
     rows = Groups()
     rows.silence("g1")
-    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    rows.run(store_report, report_of("2", end=900), ttl_ms=1_000)
     group_id = rows.join("g")
     held = [
         {"group_id": group_id, "partition_id": number, "token": 2 + number, "withdrawn": False}
@@ -336,7 +336,7 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
     """The copy was complete when its broker listed its partitions; nothing of it is accepted."""
     rows = Groups()
     rows.silence("g1")
-    rows.run(report_broker, report_of("2", end=900), ttl_ms=1_000)
+    rows.run(store_report, report_of("2", end=900), ttl_ms=1_000)
     ask = Reshape(kind=OperationKind.MOVE, partition_ids=(2,), broker_group="g1")
     ((operation_id, _),) = rows.begin(ask)
     hosted = [
@@ -352,11 +352,11 @@ def test_older_copy_is_refused_when_a_child_is_hosted_since_it_was_looked_at():
     ]
     assert step(rows, operation_id) is OperationState.SEAL
     rows.clock.advance(2_000)
-    rows.run(note_refused, report_of("1", end=100), ttl_ms=1_000)
+    rows.run(store_refusal, report_of("1", end=100), ttl_ms=1_000)
     with pytest.raises(InvalidRequestError, match=r"it lacks 5 \(not in the copy\)"):
-        rows.run(accept_complete, "g1", AcceptFolder(), hosted)
+        rows.run(accept_complete_folder, "g1", AcceptFolder(), hosted)
     with raises(Reason.FOLDER_BEHIND):
-        rows.run(report_broker, report_of("1", end=100), ttl_ms=1_000)
+        rows.run(store_report, report_of("1", end=100), ttl_ms=1_000)
 
 
 MANY_GROUPS = 33_000
@@ -405,7 +405,7 @@ def test_groups_are_locked_and_marked_told_when_a_statement_cannot_name_all():
 def test_groups_are_told_again_when_a_statement_cannot_name_all():
     """Each of them is marked to be settled too."""
     rows = with_many_groups(told=True)
-    rows.run(forget_heard, "g1")
+    rows.run(forget_announced, "g1")
     assert rows.run(unannounced_groups) == MANY_GROUPS
     marked = sa.select(sa.func.count()).where(sa.not_(groups.c.settled), groups.c.version == 1)
     assert rows.run(lambda connection: connection.execute(marked).scalar_one()) == MANY_GROUPS

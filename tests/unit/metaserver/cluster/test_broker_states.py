@@ -9,9 +9,9 @@ from keylane.metaserver.cluster.brokers import (
     broker_views,
     cordon_broker,
     no_host_error,
-    note_refused,
     refused_views,
-    report_broker,
+    store_refusal,
+    store_report,
 )
 from keylane.metaserver.cluster.subjects import plan_subject
 from keylane.metaserver.sql.schema import lost_folders
@@ -38,7 +38,7 @@ def report(rows: Rows, group: str, problem: str = "") -> None:
         writable=not problem,
         problem=problem,
     )
-    rows.run(report_broker, heartbeat, ttl_ms=TTL_MS)
+    rows.run(store_report, heartbeat, ttl_ms=TTL_MS)
 
 
 def views(rows: Rows) -> dict[str, BrokerView]:
@@ -64,7 +64,7 @@ def test_view_of_a_silent_broker_says_for_how_long_also_when_it_took_no_writes(r
 
 def test_view_of_a_broker_older_than_reasons_says_that_it_takes_no_writes(rows: Rows) -> None:
     older = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1", writable=False)
-    rows.run(report_broker, older, ttl_ms=TTL_MS)
+    rows.run(store_report, older, ttl_ms=TTL_MS)
     assert views(rows)["g1"].state == "takes no writes"
 
 
@@ -95,7 +95,7 @@ def refuse(rows: Rows, broker_id: str, opening: str = "") -> str:
     heartbeat = BrokerHeartbeat(
         broker_group="g1", broker_id=broker_id, address="elsewhere:1", opening=opening
     )
-    rows.run(note_refused, heartbeat, "not this one", ttl_ms=TTL_MS)
+    rows.run(store_refusal, heartbeat, "not this one", ttl_ms=TTL_MS)
     (refused,) = rows.run(refused_views)
     return str(refused.advice)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.announcements import unheard_children
-from keylane.metaserver.cluster.brokers import cordon_broker, report_broker, writable_groups
+from keylane.metaserver.cluster.announcements import unannounced_children
+from keylane.metaserver.cluster.brokers import cordon_broker, store_report, writable_groups
 from keylane.metaserver.cluster.removals import _delete_group_rows
 from keylane.metaserver.cluster.subjects import find_subject, read_route
 from keylane.metaserver.groups.leases import GroupPartition, readable_partitions
@@ -18,7 +18,7 @@ from keylane.metaserver.operations.journal import claim_operation, finish_round,
 from keylane.metaserver.operations.views import operation_views, subject_history
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.metaserver.sql.schema import drained
-from keylane.metaserver.starts.rows import begin_group, start_scope
+from keylane.metaserver.starts.rows import begin_group, read_start_scope
 from keylane.protocol.control import BrokerHeartbeat, Join
 from keylane.protocol.errors import Reason
 from keylane.protocol.groups import CreateGroup
@@ -71,7 +71,7 @@ def test_strict_subject_leaves_a_lost_disk_with_all_its_partitions(rows: Rows) -
     with raises(Reason.FOLDER_GIVEN_UP):
         rows.report("g1")
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
-    rows.run(report_broker, empty, ttl_ms=DAY_MS)
+    rows.run(store_report, empty, ttl_ms=DAY_MS)
 
 
 @pytest.mark.parametrize("clock", ["continues", "restarts"])
@@ -93,7 +93,7 @@ def test_lost_disk_takes_no_new_partition_before_an_empty_folder_reports_itself(
     assert "g1" not in open_places(rows, "s")
 
     empty = BrokerHeartbeat(broker_group="g1", broker_id="new", address="g1:2")
-    rows.run(report_broker, empty, ttl_ms=DAY_MS)
+    rows.run(store_report, empty, ttl_ms=DAY_MS)
     assert "g1" in rows.run(writable_groups)
 
 
@@ -139,11 +139,11 @@ def test_dry_run_names_the_losses_of_a_running_operation(rows: Rows) -> None:
     rows.begin(Reshape(kind=OperationKind.EVACUATE, broker_group="g1"))
     rows.silence("g1")
     (planned,) = rows.run(plan_operations, LOSE_G1)
-    assert planned.continued
+    assert planned.continued_id
     assert {loss.partition_id for loss in planned.losses} == there
 
     rows.begin(LOSE_G1)
-    assert rows.drive(planned.continued) is None
+    assert rows.drive(planned.continued_id) is None
     assert lost(rows, "s") == there
 
 
@@ -160,9 +160,11 @@ def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> N
     }
     sealed = next(key for key, state in there.items() if state is PartitionState.SEALED)
     for group in ("behind", "through", "deleted"):
-        rows.run(begin_group, rows.run(start_scope, "s", group), group, CreateGroup(), cursors={})
+        rows.run(
+            begin_group, rows.run(read_start_scope, "s", group), group, CreateGroup(), cursors={}
+        )
     through, deleted = (
-        rows.run(start_scope, "s", each).group_id for each in ("through", "deleted")
+        rows.run(read_start_scope, "s", each).group_id for each in ("through", "deleted")
     )
     rows.run(
         lambda connection: connection.execute(
@@ -182,7 +184,9 @@ def test_losses_of_groups_stay_known_when_the_operation_is_done(rows: Rows) -> N
     }
     ((operation_id, _),) = rows.begin(LOSE_G1)
     rows.drive(operation_id)
-    rows.run(begin_group, rows.run(start_scope, "s", "later"), "later", CreateGroup(), cursors={})
+    rows.run(
+        begin_group, rows.run(read_start_scope, "s", "later"), "later", CreateGroup(), cursors={}
+    )
     (done,) = rows.run(operation_views, [operation_id])
     assert {loss.partition_id: loss.losses for loss in done.losses} == would
     for group, lost_ids in {"behind": set(there), "through": set(), "later": set()}.items():
@@ -276,7 +280,7 @@ def unheard(rows: Rows, name: str, broker_group: str) -> list[int]:
     places = rows.run(read_route, name).open_partitions()
     ids = [partition.partition_id for partition in places if partition.broker_group == broker_group]
     subject_id = rows.run(find_subject, name).subject_id
-    return list(rows.run(unheard_children, subject_id, ids))
+    return list(rows.run(unannounced_children, subject_id, ids))
 
 
 def test_operation_opens_a_child_whose_disk_is_lost_before_it_heard_of_a_group(

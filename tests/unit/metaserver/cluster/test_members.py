@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.members import (
     ClusterState,
-    leave,
     read_cluster,
     register_metaserver,
+    remove_metaserver,
 )
 from keylane.metaserver.sql.schema import metaservers
 from keylane.protocol.control import BrokerHeartbeat
@@ -33,7 +33,7 @@ def broker(rows: Rows, group: str, version: str, *, hosted: int = 0) -> None:
     report = BrokerHeartbeat(
         broker_group=group, broker_id=group, address=f"{group}:1", version=version, hosted=hosted
     )
-    rows.run(report_broker, report, ttl_ms=TTL_MS)
+    rows.run(store_report, report, ttl_ms=TTL_MS)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_silent_broker_with_partitions_holds_the_cluster_back(rows: Rows) -> Non
 def test_metaserver_that_left_or_was_killed_holds_nothing_back(rows: Rows) -> None:
     metaserver(rows, "old", "0.2.0")
     metaserver(rows, "killed", "0.2.0")
-    rows.run(leave, holder="old")
+    rows.run(remove_metaserver, holder="old")
     assert metaserver(rows, "new", "0.3.0").version == Version(0, 2)
     rows.clock.advance(TTL_MS)
     assert metaserver(rows, "new", "0.3.0").version == Version(0, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route, read_subject
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
@@ -30,7 +30,7 @@ class QueueRows(Rows):
     def report(self, *groups: str) -> None:
         for group in groups:
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            self.run(report_broker, body, ttl_ms=TTL_MS)
+            self.run(store_report, body, ttl_ms=TTL_MS)
 
     def move(self, partition_id: int, to: str, end: int) -> None:
         """A move from its beginning to its end; the parent is sealed at `end`."""

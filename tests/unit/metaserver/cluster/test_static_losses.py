@@ -14,7 +14,7 @@ from keylane.metaserver.operations.views import subject_history
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.resets.cursors import PartitionOffsets, new_cursors
+from keylane.metaserver.resets.cursors import PartitionOffsets, compute_cursors
 from keylane.metaserver.sql.schema import subjects
 from keylane.metaserver.verify.checks import Views, verify
 from keylane.metaserver.verify.service import read_sql_view
@@ -39,7 +39,7 @@ def lose_group(rows: Rows, group: str, *lost_before: str) -> None:
     """Accept the loss of a broker group and drive all operations to their end."""
     rows.silence(group, *lost_before)
     for operation_id, planned in rows.begin(lose(group)):
-        assert planned.busy is None
+        assert planned.busy_subject is None
         assert rows.drive(operation_id) is None
 
 
@@ -144,7 +144,7 @@ def test_move_of_a_static_queue_continues_when_its_source_is_lost(rows: Rows) ->
     rows.silence("g1")
     assert rows.drive(operation_id) is OperationState.PLAN
     ((freed, planned),) = rows.begin(lose("g1"))
-    assert (freed, planned.busy) == (operation_id, None)
+    assert (freed, planned.busy_subject) == (operation_id, None)
     assert rows.drive(operation_id) is None
     last = place(rows)
     assert last.broker_group != "g1"
@@ -237,7 +237,7 @@ def segment(number: int, start: int, messages: int, *, first: int = 0) -> Partit
 
 def reset(offset: int, *offsets: PartitionOffsets) -> dict[int, int]:
     ask = ResetGroup(to=ResetTo.OFFSET, offset=offset, queue=0)
-    return new_cursors(ask, offsets, static=True)
+    return compute_cursors(ask, offsets, static=True)
 
 
 def test_reset_to_a_lost_offset_goes_to_the_first_message_behind_it() -> None:

@@ -57,7 +57,7 @@ def test_restarted_instance_gets_the_partitions_of_its_predecessor(rows: Rows):
     shared_out(rows)
     before, others = tokens(rows, A), tokens(rows, B)
     row = join(rows, A_AGAIN, "a")
-    assert row.replaced == (A,)
+    assert row.replaced_sessions == (A,)
     after = tokens(rows, A_AGAIN)
     assert after.keys() == before.keys()
     assert min(after.values()) > max(before.values())
@@ -93,7 +93,7 @@ def test_process_that_joins_again_does_not_take_its_place_back(rows: Rows):
         join(rows, A_LATER, "a", again=True)
     assert len(tokens(rows, A_AGAIN)) == 4
     rows.clock.advance(31_000)
-    assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
+    assert join(rows, A_LATER, "a", again=True).replaced_sessions == (A_AGAIN,)
     assert len(tokens(rows, A_LATER)) == 4
 
 
@@ -107,7 +107,7 @@ def test_process_that_lost_its_place_to_a_session_that_is_never_heard_goes_on_af
     with raises(Reason.GROUP_BUSY, match="not sent a heartbeat yet"):
         join(rows, A_LATER, "a", again=True)
     rows.clock.advance(31_000)
-    assert join(rows, A_LATER, "a", again=True).replaced == (A_AGAIN,)
+    assert join(rows, A_LATER, "a", again=True).replaced_sessions == (A_AGAIN,)
 
 
 def test_late_call_of_a_replaced_session_does_not_begin_it_again(rows: Rows):
@@ -125,15 +125,15 @@ def test_repeated_join_of_an_instance_is_harmless(rows: Rows):
     """The first reply may be lost; the session continues."""
     join(rows, A, "a")
     before = tokens(rows, A)
-    assert join(rows, A, "a", again=True).replaced == ()
+    assert join(rows, A, "a", again=True).replaced_sessions == ()
     assert tokens(rows, A) == before
 
 
 def test_instances_of_other_names_and_none_stand_beside_each_other(rows: Rows):
     """Also in a group that is full, a restarted one has a place."""
     for session, instance in ((A, "a"), (B, ""), (A_LATER, "")):
-        assert join(rows, session, instance, sessions_max=3).replaced == ()
-    assert join(rows, A_AGAIN, "a", sessions_max=3).replaced == (A,)
+        assert join(rows, session, instance, sessions_max=3).replaced_sessions == ()
+    assert join(rows, A_AGAIN, "a", sessions_max=3).replaced_sessions == (A,)
 
 
 def test_instance_has_a_legal_name(rows: Rows):

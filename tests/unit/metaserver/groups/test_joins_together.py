@@ -96,4 +96,4 @@ def test_sessions_are_refused_when_the_quota_has_room_for_some_of_them(rows: Joi
 def test_instance_is_replaced_when_it_joins_together_with_others(rows: JoiningRows):
     rows.join(ask(1, instance="a"), ask(2))
     replacing, _ = rows.join(ask(3, instance="a"), ask(4))
-    assert replacing.replaced == (f"{1:032x}",)
+    assert replacing.replaced_sessions == (f"{1:032x}",)

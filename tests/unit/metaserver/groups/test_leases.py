@@ -10,9 +10,9 @@ from keylane.metaserver.groups.leases import (
     GroupPartition,
     PartitionLease,
     Settlement,
-    grant,
+    grant_lease,
     readable_partitions,
-    release,
+    release_lease,
     settle_leases,
 )
 from keylane.protocol.errors import TokenUnknownError
@@ -61,9 +61,9 @@ def test_live_owner_keeps_its_partition_until_it_releases_it() -> None:
     assert settlement.sessions == {A}
     assert settlement.last_token == 2
 
-    free = release(moving, A, moving.token)
+    free = release_lease(moving, A, moving.token)
     assert free is not None
-    granted = grant(free, last_token=settlement.last_token)
+    granted = grant_lease(free, last_token=settlement.last_token)
     assert granted is not None
     assert (granted.session, granted.token, granted.withdrawn) == (B, 3, False)
 
@@ -80,9 +80,9 @@ def test_withdrawn_lease_is_granted_again_with_a_new_token_only() -> None:
     lease = leases[PartitionId(1)]
     assert (lease.session, lease.wanted, lease.withdrawn, lease.token) == (A, A, True, 1)
     assert settlement.sessions == frozenset()
-    free = release(lease, A, 1)
+    free = release_lease(lease, A, 1)
     assert free is not None
-    back = grant(free, last_token=FencingToken(1))
+    back = grant_lease(free, last_token=FencingToken(1))
     assert back is not None
     assert (back.session, back.token) == (A, 2)
 
@@ -154,25 +154,25 @@ def test_release_is_refused_when_the_token_was_never_granted(token: int) -> None
     """A token from the future, or none at all, is refused."""
     lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=A, wanted=A)
     with pytest.raises(TokenUnknownError):
-        release(lease, A, token)
+        release_lease(lease, A, token)
     with pytest.raises(TokenUnknownError):
-        release(None, A, 1)
+        release_lease(None, A, 1)
 
 
 def test_repeated_release_changes_nothing() -> None:
     """A release that is repeated, or of an older grant, changes nothing."""
     lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
-    assert release(lease, A, 4) is None
-    free = release(lease, B, 5)
+    assert release_lease(lease, A, 4) is None
+    free = release_lease(lease, B, 5)
     assert free is not None
-    assert release(free, B, 5) is None
+    assert release_lease(free, B, 5) is None
 
 
 def test_release_is_refused_when_another_session_holds_the_lease() -> None:
     """A session cannot release the lease of another one."""
     lease = PartitionLease(partition_id=PartitionId(1), token=FencingToken(5), session=B, wanted=B)
     with pytest.raises(TokenUnknownError):
-        release(lease, A, 5)
+        release_lease(lease, A, 5)
 
 
 def test_child_is_readable_when_all_parents_are_drained() -> None:

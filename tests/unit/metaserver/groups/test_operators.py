@@ -9,7 +9,7 @@ import pytest
 from keylane.metaserver.groups import operators
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.operators import (
-    changed_policy,
+    change_policy,
     group_settings,
     set_policy,
     suspend_members,
@@ -87,7 +87,7 @@ def test_change_of_a_policy_leaves_what_it_does_not_name(
     before: GroupPolicy, ask: SetGroup, after: GroupPolicy
 ):
     """Each field by itself, unless all are forgotten first."""
-    assert changed_policy(before, ask) == after
+    assert change_policy(before, ask) == after
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_policy_with_half_a_backoff_is_refused(ask: SetGroup):
     """
     before = GroupPolicy(backoff_first_ms=1, backoff_max_ms=9) if ask.forget else GroupPolicy()
     with raises(Reason.POLICY_INVALID):
-        changed_policy(before, ask)
+        change_policy(before, ask)
 
 
 @pytest.mark.parametrize("strategy", ConsumeStrategy)

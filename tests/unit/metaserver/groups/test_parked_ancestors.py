@@ -13,7 +13,7 @@ from keylane.metaserver.cluster.partitions import BY_ID, read_partitions
 from keylane.metaserver.groups.parked_ancestors import (
     Ancestor,
     adopted_ranges,
-    finished_at_end,
+    find_finished_partitions,
     read_adopted,
 )
 from keylane.metaserver.groups.sessions import join_group
@@ -40,7 +40,7 @@ def partition(number: int, *parents: int, start: int = 0, end: int = 1024) -> Pa
 
 def drained(token: int, *parents: int, start: int = 0, end: int = 1024, **more: Any) -> Ancestor:
     return Ancestor(
-        range_start=start, range_end=end, parents=parents, token=token, passed=True, **more
+        range_start=start, range_end=end, parents=parents, token=token, is_finished=True, **more
     )
 
 
@@ -89,7 +89,7 @@ def test_partition_takes_nothing_over_of_ancestors_that_share_no_range_with_the_
     assert adopted_ranges(partition(6, 5), known) == {4: ((0, 341),)}
     known[4] = drained(9, 1, end=341)
     assert adopted_ranges(partition(6, 5), known) == {}
-    assert finished_at_end([partition(6, 5)], known, ()) == [6]
+    assert find_finished_partitions([partition(6, 5)], known, ()) == [6]
 
 
 def test_partition_takes_nothing_over_past_one_that_is_not_drained():
@@ -128,10 +128,10 @@ def test_partition_at_its_end_has_an_owner_first_when_an_ancestor_left_something
         5: Ancestor(range_start=0, range_end=1024, token=14),
     }
     at_end = [partition(3, 2), partition(4, 3), partition(5)]
-    assert finished_at_end(at_end, known, ()) == [5]
+    assert find_finished_partitions(at_end, known, ()) == [5]
     known[1] = drained(9)
-    assert finished_at_end(at_end, known, ()) == [3, 4, 5]
-    assert finished_at_end(at_end, known, [3]) == [3, 5]
+    assert find_finished_partitions(at_end, known, ()) == [3, 4, 5]
+    assert find_finished_partitions(at_end, known, [3]) == [3, 5]
 
 
 @pytest.mark.parametrize(("token", "expected"), [(0, {1: ((0, 1024),)}), (9, {})])

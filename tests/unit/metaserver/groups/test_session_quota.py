@@ -63,7 +63,7 @@ def test_restarted_instance_takes_its_own_place_when_there_is_no_other(rows: Quo
     rows.limit("shop", 1)
     rows.join(1, instance="i")
     ask = Join(subject="s", group="g1", session="f" * 32, instance="i")
-    assert rows.run(join_group, ask, sessions_max=9, principal="shop").replaced
+    assert rows.run(join_group, ask, sessions_max=9, principal="shop").replaced_sessions
 
 
 def test_quota_of_everybody_counts_where_a_principal_has_none_of_its_own(rows: QuotaRows):

@@ -93,7 +93,7 @@ def test_switch_ends_all_sessions_and_tokens(rows: Rows, first: ConsumeStrategy)
     join(rows, A, first)
     before = tokens(rows, A)
     changes = switch(rows, other)
-    assert set(changes.ended) == {A}
+    assert set(changes.ended_sessions) == {A}
     with pytest.raises(SessionUnknownError):
         rows.run(read_grants, A)
     with raises(Reason.GROUP_STRATEGY):
@@ -102,7 +102,7 @@ def test_switch_ends_all_sessions_and_tokens(rows: Rows, first: ConsumeStrategy)
     after = tokens(rows, B)
     assert after.keys() == before.keys()
     assert min(after.values()) > max(before.values())
-    assert switch(rows, other).ended == (), "again changes nothing"
+    assert switch(rows, other).ended_sessions == (), "again changes nothing"
     assert tokens(rows, B) == after
 
 
@@ -135,7 +135,7 @@ def test_refused_shared_token_is_replaced_once(rows: Rows):
     assert rows.run(release_leases, [ask]).changes.versions == {}
     assert tokens(rows, A)[partition_id] == renewed
     never = ReleaseGrant(session=B, partition_id=partition_id, token=99)
-    assert isinstance(rows.run(release_leases, [never]).refused[never], TokenUnknownError)
+    assert isinstance(rows.run(release_leases, [never]).errors[never], TokenUnknownError)
     seen = ReleaseGrant(session=A, partition_id=partition_id, token=renewed, fence=70)
     rows.run(release_leases, [seen])
     assert tokens(rows, A)[partition_id] == 71, "above what the broker has seen"

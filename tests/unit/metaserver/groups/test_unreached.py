@@ -114,7 +114,7 @@ def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
         for _ in range(len(SIX) + 1):
             before = current
             allocated = allocate(sessions, SIX, current=current, preferred={})
-            current = avoid_unreachable(allocated, sessions, current=current, unreached=shut_out)
+            current = avoid_unreachable(allocated, sessions, current=current, unreachable=shut_out)
             # What has moved is owned for the shortest time.
             stayed = {each: now for each, now in current.items() if before.get(each) == now}
             current = {key: current[key] for key in [each for each in before if each in stayed]} | {
@@ -127,4 +127,4 @@ def test_partition_moves_once_when_sessions_reach_brokers_or_not() -> None:
 
 def test_allocation_is_as_before_when_every_broker_is_reached() -> None:
     allocated = allocate([A, B, C], SIX, current={}, preferred={})
-    assert avoid_unreachable(allocated, [A, B, C], current={}, unreached={}) == allocated
+    assert avoid_unreachable(allocated, [A, B, C], current={}, unreachable={}) == allocated

@@ -175,8 +175,8 @@ def test_evacuation_names_a_subject_when_it_may_not_be_reordered(
     ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert operation_id == 0
     assert planned.plan == EMPTY_PLAN
-    assert "until the broker group is back" in planned.busy.problem
-    assert (planned.busy.subject, planned.busy.operation_id) == ("s", 0)
+    assert "until the broker group is back" in planned.busy_subject.problem
+    assert (planned.busy_subject.subject, planned.busy_subject.operation_id) == ("s", 0)
     assert granted(rows, "g") == [parent]
     rows.report("g1")
     assert granted(rows, "g", parent) == [child]
@@ -195,11 +195,11 @@ def test_evacuation_names_a_subject_when_another_operation_runs_on_it(rows: Rows
     rows.silence("g1")
     ((operation_id, planned),) = rows.begin(WITHOUT_G1)
     assert operation_id == 0
-    assert planned.busy.operation_id == running
-    assert "evacuate again" in planned.busy.problem
+    assert planned.busy_subject.operation_id == running
+    assert "evacuate again" in planned.busy_subject.problem
     assert rows.drive(running) is None
     ((operation_id, planned),) = rows.begin(WITHOUT_G1)
-    assert planned.busy is None
+    assert planned.busy_subject is None
     assert rows.drive(operation_id) is OperationState.FENCE
     assert view(rows, operation_id).reordered == (parent,)
 

@@ -11,7 +11,7 @@ import pytest
 from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, writable_groups
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups import views
-from keylane.metaserver.groups.views import due_work
+from keylane.metaserver.groups.views import read_due_work
 from keylane.metaserver.operations import journal
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
@@ -64,7 +64,7 @@ def test_cancel_restores_route_and_history(rows: Rows):
     assert (rows.run(read_route, "s"), rows.run(subject_history, "s")) == before
 
     assert rows.run(idle_operations) == [operation_id]
-    assert rows.run(due_work).operations
+    assert rows.run(read_due_work).operations
     left = claim(rows, operation_id, "second")
     assert [partition.partition_id for partition in left.targets] == children
     assert (
@@ -74,9 +74,11 @@ def test_cancel_restores_route_and_history(rows: Rows):
     read = rows.run(lambda connection: connection.execute(journal._idle_query).all())
     assert read == []  # operations that are over are many in time, and are not read again
     rows.clock.advance(60_000)
-    assert not rows.run(due_work).operations
+    assert not rows.run(read_due_work).operations
     with rows.engine.connect() as connection:
-        assert views._read_due(connection)[1]  # nothing is read again until something is written
+        assert views._query_due_work(connection)[
+            1
+        ]  # nothing is read again until something is written
     view = rows.run(read_sql_view)
     verification = verify(Views(before=view, answers=[], after=view))
     assert [check.violations for check in verification.checks if check.code == "V12"] == [[]]

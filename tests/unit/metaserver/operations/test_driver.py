@@ -80,7 +80,7 @@ class Announced:
     def __init__(self, steps: list[str]) -> None:
         self._steps = steps
 
-    def wake(self, subjects: list[str]) -> None:
+    def wake_route_waiters(self, subjects: list[str]) -> None:
         self._steps.append(f"wake {subjects[0]}")
 
     async def settle(self, group_id: int) -> None:
@@ -112,7 +112,7 @@ class Driven:
         )
 
     async def view(self) -> Any:
-        return (await self.driver.operations("s")).operations[0]
+        return (await self.driver.list_operations("s")).operations[0]
 
     async def ended(self) -> None:
         await eventually(lambda: not self.driver._tasks)
@@ -222,7 +222,7 @@ async def test_dry_run_journals_nothing_and_asks_no_broker(driven: Driven):
     planned = await driven.driver.begin(Reshape(**{**_fields(MOVE), "dry_run": True}))
     assert len(planned.operations) == 1
     assert driven.steps == []
-    assert (await driven.driver.operations("s")).operations == []
+    assert (await driven.driver.list_operations("s")).operations == []
 
 
 async def test_request_of_too_many_partitions_is_refused(driven: Driven):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.sessions import join_group
@@ -65,7 +65,7 @@ def test_seal_waiting_for_a_lost_group_is_skipped_after_evacuate(rows: Rows):
 
     planned = rows.run(plan_evacuations, WITHOUT_G1)
     assert [
-        (planned_operation.subject.name, planned_operation.continued)
+        (planned_operation.subject.name, planned_operation.continued_id)
         for planned_operation in planned
     ] == [
         ("quiet", 0),
@@ -116,7 +116,7 @@ def test_waiting_strict_subject_is_named_and_blocks_no_other(rows: Rows):
     ((static, _),) = rows.begin(move)
     rows.silence("g1")
     begun = rows.begin(WITHOUT_G1)
-    assert [planned.busy and planned.busy.operation_id for _, planned in begun] == [
+    assert [planned.busy_subject and planned.busy_subject.operation_id for _, planned in begun] == [
         strict,
         static,
         None,
@@ -139,7 +139,9 @@ def test_evacuation_names_children_and_creations_on_their_way_to_the_group(rows:
     rows.run(plan_subject, ask, subjects_max=9)
     rows.silence("g1")
     busy = {
-        planned.busy.subject: planned.busy for _, planned in rows.begin(WITHOUT_G1) if planned.busy
+        planned.busy_subject.subject: planned.busy_subject
+        for _, planned in rows.begin(WITHOUT_G1)
+        if planned.busy_subject
     }
     assert {name: busy_subject.operation_id for name, busy_subject in busy.items()} == {
         "resized": operation_id,
@@ -165,10 +167,10 @@ def test_evacuation_says_when_a_continued_operation_leaves_partitions_there(rows
     rows.silence("g1")
     ((freed, planned),) = rows.begin(WITHOUT_G1)
     assert freed == operation_id
-    assert "evacuate again" in planned.busy.problem
+    assert "evacuate again" in planned.busy_subject.problem
     assert rows.drive(operation_id) is OperationState.FENCE
     ((second, planned),) = rows.begin(WITHOUT_G1)
-    assert planned.busy is None
+    assert planned.busy_subject is None
     assert rows.drive(second) is OperationState.FENCE
     places = {
         partition.broker_group for partition in rows.run(read_route, "halves").open_partitions()
@@ -219,7 +221,7 @@ def test_evacuation_of_a_broker_killed_moments_ago_says_when_to_ask_again(rows: 
     """
     rows.create("s", 2)
     heartbeat = BrokerHeartbeat(broker_group="g1", broker_id="g1", address="g1:1")
-    rows.run(report_broker, heartbeat, ttl_ms=10_000)
+    rows.run(store_report, heartbeat, ttl_ms=10_000)
     rows.clock.advance(2_500)
     ask = Reshape(kind=OperationKind.EVACUATE, broker_group="g1", **{flag: True})
     with pytest.raises(InvalidRequestError) as refused:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from keylane.metaserver.operations import driver as driver_module
-from keylane.metaserver.operations.driver import send_start_times, start_times
+from keylane.metaserver.operations.driver import find_start_times, send_start_times
 from keylane.protocol.backoff import Backoff, Pauses
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -48,21 +48,21 @@ def pauses() -> Pauses:
 
 def test_child_is_told_the_greatest_end_of_its_parents():
     other = partition(4, "g3", 1)
-    assert start_times([CHILD, other], PARENTS, {1: 5, 2: 7}) == [(CHILD, 7), (other, 5)]
+    assert find_start_times([CHILD, other], PARENTS, {1: 5, 2: 7}) == [(CHILD, 7), (other, 5)]
 
 
 def test_child_is_not_told_of_parents_that_its_broker_has():
     beside = partition(3, "g2", 1, 2)
-    assert start_times([beside], PARENTS, {1: 5, 2: 7}) == [(beside, 5)]
-    assert start_times([partition(3, "g1", 1)], PARENTS, {1: 5, 2: 7}) == []
+    assert find_start_times([beside], PARENTS, {1: 5, 2: 7}) == [(beside, 5)]
+    assert find_start_times([partition(3, "g1", 1)], PARENTS, {1: 5, 2: 7}) == []
 
 
 def test_child_is_not_told_of_parents_whose_brokers_did_not_say():
     """An older broker has sealed (0), another has not answered, a third parent is not of this
     round.
     """
-    assert start_times([partition(3, "g3", 1, 2, 9)], PARENTS, {1: 0}) == []
-    assert start_times([CHILD], PARENTS, {1: 0, 2: 7}) == [(CHILD, 7)]
+    assert find_start_times([partition(3, "g3", 1, 2, 9)], PARENTS, {1: 0}) == []
+    assert find_start_times([CHILD], PARENTS, {1: 0, 2: 7}) == [(CHILD, 7)]
 
 
 @pytest.mark.parametrize("error", [NotSentError("cut off"), OverloadedError("full")])

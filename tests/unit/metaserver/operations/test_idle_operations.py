@@ -7,7 +7,7 @@ import pytest
 from keylane.metaserver.operations.journal import claim_operation, release_operation
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.sql.clock_restart import adopt_boot
+from keylane.metaserver.sql.clock_restart import restart_times_after_boot
 from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.operations import OperationKind, Reshape
 from support.sql.kept_by_brokers import HALVES, source, status
@@ -30,7 +30,7 @@ def test_idle_time_starts_when_the_driver_leaves(rows: Rows, how: str) -> None:
     if how == "let go":
         rows.run(release_operation, operation_id, driver="d")
     else:
-        rows.run(adopt_boot, "another", broker_ttl_ms=1_000)
+        rows.run(restart_times_after_boot, "another", broker_ttl_ms=1_000)
     assert idle_ms(rows) == 0
     assert rows.run(claim_operation, operation_id, driver="next", lease_ms=1) is not None
     rows.clock.advance(501)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.operations.begin import begin_operations, plan_operations
 from keylane.metaserver.operations.journal import (
@@ -39,7 +39,7 @@ class OperationRows(Rows):
     def report(self, *groups: str) -> None:
         for group in groups:
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            self.run(report_broker, body, ttl_ms=TTL_MS)
+            self.run(store_report, body, ttl_ms=TTL_MS)
 
     def create(self, name: str, count: int, strategy: OrderStrategy = OrderStrategy.STRICT) -> None:
         ask = CreateSubject(subject=name, partitions=count, order_strategy=strategy)
@@ -260,7 +260,7 @@ def test_bad_requests_change_nothing(rows: OperationRows, ask: Reshape, error: t
     rows.clock.advance(TTL_MS)
     rows.report("g1", "g2")
     full = BrokerHeartbeat(broker_group="full", broker_id="f", address="f:1", writable=False)
-    rows.run(report_broker, full, ttl_ms=TTL_MS)
+    rows.run(store_report, full, ttl_ms=TTL_MS)
     before = facts(rows)
     for work in (plan_operations, None):
         with raises(error):
@@ -315,9 +315,9 @@ def test_operation_waits_in_plan_until_every_parent_is_sealable(rows: OperationR
     parents = [partition.partition_id for partition in operation.sources]
     assert len(parents) == 2
     for some in ((), parents[:1], parents[1:]):
-        state = rows.run(finish_round, operation_id, hosted, sealable=some)
+        state = rows.run(finish_round, operation_id, hosted, sealable_ids=some)
         assert state is OperationState.PLAN
-    assert rows.run(finish_round, operation_id, {}, sealable=parents) is OperationState.SEAL
+    assert rows.run(finish_round, operation_id, {}, sealable_ids=parents) is OperationState.SEAL
 
 
 def test_released_operation_is_resumed_after_its_pause_and_last(rows: OperationRows):

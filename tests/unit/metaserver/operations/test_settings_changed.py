@@ -162,4 +162,4 @@ def test_rebuild_takes_a_change_that_was_cut_short_as_not_made():
         status(4, 512, 1024, parents=(2,), strategy=BEST_TRIED, messages=0),
     )
     assert subject.order_strategy is STRICT
-    assert subject.canceled is not None
+    assert subject.canceled_operation is not None

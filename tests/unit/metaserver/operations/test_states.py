@@ -151,5 +151,5 @@ def test_open_is_left_for_fence_when_a_parent_is_left_behind():
 
 def test_plan_is_left_when_every_parent_is_said_to_be_sealable():
     parents = [pending(BrokerAction.SEAL)]
-    assert next_state(PLAN, parents, sealable=[]) is PLAN
-    assert next_state(PLAN, parents, sealable=[1]) is SEAL
+    assert next_state(PLAN, parents, sealable_ids=[]) is PLAN
+    assert next_state(PLAN, parents, sealable_ids=[1]) is SEAL

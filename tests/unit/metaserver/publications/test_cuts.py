@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from keylane.metaserver.cluster.partitions import HOSTED_BY_ID, read_partitions
 from keylane.metaserver.cluster.queues import read_queues
-from keylane.metaserver.cluster.removals import pending_removals, store_removed
+from keylane.metaserver.cluster.removals import complete_removals, pending_removals
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.groups.sessions import end_sessions, join_group
 from keylane.metaserver.operations.journal import (
@@ -25,7 +25,7 @@ from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_subject_deletion
 from keylane.metaserver.sql.schema import drained, leases, partitions
-from keylane.metaserver.starts.rows import note_started, pending_starts
+from keylane.metaserver.starts.rows import complete_starts, pending_starts
 from keylane.metaserver.verify.checks import Views, verify
 from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
@@ -145,7 +145,7 @@ def test_rows_take_the_place_of_what_lies_before_the_cut(cuts):
     assert (after[5], after[6]) == ((SEALED, (1, 3)), (SEALED, (2, 4)))
     dropped = cuts.run(pending_removals, limit=10)
     assert [(each.partition_id, each.last_id) for each in dropped] == [(1, 2), (2, 2)]
-    cuts.run(store_removed, {each.key: 0 for each in dropped})
+    cuts.run(complete_removals, {each.key: 0 for each in dropped})
     assert cuts.route() == after
     assert cuts.publish(ends=ENDS) == operation_id
     assert cuts.violations("V03", "V05") == []
@@ -249,7 +249,7 @@ def test_target_goes_on_as_it_is_when_the_hidden_subject_is_deleted(cuts):
     cuts.run(begin_subject_deletion, H, DeleteSubject())
     dropped = cuts.run(pending_removals, limit=10)
     assert [(each.partition_id, each.subject) for each in dropped] == [(3, H), (4, H)]
-    cuts.run(store_removed, {each.key: 0 for each in dropped})
+    cuts.run(complete_removals, {each.key: 0 for each in dropped})
     assert cuts.hosted_parents(5, 6) == [(1,), (2,)]
     cuts.run(lambda connection: _unsettle(connection, group_id))
     cuts.run(settle_group, group_id)
@@ -284,7 +284,7 @@ def test_group_reads_behind_the_cut_without_the_hidden_subject_until_it_is_publi
     assert {each.partition_id: each.cursor for each in pending} == {3: 90, 4: 30}
     cuts.run(settle_group, group_id)
     assert cuts.granted() == set()
-    cuts.run(note_started, group_id, pending)
+    cuts.run(complete_starts, group_id, pending)
     cuts.run(settle_group, group_id)
     assert cuts.granted() == {3, 4}, "what lies behind waits for the rows"
     cuts.drain(group_id, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.removals import pending_removals, store_removed
+from keylane.metaserver.cluster.removals import complete_removals, pending_removals
 from keylane.metaserver.cluster.subjects import (
     open_subject,
     read_route,
@@ -22,9 +22,9 @@ from keylane.metaserver.operations.journal import cancel_operation
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_subject_deletion
-from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
+from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
 from keylane.metaserver.sql.schema import leases, starts
-from keylane.metaserver.starts.rows import note_started, pending_starts
+from keylane.metaserver.starts.rows import complete_starts, pending_starts
 from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import DeleteSubject, Join
 from keylane.protocol.errors import (
@@ -177,7 +177,7 @@ def test_publication_is_refused_when_the_target_has_changed(change: str):
     elif change == "deleted":
         published.run(begin_subject_deletion, "s", DeleteSubject())
         done = {each.key: 0 for each in published.run(pending_removals, limit=10)}
-        published.run(store_removed, done)
+        published.run(complete_removals, done)
     else:
         published.create("s", 2)
     with raises(Reason.PUBLISH_OUTDATED, match=change):
@@ -223,7 +223,7 @@ def test_publication_can_be_deleted_before_and_canceled_in_its_first_state(publi
     published.run(begin_subject_deletion, H, DeleteSubject())
     dropped = published.run(pending_removals, limit=10)
     assert {(each.subject, each.partition_id) for each in dropped} == {(H, 3), (H, 4)}
-    published.run(store_removed, {each.key: 0 for each in dropped})
+    published.run(complete_removals, {each.key: 0 for each in dropped})
     published.hide("s.hidden-2")
     operation_id = published.publish("s.hidden-2")
     published.run(cancel_operation, operation_id)
@@ -258,7 +258,7 @@ def test_replaced_subject_drops_its_older_partitions_when_the_route_changes(publ
     dropped = published.run(pending_removals, limit=100)
     assert {each.partition_id for each in dropped}.isdisjoint(hidden)
     assert {each.last_id for each in dropped} == {min(hidden) - 1}
-    published.run(store_removed, {each.key: 0 for each in dropped})
+    published.run(complete_removals, {each.key: 0 for each in dropped})
     assert set(published.open()) == hidden
     assert {each.partition_id for each in published.route().partitions} == hidden
 
@@ -282,7 +282,7 @@ def test_groups_of_a_replaced_subject_begin_where_they_are_placed(published):
     assert {each.partition_id: each.cursor for each in pending} == {3: 5, 4: 7}
     assert len({each.token for each in pending}) == 2
     published.join()
-    published.run(note_started, group_id, pending)
+    published.run(complete_starts, group_id, pending)
     assert not published.run(lambda connection: connection.execute(sa.select(starts)).all())
     published.run(settle_group, group_id)
     leased = published.run(lambda connection: connection.execute(sa.select(leases)).all())
@@ -300,7 +300,7 @@ def test_replacement_is_refused_when_a_group_has_changed_since_the_look_at_it(pu
     published.hide()
     before = published.run(read_group, "s", "g").revision
     if change == "reset":
-        scope = published.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+        scope = published.run(read_reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
         tokens = published.run(begin_reset, scope, holder="one", lease_ms=60_000)
         while_set = published.run(read_group, "s", "g").revision
         published.run(end_reset, group_id, tokens, dict.fromkeys(tokens, 0), holder="one")
@@ -371,7 +371,7 @@ def test_hidden_subject_made_anew_is_not_published_in_place_of_the_one_that_is_m
     older = rows.hide().subject_id
     rows.run(begin_subject_deletion, H, DeleteSubject(force=True))
     dropped = rows.run(pending_removals, limit=10)
-    rows.run(store_removed, {each.key: 0 for each in dropped})
+    rows.run(complete_removals, {each.key: 0 for each in dropped})
     newer = rows.hide().subject_id
     assert newer != older
     with pytest.raises(SubjectDeletedError, match=f"with id {older} was deleted"):

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import broker_views, report_broker
+from keylane.metaserver.cluster.brokers import broker_views, store_report
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.rows import RebuildOptions, RebuiltSubject
 from keylane.metaserver.rebuild.writer import store_rebuilt
-from keylane.metaserver.sql.duties import leave_duty, rebuilt_duty
+from keylane.metaserver.sql.duties import rebuilt_duty, release_duty
 from keylane.metaserver.verify.checks import BrokerAnswer, Views, verify
 from keylane.metaserver.verify.service import read_sql_view
 from keylane.protocol.control import BrokerHeartbeat, Join, PartitionStatus
@@ -56,10 +56,10 @@ def granted_after_a_ttl(connection: sa.Connection) -> list[int]:
     ended.
     """
     report = BrokerHeartbeat(broker_group="g2", broker_id="id-g2", address="g2:1")
-    report_broker(connection, report, ttl_ms=60_000)
+    store_report(connection, report, ttl_ms=60_000)
     ask = Join(subject="s", group="g", session=SESSION)
     group_id = join_group(connection, ask, sessions_max=10).group_id
-    assert leave_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
+    assert release_duty(connection, rebuilt_duty(group_id), holder="rebuild")  # a ttl later
     settle_group(connection, group_id)
     grants = read_grants(connection, SESSION).grants
     return [grant.partition.partition_id for grant in grants]
@@ -77,7 +77,7 @@ def test_rebuild_succeeds_without_an_evacuated_broker(engine: sa.Engine) -> None
     assert states(subject) == {1: EXPIRED, 2: OPEN}
     (gone,) = subject.gone
     assert (gone.partition.partition_id, gone.unread_by) == (1, ())
-    assert subject.canceled is None
+    assert subject.canceled_operation is None
     assert subject.operation is None
     with engine.begin() as connection:
         store_rebuilt(connection, cluster, route_version=1_000_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.operations.journal import idle_operations, read_operation
 from keylane.metaserver.rebuild.plan import plan_rebuild
 from keylane.metaserver.rebuild.writer import store_rebuilt
@@ -43,7 +43,7 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
         store_rebuilt(connection, first, route_version=1_000_000)
         assert idle_operations(connection) == []
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
-        report_broker(connection, report, ttl_ms=60_000)
+        store_report(connection, report, ttl_ms=60_000)
         (operation_id,) = idle_operations(connection)
         left = read_operation(connection, operation_id)
     assert left.state is OperationState.CANCELED
@@ -61,8 +61,8 @@ def test_second_rebuild_leaves_out_what_the_first_left_out(engine: sa.Engine, se
     given_up = rebuilt(HALVES[0], *old, status(5, 0, 512, parents=(1,)))
     assert states(given_up) == {1: SEALED, 2: OPEN, 3: EXPIRED, 4: EXPIRED, 5: OPEN}
     for running in (done, under_way, again, given_up):
-        assert running.canceled is not None
-        assert {key: running.canceled.steps[key] for key in (3, 4)} == dict.fromkeys(
+        assert running.canceled_operation is not None
+        assert {key: running.canceled_operation.steps[key] for key in (3, 4)} == dict.fromkeys(
             (3, 4), (StepAction.SEAL, sealed)
         )
 

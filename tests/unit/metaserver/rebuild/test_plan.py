@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, report_broker
+from keylane.metaserver.cluster.brokers import broker_views, cordon_broker, store_report
 from keylane.metaserver.cluster.subjects import planned_subjects, read_route
 from keylane.metaserver.groups.views import read_group
 from keylane.metaserver.operations.journal import read_operation
@@ -87,7 +87,7 @@ def test_resized_subject_keeps_its_lineage() -> None:
     )
     assert states(subject) == {1: SEALED, 2: OPEN, 3: OPEN, 4: OPEN}
     assert subject.partitions[0].end_offset == 10
-    assert subject.groups[0].drained == {1}
+    assert subject.groups[0].drained_ids == {1}
     assert subject.partitions_named == 4
 
 
@@ -96,7 +96,7 @@ def test_not_drained_before_the_end() -> None:
     subject = rebuilt(
         status(1, 0, 1024, sealed=True, token=1, cursor=9), status(2, 0, 1024, parents=(1,))
     )
-    assert subject.groups[0].drained == set()
+    assert subject.groups[0].drained_ids == set()
 
 
 def test_operation_before_the_first_seal_is_forgotten() -> None:
@@ -108,9 +108,12 @@ def test_operation_before_the_first_seal_is_forgotten() -> None:
     )
     assert states(subject) == {1: OPEN, 2: OPEN, 3: EXPIRED, 4: EXPIRED}
     assert subject.operation is None
-    assert subject.canceled is not None
-    assert subject.canceled.state is OperationState.CANCELED
-    assert subject.canceled.steps == {3: (StepAction.SEAL, False), 4: (StepAction.SEAL, False)}
+    assert subject.canceled_operation is not None
+    assert subject.canceled_operation.state is OperationState.CANCELED
+    assert subject.canceled_operation.steps == {
+        3: (StepAction.SEAL, False),
+        4: (StepAction.SEAL, False),
+    }
     assert subject.partitions_named == 4
 
 
@@ -301,7 +304,7 @@ def test_cordon_is_kept_when_it_was_given_before_the_rebuild(engine: sa.Engine) 
     """
     report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
     with engine.begin() as connection:
-        report_broker(connection, report, ttl_ms=1_000)
+        store_report(connection, report, ttl_ms=1_000)
         cordon_broker(connection, "g1", True)
         sources = [source(*HALVES), source(group="g2")]
         store_rebuilt(connection, plan_rebuild(sources), route_version=VERSION)

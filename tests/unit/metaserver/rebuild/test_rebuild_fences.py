@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import read_route
 from keylane.metaserver.operations.journal import claim_operation, finish_round, idle_operations
 from keylane.metaserver.rebuild.plan import plan_rebuild
@@ -58,7 +58,7 @@ def test_fence_and_running_merge_both_end_in_either_order(
     with engine.begin() as connection:
         store_rebuilt(connection, plan_rebuild([source(*statuses)]), route_version=1_000_000)
         report = BrokerHeartbeat(broker_group="g1", broker_id="id-g1", address="g1:1")
-        report_broker(connection, report, ttl_ms=60_000)
+        store_report(connection, report, ttl_ms=60_000)
         idle = idle_operations(connection)
         assert len(idle) == 2
         for operation_id in (idle[first], idle[1 - first]):

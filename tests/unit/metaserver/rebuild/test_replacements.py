@@ -52,8 +52,8 @@ def test_hidden_subject_is_given_up_when_nothing_before_it_was_dropped(sealed):
     assert parents(subject) == {1: (), 2: (), 3: (), 4: (), 5: (1,), 6: (2,)}
     assert subject.operation is None
     assert subject.fences == []
-    assert subject.canceled is not None
-    assert subject.canceled.steps.keys() == {3, 4}
+    assert subject.canceled_operation is not None
+    assert subject.canceled_operation.steps.keys() == {3, 4}
 
 
 def test_cut_is_done_where_it_had_sealed_and_given_up_elsewhere():

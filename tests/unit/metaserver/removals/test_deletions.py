@@ -14,9 +14,9 @@ from keylane.metaserver.cluster.announcements import read_announcements
 from keylane.metaserver.cluster.removals import (
     GROUPS_PER_DELETE,
     PendingRemoval,
-    give_up_removals,
+    cancel_removals,
+    complete_removals,
     pending_removals,
-    store_removed,
 )
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
@@ -67,7 +67,7 @@ class DeletionRows(Rows):
 
     def remove(self, removals: list[PendingRemoval], *, token: int = 0) -> list[str]:
         done = {removal.key: token or removal.token for removal in removals}
-        return list(self.run(store_removed, done))
+        return list(self.run(complete_removals, done))
 
     def counts(self) -> dict[str, int]:
         """Table → number of rows, without those that deletions leave for ever."""
@@ -103,7 +103,7 @@ def test_group_with_live_sessions_is_not_deleted_unless_forced(rows: DeletionRow
     assert "force=True (--force)" in busy.value.message
     assert "live" not in busy.value.hint
     assert rows.pending() == []
-    assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended) == [SESSION]
+    assert list(rows.run(begin_group_deletion, "s", "g", FORCE_GROUP).ended_sessions) == [SESSION]
     with pytest.raises(SessionUnknownError):
         rows.run(store_drained, SESSION, [1])
 
@@ -116,7 +116,7 @@ def test_rows_of_a_group_go_when_every_broker_has_forgotten_it_and_not_before(ro
     granted = rows.last_token()
     rows.run(begin_group_deletion, "s", "g", FORCE_GROUP)
     again = rows.run(begin_group_deletion, "s", "g", DeleteGroup())
-    assert (again.group_id, list(again.ended)) == (group_id, [])
+    assert (again.group_id, list(again.ended_sessions)) == (group_id, [])
     first, second = rows.pending()
     assert first.token > granted
     assert (first.subject, first.group) == ("s", "g")
@@ -160,7 +160,7 @@ def test_settling_of_a_group_that_is_gone_changes_nothing(rows: DeletionRows):
     group_id = rows.join()
     rows.run(begin_group_deletion, "s", "g", FORCE_GROUP)
     rows.remove(rows.pending())
-    assert rows.run(settle_group, group_id).ended == ()
+    assert rows.run(settle_group, group_id).ended_sessions == ()
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
@@ -246,7 +246,7 @@ def test_loss_of_a_broker_group_ends_the_waiting_for_it(rows: DeletionRows):
     rows.remove([removal for removal in rows.pending() if removal.broker_group == "g1"])
     rows.silence("g2")
     assert [removal.address for removal in rows.pending()] == [None]
-    rows.run(give_up_removals, "g2")
+    rows.run(cancel_removals, "g2")
     with pytest.raises(SubjectUnknownError):
         rows.run(read_route, "s")
     folders = rows.run(
@@ -286,7 +286,7 @@ def test_rows_of_many_groups_go_in_portions(rows: DeletionRows):
 
     def noted(connection: sa.Connection) -> list[str]:
         sa.event.listen(connection, "before_cursor_execute", note)
-        return store_removed(connection, {each.key: each.token for each in pending})
+        return complete_removals(connection, {each.key: each.token for each in pending})
 
     pending = rows.pending()
     assert rows.run(noted) == ["s"]

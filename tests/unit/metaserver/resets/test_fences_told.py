@@ -11,7 +11,7 @@ import pytest
 from keylane.broker.partition.pull_lock import PullLock, decide_acquire
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
+from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
 from keylane.protocol.control import Grant, Join, ReleaseGrant
 from keylane.protocol.ids import MAX_I64
 from keylane.protocol.limits import TOKEN_STEP_MAX
@@ -45,7 +45,7 @@ def say_to_a_reset(rows: Rows, fence: int, strategy: ConsumeStrategy) -> None:
     """The broker says it itself."""
     granted(rows, strategy)
     rows.run(leave_group, SESSION)
-    scope = rows.run(reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
+    scope = rows.run(read_reset_scope, "s", "g", ResetGroup(to=ResetTo.EARLIEST))
     tokens = rows.run(begin_reset, scope, holder="h", lease_ms=1_000, fence=fence)
     rows.run(end_reset, scope.group_id, tokens, {}, holder="h")
 

@@ -14,12 +14,12 @@ from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.resets.live import (
     abandon_live_reset,
     cancel_live_reset,
+    find_same_reset,
     pending_live_resets,
     plan_live_reset,
     read_live_reset,
-    same_live_reset,
 )
-from keylane.metaserver.resets.rows import begin_reset, end_reset, reset_scope
+from keylane.metaserver.resets.rows import begin_reset, end_reset, read_reset_scope
 from keylane.metaserver.sql.schema import drained, partitions
 from keylane.protocol.control import Join, ReleaseGrant
 from keylane.protocol.errors import Reason
@@ -59,13 +59,13 @@ class LiveRows(Rows):
         self.run(release_leases, asks)
 
     def begin(self, reset_id: int) -> Any:
-        scope = self.run(reset_scope, "s", "g", ASK)
+        scope = self.run(read_reset_scope, "s", "g", ASK)
         known = {"holder": "h", "lease_ms": 2_000, "reset_id": reset_id}
         return self.run(begin_reset, scope, **known)
 
     def end(self, tokens: dict[int, int], reset_id: int) -> None:
         cursors = dict.fromkeys(tokens, 0)
-        self.run(end_reset, 1, tokens, cursors, holder="h", answered=(reset_id, ANSWER))
+        self.run(end_reset, 1, tokens, cursors, holder="h", recorded_answer=(reset_id, ANSWER))
         self.settle()
 
 
@@ -221,10 +221,10 @@ def test_cancellation_is_refused_when_cursors_may_be_set(rows: LiveRows):
 def test_request_is_known_while_its_reset_is_pending(rows: LiveRows):
     """Whatever fails for a repeat of it, the reset may be done."""
     rows.join(A)
-    assert rows.run(same_live_reset, "s", "g", ASK) == 0
+    assert rows.run(find_same_reset, "s", "g", ASK) == 0
     reset_id = rows.run(plan_live_reset, 1, ASK)
-    assert rows.run(same_live_reset, "s", "g", ASK) == reset_id
+    assert rows.run(find_same_reset, "s", "g", ASK) == reset_id
     other = ResetGroup(to=ResetTo.LATEST, live=True)
-    assert rows.run(same_live_reset, "s", "g", other) == 0
+    assert rows.run(find_same_reset, "s", "g", other) == 0
     rows.run(cancel_live_reset, "s", "g")
-    assert rows.run(same_live_reset, "s", "g", ASK) == 0
+    assert rows.run(find_same_reset, "s", "g", ASK) == 0

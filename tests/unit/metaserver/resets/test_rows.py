@@ -7,17 +7,17 @@ import pytest
 import sqlalchemy as sa
 from msgspec import structs
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.groups.lease_rows import read_grants, store_drained
 from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group
-from keylane.metaserver.resets.cursors import PartitionOffsets, generations, new_cursors
-from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, reset_scope
+from keylane.metaserver.resets.cursors import PartitionOffsets, compute_cursors, order_generations
+from keylane.metaserver.resets.rows import ResetScope, begin_reset, end_reset, read_reset_scope
 from keylane.metaserver.sql.duties import (
     duty_left_ms,
     forget_duties,
-    leave_duty,
+    release_duty,
     take_duty,
 )
 from keylane.metaserver.sql.schema import drained, groups, leases, partition_parents, partitions
@@ -41,7 +41,7 @@ class ResetRows(Rows):
     def __init__(self) -> None:
         super().__init__()
         body = BrokerHeartbeat(broker_group="g1", broker_id="x", address="g1:1")
-        self.run(report_broker, body, ttl_ms=10**9)
+        self.run(store_report, body, ttl_ms=10**9)
         self.run(plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=9)
         self.run(open_subject, "s")
         self.join(A)
@@ -65,7 +65,7 @@ class ResetRows(Rows):
 
     def scope(self, **ask: Any) -> ResetScope:
         asked = ResetGroup(to=ResetTo.EARLIEST, **ask)
-        scope: ResetScope = self.run(reset_scope, "s", "g", asked)
+        scope: ResetScope = self.run(read_reset_scope, "s", "g", asked)
         return scope
 
     def end(self, tokens: dict[int, int], cursors: dict[int, int], holder: str = "one") -> None:
@@ -218,9 +218,9 @@ def test_duty_has_one_holder_until_it_ends(rows: ResetRows):
     assert rows.run(take_duty, "x", holder="one", lease_ms=100)
     rows.clock.advance(60)
     assert rows.run(duty_left_ms, "x") == 40
-    rows.run(leave_duty, "x", holder="two")
+    rows.run(release_duty, "x", holder="two")
     assert not rows.run(take_duty, "x", holder="two", lease_ms=100)
-    rows.run(leave_duty, "x", holder="one")
+    rows.run(release_duty, "x", holder="one")
     assert rows.run(duty_left_ms, "x") == 0
     assert rows.run(take_duty, "x", holder="two", lease_ms=100)
     rows.clock.advance(100)
@@ -325,13 +325,13 @@ def test_reset_sets_what_is_behind_a_lost_partition_as_behind_its_parents(rows: 
     lost = {"state": PartitionState.EXPIRED, "lost": True, "abandoned": True, "end_offset": None}
     rows.say(sa.update(partitions).where(partitions.c.partition_id == 3).values(lost))
     scope = rows.scope()
-    assert generations(scope.partitions) == [[4], [1, 2]]
+    assert order_generations(scope.partitions) == [[4], [1, 2]]
     parts = [
-        PartitionOffsets(partition=each, first_offset=0, next_offset=10, at_time=5)
+        PartitionOffsets(partition=each, first_offset=0, next_offset=10, offset_at_time=5)
         for each in scope.partitions
     ]
     ask = ResetGroup(to=ResetTo.TIME, at_ms=1)
-    assert new_cursors(ask, parts, static=False) == {1: 5, 2: 5, 4: 0}
+    assert compute_cursors(ask, parts, static=False) == {1: 5, 2: 5, 4: 0}
 
 
 def test_reset_of_a_partition_alone_names_all_ancestors_that_it_leaves_alone(rows: ResetRows):
@@ -352,7 +352,7 @@ def test_partition_that_is_reset_to_its_end_is_noted_with_what_it_leaves_to_its_
     rows: ResetRows,
 ):
     tokens = rows.begin(partition_id=1)
-    rows.run(end_reset, 1, tokens, {1: 10}, holder="one", parked=[1])
+    rows.run(end_reset, 1, tokens, {1: 10}, holder="one", parked_ids=[1])
     assert parked_rows(rows) == {1: True}
 
 
@@ -378,7 +378,7 @@ def test_partitions_that_are_reset_to_their_end_together_wait_for_what_the_first
     sealed = sa.update(partitions).where(partitions.c.partition_id == 4)
     rows.say(sealed.values(state=PartitionState.SEALED, end_offset=0))
     tokens = rows.begin()
-    rows.run(end_reset, 1, tokens, {1: 10, 2: 0, 3: 0, 4: 0}, holder="one", parked=[1])
+    rows.run(end_reset, 1, tokens, {1: 10, 2: 0, 3: 0, 4: 0}, holder="one", parked_ids=[1])
     assert parked_rows(rows) == {1: True}
     rows.clock.advance(10_000)
     tokens = rows.begin("two")

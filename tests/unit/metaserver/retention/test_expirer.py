@@ -54,7 +54,7 @@ class ExpiredRows(Rows):
             connection.execute(sa.insert(table), key)
         connection.execute(sa.insert(leases), key | {"token": 1, "withdrawn": False})
 
-    def wake(self, names: object) -> None:
+    def wake_route_waiters(self, names: object) -> None:
         """As the catalogue's."""
 
     async def read(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.brokers import report_broker
+from keylane.metaserver.cluster.brokers import store_report
 from keylane.metaserver.cluster.queues import read_queues
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject, read_route
 from keylane.metaserver.groups.lease_rows import read_grants, release_leases, store_drained
@@ -12,8 +12,8 @@ from keylane.metaserver.operations.begin import begin_operations
 from keylane.metaserver.operations.journal import claim_operation, finish_round
 from keylane.metaserver.retention import empty_partitions as expiry_rows
 from keylane.metaserver.retention.empty_partitions import (
+    delete_progress,
     expiry_candidates,
-    forget_progress,
     mark_expired,
 )
 from keylane.metaserver.sql.schema import drained, heard, leases, partitions
@@ -42,7 +42,7 @@ class ExpiryRows(Rows):
     def report(self) -> None:
         for group in ("g1", "g2"):
             body = BrokerHeartbeat(broker_group=group, broker_id=group, address=f"{group}:1")
-            self.run(report_broker, body, ttl_ms=TTL_MS)
+            self.run(store_report, body, ttl_ms=TTL_MS)
 
     def move(self, partition_id: int, to: str, end: int) -> None:
         ask = Reshape(kind=OperationKind.MOVE, partition_ids=(partition_id,), broker_group=to)
@@ -55,7 +55,7 @@ class ExpiryRows(Rows):
                 partition.partition_id: end if seals else None for partition in operation.targets
             }
             heard = [group_id for group_id, _ in operation.groups]
-            state = self.run(finish_round, operation_id, answers, heard=heard)
+            state = self.run(finish_round, operation_id, answers, group_ids=heard)
 
     def candidates(self) -> list[tuple[int, int]]:
         candidates = self.run(expiry_candidates, after=0, limit=9)
@@ -155,7 +155,7 @@ def test_progress_is_forgotten_when_its_partition_is_gone(rows: ExpiryRows):
     rows.run(release_leases, [ReleaseGrant(session=A, partition_id=1, token=1)])
     assert rows.kept() == {"drained": [1], "heard": [1, 2, 3], "leases": [1, 2]}
     rows.run(mark_expired, {1: 10})
-    assert not rows.run(forget_progress, ["s"])
+    assert not rows.run(delete_progress, ["s"])
     assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [2]}
     assert rows.granted() == [2]
     rows.run(store_drained, A, [2])
@@ -167,13 +167,13 @@ def test_lease_of_a_gone_partition_stays_until_it_is_released(rows: ExpiryRows):
     rows.join()
     rows.run(store_drained, A, [1])
     rows.run(mark_expired, {1: 10})
-    rows.run(forget_progress, ["s"])
+    rows.run(delete_progress, ["s"])
     assert rows.kept() == {"drained": [], "heard": [2, 3], "leases": [1]}
     assert rows.granted() == [2]
     rows.run(leave_group, A)
     rows.run(settle_group, 1)
     rows.run(mark_expired, {2: 0})
-    rows.run(forget_progress, ["s"])
+    rows.run(delete_progress, ["s"])
     assert rows.kept() == {"drained": [], "heard": [3], "leases": []}
 
 
@@ -186,6 +186,6 @@ def test_progress_is_forgotten_in_portions(rows: ExpiryRows, monkeypatch: pytest
     rows.run(mark_expired, {2: 0})
     other = [{"group_id": 1, "partition_id": number} for number in (1, 2)]
     rows.run(lambda connection: connection.execute(sa.insert(drained), other))
-    assert rows.run(forget_progress, ["s"])
-    assert not rows.run(forget_progress, ["s"])
+    assert rows.run(delete_progress, ["s"])
+    assert not rows.run(delete_progress, ["s"])
     assert rows.kept()["drained"] == []

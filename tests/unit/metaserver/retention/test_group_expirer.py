@@ -13,7 +13,7 @@ import pytest
 
 from keylane.metaserver.groups.sessions import join_group, leave_group
 from keylane.metaserver.removals.begin import begin_group_deletion
-from keylane.metaserver.retention.idle_groups import GroupExpirer, idle_groups
+from keylane.metaserver.retention.idle_groups import GroupExpirer, list_idle_groups
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.control import DeleteGroup, Join
@@ -111,7 +111,7 @@ async def test_groups_stay_when_no_time_is_set():
     rows = IdleRows(expires_ms=0)
     rows.run(leave_group, rows.join("a"))
     assert [await rows.after(days) for days in (0, 10_000)] == [0, 0]
-    assert rows.run(idle_groups, at_least_ms=0) == []
+    assert rows.run(list_idle_groups, at_least_ms=0) == []
 
 
 @pytest.mark.parametrize("expires_ms", [-1, 10**15])

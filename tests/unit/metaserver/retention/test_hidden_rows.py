@@ -6,10 +6,10 @@ from keylane.metaserver.cluster.subjects import open_subject, subject_summaries
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.retention.hidden_subjects import (
-    IdleHidden,
-    idle_hidden,
-    note_hidden,
+    IdleHiddenSubject,
+    list_idle_hidden,
     restart_idle_time,
+    start_hidden_idle_times,
 )
 from keylane.metaserver.sql.clock_restart import restart_times
 from keylane.protocol.operations import HideSubject, PublishSubject
@@ -31,8 +31,8 @@ class HiddenSubjectRows(Rows):
         self.run(open_subject, name)
         return row.subject_id
 
-    def idle(self) -> list[IdleHidden]:
-        return self.run(idle_hidden, at_least_ms=10 * HOUR)
+    def idle(self) -> list[IdleHiddenSubject]:
+        return self.run(list_idle_hidden, at_least_ms=10 * HOUR)
 
     def left(self) -> dict[str, int | None]:
         listed = self.run(subject_summaries, hidden_expires_ms=10 * HOUR)
@@ -46,7 +46,7 @@ def test_hidden_subject_is_idle_since_it_was_made_asked_for_or_filled():
     assert rows.hide("a") == first
     rows.clock.advance(HOUR)
     assert rows.left() == {"a": 9 * HOUR, "b": 0, "s": None}
-    idle = IdleHidden(subject_id=second, subject="b", target="s", messages=0)
+    idle = IdleHiddenSubject(subject_id=second, subject="b", target="s", messages=0)
     assert rows.idle() == [idle]
     rows.run(restart_idle_time, second, 5)
     rows.clock.advance(10 * HOUR)
@@ -60,7 +60,7 @@ def test_hidden_subject_counts_anew_with_the_clock_and_no_longer_when_published(
     rows.clock.advance(11 * HOUR)
     rows.run(restart_times, broker_ttl_ms=1_000)
     assert rows.idle() == []
-    rows.run(note_hidden)
+    rows.run(start_hidden_idle_times)
     rows.clock.advance(11 * HOUR)
     assert [each.subject for each in rows.idle()] == ["a"]
     rows.run(begin_publication, "a", PublishSubject(target="s"), driver="d", lease_ms=1_000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from keylane.metaserver.retention.idle_groups import note_idle
+from keylane.metaserver.retention.idle_groups import start_idle_times
 from keylane.metaserver.sql.schema import groups
 from support.sql.rows import Rows
 
@@ -37,7 +37,7 @@ def test_groups_are_noted_as_idle_when_they_are_more_than_a_statement_has_parame
         counts.append(len(values))
 
     sa.event.listen(rows.engine, "before_cursor_execute", count)
-    rows.run(note_idle)
+    rows.run(start_idle_times)
     idle = sa.select(sa.func.count()).where(groups.c.idle_since.is_not(None))
     assert rows.run(lambda connection: connection.execute(idle).scalar_one()) == len(made)
     assert max(counts) < PARAMETERS_MAX

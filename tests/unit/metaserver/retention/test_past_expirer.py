@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from keylane.metaserver.catalogue.service import Catalogue
 from keylane.metaserver.cluster.removals import (
+    complete_removals,
     extend_deletion_record,
     pending_removals,
-    store_removed,
 )
 from keylane.metaserver.cluster.subjects import (
     check_not_deleted,
@@ -26,7 +26,7 @@ from keylane.metaserver.cluster.subjects import (
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.operations.journal import cancel_operation
 from keylane.metaserver.operations.views import subject_history, subject_operations
-from keylane.metaserver.publications.cuts import begin_cut, cut_of
+from keylane.metaserver.publications.cuts import begin_cut, find_cut
 from keylane.metaserver.publications.hiding import plan_hidden
 from keylane.metaserver.publications.publishing import begin_publication
 from keylane.metaserver.removals.begin import begin_group_deletion, begin_subject_deletion
@@ -42,10 +42,11 @@ from keylane.rpc.http_network import HttpNetwork
 from support.sql.rows import Rows
 
 DAY_MS = 86_400_000
+LOOK_MS = 1_200_000
 
 
 class PastRows(Rows):
-    """A database with the subject `s`, and metaservers that remove what has been over for ten
+    """A database with the subject `s`, and metaservers that remove what has been over for two
     days.
     """
 
@@ -57,7 +58,9 @@ class PastRows(Rows):
         self.expirer = self.metaserver("m")
 
     def metaserver(self, holder: str) -> HistoryExpirer:
-        settings = MetaserverSettings(data=Path("meta"), history_retention_ms=10 * DAY_MS)
+        settings = MetaserverSettings(
+            data=Path("meta"), history_retention_ms=2 * DAY_MS, expire_ms=600_000
+        )
         return HistoryExpirer(self, settings, holder=holder, now_ms=lambda: self.now_ms)  # type: ignore[arg-type]
 
     async def write(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -66,10 +69,10 @@ class PastRows(Rows):
     read = write
 
     async def pass_days(self, days: float, *metaservers: HistoryExpirer) -> None:
-        """In looks of ten minutes."""
-        for _ in range(round(days * 144)):
-            self.now_ms += 600_000
-            self.clock.advance(600_000)
+        """In looks of twenty minutes, the longest pause between two of a metaserver."""
+        for _ in range(round(days * DAY_MS / LOOK_MS)):
+            self.now_ms += LOOK_MS
+            self.clock.advance(LOOK_MS)
             for each in metaservers or (self.expirer,):
                 await each.run_once()
         self.report("g1", "g2")
@@ -83,7 +86,7 @@ class PastRows(Rows):
 
     def brokers_answer(self) -> None:
         left = self.run(pending_removals, limit=100)
-        self.run(store_removed, {each.key: each.token for each in left})
+        self.run(complete_removals, {each.key: each.token for each in left})
 
 
 def _count(connection: sa.Connection, table: sa.Table, *here: sa.ColumnElement[bool]) -> int:
@@ -101,13 +104,13 @@ async def test_deletion_is_forgotten_after_its_time_when_brokers_have_done_their
     rows: PastRows,
 ):
     rows.delete_subject()
-    await rows.pass_days(20)
+    await rows.pass_days(4)
     assert len(rows.run(pending_removals, limit=9)) == 2, "a broker that is away is waited for"
     assert rows.run(find_subject, "s").deleting
     rows.brokers_answer()
-    await rows.pass_days(9.9)
+    await rows.pass_days(1.98)
     assert rows.count(deletions) == 1
-    await rows.pass_days(0.2)
+    await rows.pass_days(0.04)
     assert rows.count(deletions) == 0
 
 
@@ -117,13 +120,13 @@ async def test_time_counts_only_while_a_metaserver_runs(rows: PastRows):
     """
     rows.delete_subject()
     rows.brokers_answer()
-    await rows.pass_days(5)
-    rows.now_ms += 50 * DAY_MS
+    await rows.pass_days(1)
+    rows.now_ms += 10 * DAY_MS
     rows.run(restart_times, broker_ttl_ms=1_000)
     both = rows.metaserver("a"), rows.metaserver("b")
-    await rows.pass_days(4.9, *both)
+    await rows.pass_days(0.98, *both)
     assert rows.count(deletions) == 1
-    await rows.pass_days(0.3, *both)
+    await rows.pass_days(0.06, *both)
     assert rows.count(deletions) == 0
 
 
@@ -137,11 +140,11 @@ async def test_deleted_name_is_remembered_while_programs_ask_for_it(rows: PastRo
     network = HttpNetwork()
     catalogue = Catalogue(rows, network, settings)  # type: ignore[arg-type]
     for _ in range(3):
-        await rows.pass_days(9)
+        await rows.pass_days(1.8)
         with pytest.raises(SubjectDeletedError):
             await catalogue.auto_create("s", AutoCreate())
     await network.close()
-    await rows.pass_days(10.1)
+    await rows.pass_days(2.1)
     assert rows.run(check_not_deleted, "s") is False
 
 
@@ -153,7 +156,7 @@ async def test_late_clients_get_what_is_there_when_a_deletion_is_forgotten(rows:
     token = rows.run(_token_above)
     rows.run(begin_group_deletion, "s", "g", DeleteGroup(force=True))
     rows.brokers_answer()
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     assert rows.count(deletions) == 0
     again = Join(subject="s", group="g", session="b" * 32, group_id=known.group_id)
     later = rows.run(join_group, again, sessions_max=9)
@@ -174,7 +177,7 @@ async def test_subject_of_a_forgotten_name_is_another_one(rows: PastRows):
     first = rows.run(read_route, "s")
     rows.delete_subject()
     rows.brokers_answer()
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     with pytest.raises(SubjectUnknownError):
         rows.run(read_route, "s", subject_id=first.subject_id)
     rows.create("s", 2)
@@ -194,12 +197,12 @@ async def test_done_operations_go_and_canceled_ones_stay_with_their_subject(rows
     rows.drive(canceled)
     ((begun, _),) = rows.begin(resize)
     history = rows.run(subject_history, "s")
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     assert [each.operation_id for each in rows.run(subject_operations, "s")] == [begun, canceled]
     assert rows.count(steps, steps.c.operation_id.not_in([begun, canceled])) == 0
     assert rows.run(subject_history, "s").partitions == history.partitions
     rows.drive(begun)
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     assert rows.count(operations) == 1
     rows.resize("s", 2)  # ids go on
     assert max(each.operation_id for each in rows.run(subject_operations, "s")) > begun
@@ -212,11 +215,11 @@ async def test_cut_stays_while_its_hidden_subject_is_not_published(rows: PastRow
     cut = rows.run(begin_cut, "h", "s", driver="d", lease_ms=1_000)
     rows.drive(cut)
     ids = rows.run(_ids_of, hidden)
-    await rows.pass_days(11)
-    assert rows.run(cut_of, ids).operation_id == cut
+    await rows.pass_days(2.2)
+    assert rows.run(find_cut, ids).operation_id == cut
     rows.delete_subject("h")
     rows.brokers_answer()
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     assert rows.count(operations) == 0
 
 
@@ -234,9 +237,9 @@ async def test_publication_is_forgotten_and_a_late_repeat_changes_nothing(rows: 
     ask = PublishSubject(target="t", subject_id=first.subject_id)
     publish = {"driver": "d", "lease_ms": 1_000}
     assert rows.run(begin_publication, "h", ask, **publish) == 0
-    await rows.pass_days(9)
+    await rows.pass_days(1.8)
     assert rows.run(begin_publication, "h", ask, **publish) == 0
-    await rows.pass_days(2)
+    await rows.pass_days(0.4)
     assert rows.count(publications) == 0
     with pytest.raises(SubjectUnknownError):
         rows.run(begin_publication, "h", ask, **publish)
@@ -253,8 +256,8 @@ async def test_many_rows_go_in_portions(rows: PastRows, monkeypatch: pytest.Monk
         rows.create(f"t{number}", 1)
         rows.delete_subject(f"t{number}")
     rows.brokers_answer()
-    assert rows.run(past_rows.note_ended, 5) is True
-    await rows.pass_days(10.1)
+    assert rows.run(past_rows.start_row_ages, 5) is True
+    await rows.pass_days(2.1)
     assert rows.count(deletions) == 0
 
 
@@ -270,12 +273,12 @@ async def test_publication_stays_until_its_operation_is_done(
     ask = PublishSubject(target="s", subject_id=hidden.subject_id)
     publish = {"driver": "d", "lease_ms": 1_000}
     operation_id = rows.run(begin_publication, "h", ask, **publish)
-    await rows.pass_days(20)
+    await rows.pass_days(4)
     assert rows.run(begin_publication, "h", ask, **publish) == operation_id
     if canceled:
         rows.run(cancel_operation, operation_id)
     rows.drive(operation_id)
-    await rows.pass_days(11)
+    await rows.pass_days(2.2)
     assert rows.count(publications) == left
 
 
@@ -283,7 +286,7 @@ def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
     """PostgreSQL lets another transaction change the row between its choice and its removal."""
     rows.delete_subject()
     rows.brokers_answer()
-    rows.run(past_rows.note_ended, 5)
+    rows.run(past_rows.start_row_ages, 5)
 
     def remove(connection: sa.Connection) -> None:
         @sa.event.listens_for(connection, "before_cursor_execute")
@@ -291,7 +294,7 @@ def test_deletion_that_is_asked_for_meanwhile_is_not_removed(rows: PastRows):
             if statement.startswith("DELETE FROM deletions"):
                 extend_deletion_record(connection, "s")
 
-        past_rows.remove_ended(connection, 6)
+        past_rows.remove_old_rows(connection, 6)
 
     rows.run(remove)
     assert rows.count(deletions) == 1

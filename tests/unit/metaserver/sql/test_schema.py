@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.announcements import store_heard
+from keylane.metaserver.cluster.announcements import store_announced
 from keylane.metaserver.cluster.removals import (
     name_was_deleted,
     subject_of_deleted_group,
     was_deleted,
 )
-from keylane.metaserver.groups.views import due_work
-from keylane.metaserver.retention.history import note_ended, remove_ended
+from keylane.metaserver.groups.views import read_due_work
+from keylane.metaserver.retention.history import remove_old_rows, start_row_ages
 from keylane.metaserver.sql.schema import metadata
 from support.sql.rows import Rows
 
@@ -26,12 +26,12 @@ LOOKS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "an unknown name": (name_was_deleted, ("s",), "deletions"),
     "a group that was known": (was_deleted, ("s",), "deletions"),
     "a group joined again": (subject_of_deleted_group, ("s", 7), "deletions"),
-    "a group that brokers know": (store_heard, ({1: [7]},), "heard"),
-    "a round of the periodic work": (due_work, (), "operations"),
-    "deletions that are new": (note_ended, (0,), "deletions"),
-    "deletions that are old": (remove_ended, (0,), "deletions"),
-    "operations that are new": (note_ended, (0,), "operations"),
-    "operations that are old": (remove_ended, (0,), "operations"),
+    "a group that brokers know": (store_announced, ({1: [7]},), "heard"),
+    "a round of the periodic work": (read_due_work, (), "operations"),
+    "deletions that are new": (start_row_ages, (0,), "deletions"),
+    "deletions that are old": (remove_old_rows, (0,), "deletions"),
+    "operations that are new": (start_row_ages, (0,), "operations"),
+    "operations that are old": (remove_old_rows, (0,), "operations"),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from keylane.metaserver.resets.cursors import PartitionOffsets
-from keylane.metaserver.starts.plan import check_start, start_cursors
+from keylane.metaserver.starts.plan import check_start, compute_start_cursors
 from keylane.protocol.errors import (
     InvalidRequestError,
     OffsetOutOfRangeError,
@@ -45,22 +45,22 @@ def offsets(
 def test_start_at_latest_is_behind_the_last_message():
     """Of a parent and of its child, each for itself."""
     parts = [offsets(1), offsets(2, parents=(1,), end=30)]
-    assert start_cursors(LATEST, parts, static=False) == {1: 100, 2: 30}
+    assert compute_start_cursors(LATEST, parts, static=False) == {1: 100, 2: 30}
 
 
 def test_start_at_a_time_reads_all_children_of_what_it_reads():
     """A parent that has a message of that time is not at its end: what follows it is read from the
     first message.
     """
-    parts = [offsets(1, at_time=60), offsets(2, parents=(1,), end=30, at_time=20)]
-    assert start_cursors(AT_TIME, parts, static=False) == {1: 60, 2: 10}
-    late = [offsets(1), offsets(2, parents=(1,), end=30, at_time=20)]
-    assert start_cursors(AT_TIME, late, static=False) == {1: 100, 2: 20}
+    parts = [offsets(1, offset_at_time=60), offsets(2, parents=(1,), end=30, offset_at_time=20)]
+    assert compute_start_cursors(AT_TIME, parts, static=False) == {1: 60, 2: 10}
+    late = [offsets(1), offsets(2, parents=(1,), end=30, offset_at_time=20)]
+    assert compute_start_cursors(AT_TIME, late, static=False) == {1: 100, 2: 20}
 
 
 def test_start_at_earliest_fixes_nothing():
     """A broker begins a group that it does not know at its first message."""
-    assert start_cursors(GroupStart(), [offsets(1)], static=False) == {}
+    assert compute_start_cursors(GroupStart(), [offsets(1)], static=False) == {}
 
 
 def test_group_that_brokers_have_seen_goes_on_where_it_was():
@@ -68,7 +68,7 @@ def test_group_that_brokers_have_seen_goes_on_where_it_was():
     over.
     """
     parts = [offsets(1, fence=7, cursor=20), offsets(2, parents=(1,))]
-    assert start_cursors(LATEST, parts, static=False) == {}
+    assert compute_start_cursors(LATEST, parts, static=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_start_behind_a_backfill_goes_on_at_its_ends():
     message.
     """
     parts = [offsets(1), first(2, parents=(1,))]
-    assert start_cursors(behind(p1=40), parts, static=False) == {1: 40, 2: 0}
-    assert start_cursors(behind(p1=100), parts, static=False) == {1: 100, 2: 0}
-    assert start_cursors(behind(p1=100, p2=7), parts, static=True) == {1: 100, 2: 7}
+    assert compute_start_cursors(behind(p1=40), parts, static=False) == {1: 40, 2: 0}
+    assert compute_start_cursors(behind(p1=100), parts, static=False) == {1: 100, 2: 0}
+    assert compute_start_cursors(behind(p1=100, p2=7), parts, static=True) == {1: 100, 2: 7}
 
 
 def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
@@ -113,26 +113,28 @@ def test_start_behind_a_backfill_passes_rows_of_what_the_backfill_has():
         PartitionHistory(partition=rows.partition, end_offset=100),
         PartitionHistory(partition=behind_cut.partition),
     ]
-    more = {"static": False, "expired": {1: 100}, "history": history}
-    assert start_cursors(behind(p1=100), parts, **more) == {2: 100, 3: 0}
-    assert start_cursors(behind(p1=0), parts, **more) == {}
+    more = {"static": False, "expired_ends": {1: 100}, "history": history}
+    assert compute_start_cursors(behind(p1=100), parts, **more) == {2: 100, 3: 0}
+    assert compute_start_cursors(behind(p1=0), parts, **more) == {}
     with raises(Reason.MANIFEST):
-        start_cursors(behind(p1=50), parts, **more)
+        compute_start_cursors(behind(p1=50), parts, **more)
 
 
 def test_start_behind_a_backfill_is_refused_when_a_later_partition_has_expired():
     """Its messages were never read, and it is in no list of partitions any more."""
     with pytest.raises(OffsetOutOfRangeError, match="partition 2 has expired"):
-        start_cursors(
-            behind(p1=100), [first(3, parents=(2,))], static=False, expired={1: 100, 2: 7}
+        compute_start_cursors(
+            behind(p1=100), [first(3, parents=(2,))], static=False, expired_ends={1: 100, 2: 7}
         )
 
 
 def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its_end():
     parts = [first(2, parents=(1,))]
-    cursors = start_cursors(behind(p1=100, p2=7), parts, static=False, expired={1: 100})
+    cursors = compute_start_cursors(
+        behind(p1=100, p2=7), parts, static=False, expired_ends={1: 100}
+    )
     assert cursors == {2: 7}
-    assert start_cursors(behind(p1=100), parts, static=False, expired={1: 100}) == {}
+    assert compute_start_cursors(behind(p1=100), parts, static=False, expired_ends={1: 100}) == {}
 
 
 @pytest.mark.parametrize(
@@ -147,12 +149,12 @@ def test_start_behind_a_backfill_leaves_out_what_expired_when_it_was_read_to_its
 )
 def test_start_behind_a_backfill_is_refused_when_messages_between_are_gone(start, parts, expired):
     with pytest.raises(OffsetOutOfRangeError):
-        start_cursors(start, parts, static=False, expired=expired)
+        compute_start_cursors(start, parts, static=False, expired_ends=expired)
 
 
 def test_start_behind_a_backfill_is_refused_when_it_names_a_strange_partition():
     with pytest.raises(PartitionUnknownError):
-        start_cursors(behind(p9=5), [offsets(1)], static=False)
+        compute_start_cursors(behind(p9=5), [offsets(1)], static=False)
     for start in (
         GroupStart(at=StartAt.CURSORS, at_ms=5),
         GroupStart(at=StartAt.CURSORS, cursors={1: 2}),

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from keylane.metaserver.cluster.removals import pending_removals, store_removed
+from keylane.metaserver.cluster.removals import complete_removals, pending_removals
 from keylane.metaserver.groups.lease_rows import read_grants
 from keylane.metaserver.groups.operators import suspend_members
 from keylane.metaserver.groups.sessions import join_group
 from keylane.metaserver.removals.begin import begin_group_deletion
-from keylane.metaserver.resets.rows import begin_reset, reset_scope
+from keylane.metaserver.resets.rows import begin_reset, read_reset_scope
 from keylane.metaserver.sql.schema import drained, metadata
 from keylane.metaserver.starts.rows import (
     PendingStart,
     begin_group,
-    note_started,
-    pending_of,
+    complete_starts,
     pending_starts,
-    start_scope,
+    read_pending_starts,
+    read_start_scope,
 )
 from keylane.protocol.control import DeleteGroup, Join
 from keylane.protocol.errors import (
@@ -50,7 +50,7 @@ def rows(rows: Rows) -> Rows:
 
 
 def make(rows: Rows, cursors: dict[int, int], *, fence: int = 0) -> list[PendingStart]:
-    scope = rows.run(start_scope, "s", "g")
+    scope = rows.run(read_start_scope, "s", "g")
     assert rows.run(begin_group, scope, "g", LATEST, cursors=cursors, fence=fence)
     return list(rows.run(pending_starts, limit=100))
 
@@ -74,11 +74,11 @@ def test_partition_is_granted_once_its_broker_has_stored_the_start(rows: Rows):
     assert (first.subject, first.group, first.address) == ("s", "g", "g1:1")
     group_id = join(rows)
     assert granted(rows, group_id) == set()
-    rows.run(note_started, group_id, [second])
+    rows.run(complete_starts, group_id, [second])
     assert granted(rows, group_id) == {2}
-    assert rows.run(pending_of, group_id) == [first]
-    assert rows.run(start_scope, "s", "g").stored.unstarted == (1,)
-    rows.run(note_started, group_id, [first, second])  # a repeat
+    assert rows.run(read_pending_starts, group_id) == [first]
+    assert rows.run(read_start_scope, "s", "g").settings.unstarted == (1,)
+    rows.run(complete_starts, group_id, [first, second])  # a repeat
     assert granted(rows, group_id) == {1, 2}
     tokens = {grant.token for grant in rows.run(read_grants, A).grants}
     assert min(tokens) > second.token
@@ -88,7 +88,7 @@ def test_start_is_fixed_once(rows: Rows):
     """A second creation finds the group, and plans nothing; the first join keeps its start and
     strategy.
     """
-    before = rows.run(start_scope, "s", "g")
+    before = rows.run(read_start_scope, "s", "g")
     pending = make(rows, {1: 100, 2: 50})
     assert not rows.run(begin_group, before, "g", LATEST, cursors={1: 900, 2: 900})
     assert rows.run(pending_starts, limit=100) == pending
@@ -102,10 +102,10 @@ def test_creation_is_planned_again_when_the_partitions_have_changed(rows: Rows):
     """Between the brokers' answers and the transaction; children of a resize that comes later have
     no start.
     """
-    scope = rows.run(start_scope, "s", "g")
+    scope = rows.run(read_start_scope, "s", "g")
     rows.resize("s", 3)
     assert not rows.run(begin_group, scope, "g", LATEST, cursors={1: 100, 2: 100})
-    ids = [partition.partition_id for partition in rows.run(start_scope, "s", "g").partitions]
+    ids = [partition.partition_id for partition in rows.run(read_start_scope, "s", "g").partitions]
     pending = make(rows, dict.fromkeys(ids, 100))
     rows.resize("s", 4)
     assert rows.run(pending_starts, limit=100) == pending
@@ -114,11 +114,11 @@ def test_creation_is_planned_again_when_the_partitions_have_changed(rows: Rows):
 def test_sealed_partition_is_drained_where_the_group_begins_at_its_end(rows: Rows):
     """So that its children are read at once; not one that has messages for the group."""
     rows.resize("s", 3)  # parents end at 100
-    scope = rows.run(start_scope, "s", "g")
+    scope = rows.run(read_start_scope, "s", "g")
     ids = [int(partition.partition_id) for partition in scope.partitions]
     pending = make(rows, {number: 100 if number != 2 else 99 for number in ids})
     group_id = pending[0].group_id
-    rows.run(note_started, group_id, pending)
+    rows.run(complete_starts, group_id, pending)
     noted = rows.run(lambda connection: connection.execute(sa.select(drained)).all())
     assert [(row.group_id, row.partition_id) for row in noted] == [(group_id, 1)]
 
@@ -139,7 +139,7 @@ def test_reset_takes_the_place_of_a_start(rows: Rows):
     """A broker that stored the start late would undo the reset, which has a higher token."""
     pending = make(rows, {1: 100, 2: 50})
     ask = ResetGroup(to=ResetTo.EARLIEST)
-    scope = rows.run(reset_scope, "s", "g", ask)
+    scope = rows.run(read_reset_scope, "s", "g", ask)
     tokens = rows.run(begin_reset, scope, holder="h", lease_ms=1_000)
     assert rows.run(pending_starts, limit=100) == []
     assert min(tokens.values()) > max(start.token for start in pending)
@@ -163,9 +163,9 @@ def test_deleted_group_leaves_no_row(rows: Rows):
     rows.run(begin_group_deletion, "s", "g", DeleteGroup())
     assert rows.run(pending_starts, limit=100) == []
     with pytest.raises(GroupDeletedError):
-        rows.run(start_scope, "s", "g")
+        rows.run(read_start_scope, "s", "g")
     done = {removal.key: removal.token for removal in rows.run(pending_removals, limit=100)}
-    rows.run(store_removed, done)
+    rows.run(complete_removals, done)
     assert counts() == before
     with pytest.raises(SubjectUnknownError):
-        rows.run(start_scope, "other", "g")
+        rows.run(read_start_scope, "other", "g")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from keylane.metaserver.cluster.brokers import report_broker
-from keylane.metaserver.cluster.lost_database import read_behind
+from keylane.metaserver.cluster.brokers import store_report
+from keylane.metaserver.cluster.lost_database import read_missing_data
 from keylane.metaserver.cluster.subjects import open_subject, plan_subject
 from keylane.metaserver.verify import agreement
 from keylane.metaserver.verify.agreement import AgreementWatch
@@ -63,7 +63,7 @@ class ComparedCluster:
         self.database = MemoryDatabase(ManualClock())
         self.broker = CountedBroker()
         report = BrokerHeartbeat(broker_group="g1", broker_id="x", address="g1:1")
-        self.database.transact(report_broker, report, ttl_ms=60_000)
+        self.database.transact(store_report, report, ttl_ms=60_000)
         self.database.transact(
             plan_subject, CreateSubject(subject="s", partitions=2), subjects_max=10
         )
@@ -72,7 +72,7 @@ class ComparedCluster:
         self.watch = AgreementWatch(self.database, self.broker)  # type: ignore[arg-type]
 
     def behind(self) -> str:
-        return self.database.transact(read_behind)
+        return self.database.transact(read_missing_data)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ async def test_database_is_not_behind_when_brokers_have_what_it_has(
 ) -> None:
     await watched.watch.check()
     assert not watched.behind()
-    await asyncio.wait_for(watched.watch.settled(), 1)
+    await asyncio.wait_for(watched.watch.wait_until_settled(), 1)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,6 @@ async def test_watch_asks_no_broker_when_there_is_no_doubt(watched: ComparedClus
     watched.broker.states = {1: OPEN}
     await watched.watch.check()
     assert not watched.behind()
-    watched.watch.doubt("g1")
+    watched.watch.request_comparison("g1")
     await watched.watch.check()
     assert watched.behind()

@@ -87,8 +87,8 @@ class HealthyCluster:
             last_token=7,
             route_version=3,
             tokens={1: 1, 2: 2, 3: 6, 4: 7},
-            drained={1},
-            heard={1, 2, 3, 4},
+            drained_ids={1},
+            announced_ids={1, 2, 3, 4},
         )
         self.operations: list[OperationRow] = []
         self.refused: list[BrokerRow] = []
@@ -261,7 +261,7 @@ def drained_before_its_parent(world: HealthyCluster) -> None:
     )
     world.hosted["g1"].append(after)
     world.subject = replace(world.subject, partitions_named=5)
-    world.group = replace(world.group, drained={3})
+    world.group = replace(world.group, drained_ids={3})
 
 
 def planned_without_operation(world: HealthyCluster) -> None:
@@ -269,13 +269,13 @@ def planned_without_operation(world: HealthyCluster) -> None:
     world.rows[5] = PartitionView(subject_id=1, partition=PLANNED)
 
 
-def unknown_group(world: HealthyCluster) -> None:
+def unknown_broker_group_error(world: HealthyCluster) -> None:
     (group,) = world.hosted["g1"][1].groups
     world.status(3, groups=(group, msgspec.structs.replace(group, group="stranger")))
 
 
 def granted_and_not_heard(world: HealthyCluster) -> None:
-    world.group = replace(world.group, heard={1, 2, 4})
+    world.group = replace(world.group, announced_ids={1, 2, 4})
     world.status(3, groups=())
 
 
@@ -299,7 +299,7 @@ SPOILT = [
     ("one-broker-a-group", exchanged_folder),
     ("one-broker-a-group", one_folder_twice),
     ("tokens-above-fences", lambda world: world.at_group(3, token=8)),
-    ("tokens-above-fences", unknown_group),
+    ("tokens-above-fences", unknown_broker_group_error),
     (
         "tokens-above-fences",
         lambda world: setattr(world, "group", replace(world.group, last_token=6)),
@@ -310,7 +310,7 @@ SPOILT = [
     ("drained-to-the-end", lambda world: world.at_group(1, cursor=END - 1)),
     (
         "drained-to-the-end",
-        lambda world: setattr(world, "group", replace(world.group, drained={1, 2})),
+        lambda world: setattr(world, "group", replace(world.group, drained_ids={1, 2})),
     ),
     ("drained-to-the-end", drained_before_its_parent),
     (
@@ -363,7 +363,7 @@ def test_open_parent_of_an_open_child_is_found() -> None:
     world = HealthyCluster()
     world.row(1, state=OPEN, end_offset=None)
     world.status(1, state=OPEN)
-    world.group = replace(world.group, drained=())
+    world.group = replace(world.group, drained_ids=())
     assert list(broken(world)) == ["route-covers-once", "children-after-parents"]
     assert len(broken(world)["children-after-parents"]) == 2
 
@@ -397,7 +397,7 @@ def test_reset_between_the_two_reads_is_no_fault() -> None:
         before, after = HealthyCluster(), HealthyCluster()
         before.at_group(1, token=9, cursor=0)
         tokens = dict(after.group.tokens) | {1: 9}
-        after.group = replace(after.group, last_token=9, tokens=tokens, drained=after_it)
+        after.group = replace(after.group, last_token=9, tokens=tokens, drained_ids=after_it)
         views = Views(
             before=before.views().before, answers=before.views().answers, after=after.views().after
         )
@@ -409,7 +409,7 @@ def test_abandoned_parent_is_no_fault() -> None:
     world = HealthyCluster()
     world.row(1, end_offset=None, abandoned=True)
     world.status(1, state=OPEN)
-    world.group = replace(world.group, drained=())
+    world.group = replace(world.group, drained_ids=())
     assert broken(world) == {}
 
 
@@ -450,12 +450,12 @@ def test_unlisted_groups_are_no_fault_when_they_need_no_messages() -> None:
     world.status(1, groups_told=False)
     assert broken(world) == {}
     world = HealthyCluster()
-    world.group = replace(world.group, tokens={1: 1, 2: 2, 4: 7}, heard={1, 2, 4})
+    world.group = replace(world.group, tokens={1: 1, 2: 2, 4: 7}, announced_ids={1, 2, 4})
     world.status(3, groups=())
     assert broken(world) == {}
     world = HealthyCluster()
     world.subject = replace(world.subject, retention=Retention.TIME)
-    world.group = replace(world.group, heard=set())
+    world.group = replace(world.group, announced_ids=set())
     for some in world.hosted.values():
         for item in list(some):
             timed = msgspec.structs.replace(item.facts, retention=Retention.TIME)
