@@ -115,10 +115,10 @@ class ClusterMember:
             try:
                 await self.send_heartbeat(address)
             except KeylaneError as error:
-                if failure_text := failures.met(error.message, round(event_loop.time() * 1000)):
+                if failure_text := failures.count_failure(error.message, round(event_loop.time() * 1000)):
                     log.warning("cannot register this metaserver in the database: %s", failure_text)
             else:
-                if failures_text := failures.over(round(event_loop.time() * 1000)):
+                if failures_text := failures.end_failures(round(event_loop.time() * 1000)):
                     log.warning("this metaserver is registered again, after %s", failures_text)
 
     async def _leave(self) -> None:

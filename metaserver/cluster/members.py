@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.membership.versions import MemberVersion, Version, raised_version
+from ...protocol.membership.versions import MemberVersion, Version, decide_cluster_version
 from ..sql.cluster_facts import OF_CLUSTER, build_facts, raise_version
 from ..sql.dialect import insert_or_replace, now_ms
 from ..sql.schema import brokers, facts, metaservers

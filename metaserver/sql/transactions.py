@@ -157,7 +157,7 @@ def storage_error(error: Exception, url: URL) -> StorageError:
     text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )
-    location = without_password(url.render_as_string(hide_password=True))
+    location = mask_password(url.render_as_string(hide_password=True))
     if "unable to open" in text and lacks_file_descriptors():
         return open_files_error(
             f"cannot use the database {location}", operation="open", path=url.database or ""

@@ -8,7 +8,7 @@ from ...protocol.errors import InvalidRequestError, OffsetOutOfRangeError
 from ...protocol.groups import GroupStart, StartAt
 from ...protocol.operations import PartitionHistory
 from ...protocol.progress import ResetGroup, ResetTo
-from ...protocol.reprocess.replaced import behind_rows, replaced_by_rows
+from ...protocol.reprocess.replaced import ends_behind_rows, replaced_by_rows
 from ..resets.cursors import PartitionOffsets, compute_cursors
 
 
@@ -71,7 +71,7 @@ def _backfill_cursors(
     end_offsets = {int(entry.partition.partition_id): entry.end_offset for entry in history}
     ids_replaced_by_rows = replaced_by_rows(parents)
     newest_id = max(cursors)
-    cursors = {**cursors, **behind_rows(ids_replaced_by_rows, parents, end_offsets, cursors)}
+    cursors = {**cursors, **ends_behind_rows(ids_replaced_by_rows, parents, end_offsets, cursors)}
     cursors_of_later = {
         partition_id: 0
         for partition_id, end in expired_ends.items()
