@@ -438,7 +438,7 @@ def test_tables_are_refused_when_they_are_missing_or_of_another_version(tmp_path
         TABLES.create(connection)
     for version, kind in ((VERSION - 1, Reason.SINK_OLDER), (VERSION + 1, Reason.SINK_NEWER)):
         with engine.begin() as connection:
-            connection.execute(sa.update(TABLES.version).values(version=version))
+            connection.execute(sa.update(TABLES.version_table).values(version=version))
         with Session(engine) as session, raises(kind) as refused:
             with FencedSession(session, delivered(3)):
                 raise AssertionError
