@@ -21,7 +21,16 @@ from ..user_database.transactions import EngineOrUrl, make_tables
 from .database import OutboxDatabase
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
-from .upkeep import OutboxStatus, RowChange, purge, purge_unsent, read_status, redrive
+from .upkeep import (
+    SETTLED,
+    UNSENT,
+    OutboxStatus,
+    RowChange,
+    change_rows,
+    delete_rows,
+    read_status,
+    requeue_rows,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,11 +46,9 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         ConfigError: the engine, the URL or the prefix is invalid.
         StorageError: the database reported an error.
     """
-    await make_tables(lambda: _run(engine_or_url, prefix, _create))
-
-
-def _create(connection: Connection, tables: OutboxTables) -> None:
-    tables.create(connection)
+    await make_tables(
+        lambda: _run(engine_or_url, prefix, lambda connection, tables: tables.create(connection))
+    )
 
 
 async def outbox_status(
@@ -83,7 +90,9 @@ async def redrive_failed(
         As `outbox_status`.
     """
     _check(subject, dry_run=dry_run)
-    return await _run(engine_or_url, prefix, redrive, subject=subject, dry_run=dry_run)
+    return await _run(
+        engine_or_url, prefix, change_rows, requeue_rows, SETTLED, subject=subject, dry_run=dry_run
+    )
 
 
 async def purge_failed(
@@ -107,7 +116,9 @@ async def purge_failed(
         As `outbox_status`.
     """
     _check(subject, dry_run=dry_run)
-    return await _run(engine_or_url, prefix, purge, subject=subject, dry_run=dry_run)
+    return await _run(
+        engine_or_url, prefix, change_rows, delete_rows, SETTLED, subject=subject, dry_run=dry_run
+    )
 
 
 async def purge_waiting(
@@ -143,7 +154,9 @@ async def purge_waiting(
     addresses = addresses_of(meta)
     if not force:
         await _check_absent(addresses, subject)
-    return await _run(engine_or_url, prefix, purge_unsent, subject=subject, dry_run=dry_run)
+    return await _run(
+        engine_or_url, prefix, change_rows, delete_rows, UNSENT, subject=subject, dry_run=dry_run
+    )
 
 
 def _check(subject: str | None, **flags: bool) -> None:

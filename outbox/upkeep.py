@@ -19,9 +19,9 @@ RECORDED = 1
 """Stands for any batch id when rows are counted by state."""
 COUNTED_MAX = 10_000
 """Gauges count exactly up to this number of rows."""
-_SETTLED = (FAILED, REFUSED)
+SETTLED = (FAILED, REFUSED)
 """The states of rows that are sent again only by a redrive."""
-_UNSENT = (WAITING, HALTED)
+UNSENT = (WAITING, HALTED)
 """The states of rows that were never sent."""
 _STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
@@ -238,88 +238,37 @@ def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int)
     )
 
 
-def redrive(
-    connection: Connection,
-    tables: OutboxTables,
-    *,
-    subject: str | None = None,
-    dry_run: bool = False,
-) -> RowChange:
-    """
-    Send failed rows again, each before newer rows of its key. A row that was stored after all is
-    then stored twice.
-
-    Refused rows are sent again too, behind the rows of their keys that were sent in the meantime.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of failed and of refused rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _requeue, _SETTLED, subject=subject, dry_run=dry_run)
-
-
-def purge(
-    connection: Connection,
-    tables: OutboxTables,
-    *,
-    subject: str | None = None,
-    dry_run: bool = False,
-) -> RowChange:
-    """
-    Delete failed and refused rows. Newer rows of the failed rows' keys are then sent.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of failed and of refused rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _delete, _SETTLED, subject=subject, dry_run=dry_run)
-
-
-def purge_unsent(
-    connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
-) -> RowChange:
-    """
-    Delete the waiting and halted rows of a subject, which were never sent.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of waiting and of halted rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _delete, _UNSENT, subject=subject, dry_run=dry_run)
-
-
-def _change(
+def change_rows(
     connection: Connection,
     tables: OutboxTables,
     change: Callable[[Connection, OutboxTables, str | None, int], int],
     states: Collection[int],
     *,
-    subject: str | None,
-    dry_run: bool,
+    subject: str | None = None,
+    dry_run: bool = False,
 ) -> RowChange:
-    """Apply `change` to the rows in each state; rows halted behind a changed row are requeued."""
+    """
+    Change the rows in some states, and requeue rows that were halted behind a failed one.
+
+    Args:
+        change: `requeue_rows` or `delete_rows`.
+        states: SETTLED or UNSENT.
+        subject: restricts the call to rows of this subject.
+        dry_run: only count the rows, without changing them.
+
+    Returns:
+        The numbers of rows in `states`.
+
+    Raises:
+        As `read_status`.
+    """
     tables.check(connection)
     if dry_run:
         return _count_by_state(connection, tables, states, subject)
-    pass_token(connection, tables, deletes=change is _delete)
+    pass_token(connection, tables, deletes=change is delete_rows)
     changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
     if FAILED in states:
-        _requeue(connection, tables, subject, HALTED)
+        requeue_rows(connection, tables, subject, HALTED)
     return RowChange(**changed)
 
 
@@ -335,14 +284,20 @@ def _count_by_state(
     return RowChange(**{_STATE_NAMES[each]: count for each, count in counts})
 
 
-def _delete(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+def delete_rows(
+    connection: Connection, tables: OutboxTables, subject: str | None, state: int
+) -> int:
+    """Delete the rows in a state; return how many there were."""
     condition = tables.rows.c.batch_id == state
     return connection.execute(
         sa.delete(tables.rows).where(condition, _in_subject(tables, subject))
     ).rowcount
 
 
-def _requeue(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+def requeue_rows(
+    connection: Connection, tables: OutboxTables, subject: str | None, state: int
+) -> int:
+    """Let the rows in a state wait to be sent; return how many there were."""
     return connection.execute(
         sa.update(tables.rows)
         .where(tables.rows.c.batch_id == state, _in_subject(tables, subject))

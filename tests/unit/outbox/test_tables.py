@@ -25,7 +25,7 @@ from keylane.outbox.batches import SendSession
 from keylane.outbox.lease import TokenPassedError
 from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.tables import VERSION, OutboxTables
-from keylane.outbox.upkeep import read_status, redrive
+from keylane.outbox.upkeep import SETTLED, change_rows, read_status, requeue_rows
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
@@ -152,7 +152,8 @@ def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outb
         status = read_status(connection, TABLES, now_ns=0)
         assert (status.subjects[0].failed, status.subjects[0].halted) == (2, 2)
         assert [row.failure for row in status.failed_rows] == ["lost", "lost"]
-        assert redrive(connection, TABLES) == RowChange(failed=2)
+        changed = change_rows(connection, TABLES, requeue_rows, SETTLED)
+        assert changed == RowChange(failed=2)
     assert ids(do(engine, None)) == [[first, second], [later, newer]]
 
 
