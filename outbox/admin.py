@@ -47,7 +47,9 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         StorageError: the database reported an error.
     """
     await make_tables(
-        lambda: _run(engine_or_url, prefix, lambda connection, tables: tables.create(connection))
+        lambda: _run_in_transaction(
+            engine_or_url, prefix, lambda connection, tables: tables.create(connection)
+        )
     )
 
 
@@ -61,9 +63,11 @@ async def outbox_status(
         SchemaError, ConfigError, StorageError: as `create_tables`.
         InvalidRequestError: an argument is invalid; nothing was done.
     """
-    _check(subject)
+    _check_arguments(subject)
     now_ns = environment_of(None).clock.wall_ns()
-    return await _run(engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject)
+    return await _run_in_transaction(
+        engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject
+    )
 
 
 async def redrive_failed(
@@ -89,8 +93,8 @@ async def redrive_failed(
     Raises:
         As `outbox_status`.
     """
-    _check(subject, dry_run=dry_run)
-    return await _run(
+    _check_arguments(subject, dry_run=dry_run)
+    return await _run_in_transaction(
         engine_or_url, prefix, change_rows, requeue_rows, SETTLED, subject=subject, dry_run=dry_run
     )
 
@@ -115,8 +119,8 @@ async def purge_failed(
     Raises:
         As `outbox_status`.
     """
-    _check(subject, dry_run=dry_run)
-    return await _run(
+    _check_arguments(subject, dry_run=dry_run)
+    return await _run_in_transaction(
         engine_or_url, prefix, change_rows, delete_rows, SETTLED, subject=subject, dry_run=dry_run
     )
 
@@ -154,12 +158,12 @@ async def purge_waiting(
     addresses = addresses_of(meta)
     if not force:
         await _check_absent(addresses, subject)
-    return await _run(
+    return await _run_in_transaction(
         engine_or_url, prefix, change_rows, delete_rows, UNSENT, subject=subject, dry_run=dry_run
     )
 
 
-def _check(subject: str | None, **flags: bool) -> None:
+def _check_arguments(subject: str | None, **flags: bool) -> None:
     """Raise InvalidRequestError for an invalid argument."""
     if subject is not None:
         check_name("subject", subject)
@@ -182,7 +186,7 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
     raise ConflictError(Reason.OUTBOX_SUBJECT_EXISTS, subject=subject)
 
 
-async def _run(
+async def _run_in_transaction(
     engine_or_url: EngineOrUrl,
     prefix: str,
     work: Callable[Concatenate[Connection, OutboxTables, P], T],

@@ -52,7 +52,7 @@ class SinkTables(VersionedTables):
             sqlite_autoincrement=True,  # ids are never reused
             **TABLE_OPTIONS,
         )
-        self.done = sa.Table(
+        self.done_ranges = sa.Table(
             f"{prefix}_done",
             self.metadata,
             sa.Column("fence_id", sa.BigInteger, primary_key=True, autoincrement=False),

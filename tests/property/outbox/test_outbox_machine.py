@@ -25,7 +25,7 @@ from sqlalchemy.pool import StaticPool
 from keylane.broker.partition.appends import ProducerState, after_append, decide_append
 from keylane.outbox.assignment import Capacity, CapacityTable, SubjectKey, capacity_table
 from keylane.outbox.batches import OutboxBatch, SendSession, SendStep, decide_send_step
-from keylane.outbox.lease import TokenPassedError
+from keylane.outbox.lease import TokenChangedError
 from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.rows import insert_statement
 from keylane.outbox.settings import OutboxSettings
@@ -289,7 +289,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
         try:
             outcome = self.transact(transaction)
-        except TokenPassedError:
+        except TokenChangedError:
             assert outdated
             program.forget()
             return

@@ -22,7 +22,7 @@ from keylane.outbox import (
 )
 from keylane.outbox.assignment import Capacity, capacity_table
 from keylane.outbox.batches import SendSession
-from keylane.outbox.lease import TokenPassedError
+from keylane.outbox.lease import TokenChangedError
 from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.tables import VERSION, OutboxTables
 from keylane.outbox.upkeep import SETTLED, change_rows, read_status, requeue_rows
@@ -121,7 +121,7 @@ def test_token_of_an_earlier_holder_changes_nothing(engine, outbox):
     add(engine, outbox, b"1")
     zombie = do(engine, None)
     do(engine, None)
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, zombie.token, SettledBatches(stored=zombie.recorded))
     assert count(engine) == 1
 
@@ -187,7 +187,7 @@ async def test_redrive_makes_the_holder_read_again(engine, outbox):
     add(engine, outbox, b"1")
     outcome = do(engine, None)
     assert await redrive_failed(engine) == RowChange()
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, outcome.token, sending=True)
 
 
@@ -218,7 +218,7 @@ def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, 
         if statement.startswith("UPDATE keylane_outbox SET batch_id"):
             cursor.execute("DELETE FROM keylane_outbox")
 
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, None)
 
 

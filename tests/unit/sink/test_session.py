@@ -58,8 +58,11 @@ def entries(engine) -> list[int]:
 
 def done(engine) -> list[tuple[int, int]]:
     with engine.connect() as connection:
-        ask = sa.select(TABLES.done.c.first_offset, TABLES.done.c.next_offset)
-        return [tuple(row) for row in connection.execute(ask.order_by(TABLES.done.c.first_offset))]
+        ask = sa.select(TABLES.done_ranges.c.first_offset, TABLES.done_ranges.c.next_offset)
+        return [
+            tuple(row)
+            for row in connection.execute(ask.order_by(TABLES.done_ranges.c.first_offset))
+        ]
 
 
 def effect(engine, message, meanwhile=lambda: None) -> bool:
@@ -230,7 +233,7 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
         for offset in range(2, 50_000, 2)
     ]
     with engine.begin() as connection:
-        connection.execute(sa.insert(TABLES.done), left_out)
+        connection.execute(sa.insert(TABLES.done_ranges), left_out)
     rows_before = len(done(engine))
     for first in range(50_000, 58_000, 2_000):
         delivery = GroupDelivery()
