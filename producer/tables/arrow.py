@@ -444,7 +444,7 @@ class TableSender:
         try:
             await self._drain()
             await self._settle(wait_for_all=False)
-            sender.check_alive()
+            sender.raise_if_stopped()
         except KeylaneError as error:  # earlier rows may be stored
             self._given_up |= dict.fromkeys(rows.tolist(), error)
             return
@@ -503,7 +503,7 @@ class TableSender:
                     sender.annotate(
                         batch, index, reordered=False, timeout_ms=settings.delivery_timeout_ms
                     )
-            executor.queue(batch)
+            executor.queue_batch(batch)
             self._batches.append((batch, rows[start:stop]))
             start = stop
 
@@ -512,7 +512,7 @@ class TableSender:
             key = b"" if block.keys is None else block.keys.row(index)
             try:
                 await self._drain()
-                self._sender.check_alive()
+                self._sender.raise_if_stopped()
                 self._messages.append((self._send(block.values.row(index), key), row))
             except KeylaneError as error:  # a halted key, a lowered limit, or a stopped sender
                 self._given_up[row] = error
