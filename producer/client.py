@@ -26,6 +26,7 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
@@ -35,7 +36,7 @@ from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
-from .sending import Sending
+from .sending import MessageSender
 from .settings import (
     ARGUMENT_HINTS,
     ProducerSettings,
@@ -49,7 +50,7 @@ CHUNK_BYTES = 32 * 1024
 """The approximate size, in bytes, of the chunks that `send_all` takes from its iterable."""
 
 
-class Producer(Sending[V], Generic[V]):
+class Producer(MessageSender[V], Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -358,10 +359,29 @@ class Producer(Sending[V], Generic[V]):
             sender=self._senders.get(subject) or self._create_sender(subject),
             send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
-            draw=self._rng.getrandbits,
+            draw_bits=self._rng.getrandbits,
             now_ns=self._now_ns,
             settings=self._settings,
         ).send(rows, partial=partial)
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """
+        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
+
+        Returns:
+            CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
+            subject was deleted, or does not accept messages of its size.
+
+        Raises:
+            NotFoundError: the broker does not know the message, or no longer knows it.
+            BusyError: the message is being delivered to a subject that does not answer; try again.
+            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
+            ClosedError: the producer is not open, or was closed during the call.
+            UsageError: the producer is open in another process or event loop.
+        """
+        self._home.check()
+        assert self._scheduled is not None
+        return await self._scheduled.cancel(receipt)
 
     async def flush(self) -> None:
         """
@@ -496,14 +516,14 @@ class Producer(Sending[V], Generic[V]):
         interrupts it.
         """
 
-        async def end() -> None:
+        async def close_all() -> None:
             for sender in senders:
                 await sender.close()
             if self._scheduled is not None:
                 await self._scheduled.close()
             await self._connections.close()
 
-        await finish_despite_cancel(end)
+        await finish_despite_cancel(close_all)
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:

@@ -32,13 +32,13 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import nowhere, thread_check
+from ..rpc.home import LoopBoundClient, nowhere, thread_check
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .placing import Destination, LogicQueue, choose_destination
-from .scheduled.sending import ScheduledCancels, ScheduledFuture, ScheduledSender
+from .scheduled.sending import ScheduledFuture, ScheduledSender
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import NO_EXECUTORS, SubjectSender
@@ -99,7 +99,7 @@ class _NoSender:
 _NO_SENDER = cast(SubjectSender, _NoSender())
 
 
-class Sending(ScheduledCancels, Generic[V]):
+class MessageSender(LoopBoundClient, Generic[V]):
     """The part of a producer that accepts messages."""
 
     def __init__(
@@ -147,6 +147,7 @@ class Sending(ScheduledCancels, Generic[V]):
         """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
+        self._scheduled: ScheduledSender | None = None
         self._turn_batches: list[OutgoingBatch] = []
         """The batches to which messages were added in this turn."""
         self._senders: dict[str, SubjectSender] = {}

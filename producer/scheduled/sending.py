@@ -42,7 +42,6 @@ from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
-from ...rpc.home import Home, LoopBoundClient
 from ...rpc.race import shared, shield, start_task
 from ..given_up import GivenUpOutcome, UnreportedMessages
 from ..settings import ProducerSettings, check_timeout
@@ -504,29 +503,3 @@ def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
         oldest.cause.reason,
         oldest.cause.advice,
     )
-
-
-class ScheduledCancels(LoopBoundClient):
-    """The part of a producer that cancels scheduled messages."""
-
-    _home: Home
-    _scheduled: ScheduledSender | None = None
-
-    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """
-        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
-
-        Returns:
-            CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
-            subject was deleted, or does not accept messages of its size.
-
-        Raises:
-            NotFoundError: the broker does not know the message, or no longer knows it.
-            BusyError: the message is being delivered to a subject that does not answer; try again.
-            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
-            ClosedError: the producer is not open, or was closed during the call.
-            UsageError: the producer is open in another process or event loop.
-        """
-        self._home.check()
-        assert self._scheduled is not None
-        return await self._scheduled.cancel(receipt)
