@@ -42,15 +42,15 @@ def acquire(
     now = database_ms()
     _end_when_idle(connection, lease_ms)
     # An expiry beyond the maximum lease was written before the clock was set back.
-    free = sa.or_(
+    is_free = sa.or_(
         lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
     )
-    taken = connection.execute(
+    update = connection.execute(
         sa.update(lease)
-        .where(free)
+        .where(is_free)
         .values(token=lease.c.token + 1, owner=owner, until_ms=now + lease_ms)
     )
-    if taken.rowcount == 0:
+    if update.rowcount == 0:
         return None
     token: int = connection.execute(sa.select(lease.c.token)).scalar_one()
     return token

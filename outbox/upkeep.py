@@ -268,10 +268,10 @@ def change_rows(
     if dry_run:
         return _count_by_state(connection, tables, states, subject)
     advance_token(connection, tables, deletes=change is delete_rows)
-    changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
+    counts = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
     if FAILED in states:
         requeue_rows(connection, tables, subject, HALTED)
-    return RowChange(**changed)
+    return RowChange(**counts)
 
 
 def _count_by_state(

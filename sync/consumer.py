@@ -27,7 +27,7 @@ from ..consumer import (
     Lag,
     Position,
 )
-from ..consumer.handling.taken import listed
+from ..consumer.handling.taken import to_list
 from ..consumer.settings import ARGUMENT_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
@@ -475,5 +475,5 @@ def _unwrap(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
         raise InvalidRequestError(
             "pass a list of messages, as in consumer.ack([message]), or call message.ack()"
         )
-    items: list[Any] = listed(messages)  # type: ignore[arg-type]  # it checks the types
+    items: list[Any] = to_list(messages)  # type: ignore[arg-type]  # it checks the types
     return [item.message if isinstance(item, TakenMessage) else item for item in items]

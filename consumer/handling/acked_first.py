@@ -19,7 +19,7 @@ from ...protocol.errors import HandlerTimeoutError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..log_names import message_name
-from ..pulling.acked_first import AckedFirstClient
+from ..pulling.acked_first import AckFirstClient
 from ..pulling.pull_client import client_of
 from .handlers import await_result
 
@@ -30,7 +30,7 @@ between are counted.
 """
 
 
-class AckedFirst:
+class AckFirstHandler:
     """
     A handler whose messages are acked before it is called.
 
@@ -59,7 +59,7 @@ class AckedFirst:
         await self._handle(messages, messages)
 
     async def _handle(self, argument: Any, messages: list[Message]) -> None:
-        client = cast(AckedFirstClient, client_of(messages[0]))
+        client = cast(AckFirstClient, client_of(messages[0]))
         if not await client.ack_first(messages):
             return
         error: BaseException | None = None

@@ -295,11 +295,11 @@ class BatchLanes:
 
     def take_due(self, partition_id: int) -> list[Batch]:
         """Remove and return the due retries of a partition; their keys stay busy."""
-        due = [batch for batch in self._due_batches if batch.leased_id == partition_id]
+        due_batches = [batch for batch in self._due_batches if batch.leased_id == partition_id]
         self._due_batches = deque(
             batch for batch in self._due_batches if batch.leased_id != partition_id
         )
-        return due
+        return due_batches
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; return True if there are any."""
@@ -531,13 +531,13 @@ class BatchLanes:
                 self._held[key] = remaining
             else:
                 del self._held[key]
-        due = [batch for batch in self._due_batches if predicate(batch.messages[0])]
+        due_batches = [batch for batch in self._due_batches if predicate(batch.messages[0])]
         self._due_batches = deque(
             batch for batch in self._due_batches if not predicate(batch.messages[0])
         )
-        for batch in due:
+        for batch in due_batches:
             self.release(batch)
-        return count, due
+        return count, due_batches
 
     def drop_batches(self, client: Any) -> int:
         """Drop the unopened batches of a pull client, and return how many messages they have."""

@@ -50,7 +50,7 @@ class _Lane:
         """
 
 
-class InHand:
+class UnackedMessages:
     """The lanes of one consumer without a handler; all times are nanoseconds of the boot clock."""
 
     def __init__(self, *, ordered: bool = True) -> None:
@@ -149,7 +149,7 @@ class InHand:
         unregistered.runs = []
         unregistered.messages = None
         for delivery, run in runs:
-            delivery.done_all(run)
+            delivery.mark_all_handled(run)
         return True
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class InHand:
             new_lane.in_hand[id(lane)] = lane  # type: ignore[assignment]
         return new_lane
 
-    def give_back(self, message: Message, due_ns: int) -> list[Message]:
+    def requeue(self, message: Message, due_ns: int) -> list[Message]:
         """
         Take a message back; it is handed out again at `due_ns` at the earliest, before later
         messages of its key.
@@ -194,12 +194,12 @@ class InHand:
         lane = self._lane_of(key)
         returned = [message, *_handed_out_after(lane, message)]
         lane.in_hand.pop(id(message), None)
-        self._requeue(lane, returned)
+        self._move_to_waiting(lane, returned)
         lane.due_ns[_message_id(message)] = due_ns
         self._schedule(key, lane)
         return returned
 
-    def give_back_after(self, failed: Message) -> list[Message]:
+    def requeue_after(self, failed: Message) -> list[Message]:
         """Take back the messages of the key that were handed out after `failed`; they are handed
         out again when it has ended.
         """
@@ -209,7 +209,7 @@ class InHand:
         if type(lane) is not _Lane:
             return []
         returned = _handed_out_after(lane, failed)
-        self._requeue(lane, returned)
+        self._move_to_waiting(lane, returned)
         if returned:
             self._schedule(key, lane)
         return returned
@@ -230,19 +230,19 @@ class InHand:
         if key not in self._lanes:
             return [failed], [], []
         lane = self._lane_of(key)
-        behind = _handed_out_after(lane, failed)
-        later = [other for other in behind if predicate(other)]
-        others = [other for other in behind if not predicate(other)]
-        for message in (failed, *later):
+        waiting_behind = _handed_out_after(lane, failed)
+        later_in_hand = [other for other in waiting_behind if predicate(other)]
+        other_messages = [other for other in waiting_behind if not predicate(other)]
+        for message in (failed, *later_in_hand):
             lane.in_hand.pop(id(message), None)
         waiting = [other for other in lane.messages if predicate(other)]
         lane.messages = [other for other in lane.messages if not predicate(other)]
         self.waiting -= len(waiting)
-        self._requeue(lane, others)
+        self._move_to_waiting(lane, other_messages)
         self._resume_lane(key, lane)
-        return [failed, *later], others, waiting
+        return [failed, *later_in_hand], other_messages, waiting
 
-    def _requeue(self, lane: _Lane, returned: list[Message]) -> None:
+    def _move_to_waiting(self, lane: _Lane, returned: list[Message]) -> None:
         """Move messages in hand back to the waiting ones."""
         for message in returned:
             lane.in_hand.pop(id(message), None)
@@ -257,7 +257,7 @@ class InHand:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """Take the next due message, which then counts as in hand until `acked` or `give_back`;
+        """Take the next due message, which then counts as in hand until `record_ack` or `requeue`;
         None if there is none.
         """
         self.unregistered.register()
@@ -292,41 +292,41 @@ class InHand:
                 others of their key wait.
         """
         self.unregistered.register()
-        taken = self._collect_due(count, now_ns)
-        taken_keys: set[bytes] | None = None
-        """The keys of `taken`; computed when a second message of a key arrives."""
+        messages = self._collect_due(count, now_ns)
+        keys: set[bytes] | None = None
+        """The keys of `messages`; computed when a second message of a key arrives."""
         lanes = self._lanes
-        while arrived and len(taken) < count:
+        while arrived and len(messages) < count:
             message = arrived.popleft()
             key = message.key
             lane = lanes.get(key or _message_id(message)) if lanes else None
             if lane is None:
                 if ordered and key:
                     lanes[key] = message
-                if taken_keys is not None:
-                    taken_keys.add(key)
+                if keys is not None:
+                    keys.add(key)
             else:
-                if taken_keys is None:
-                    taken_keys = {other.key for other in taken}
-                if not key or key not in taken_keys or (type(lane) is _Lane and lane.messages):
+                if keys is None:
+                    keys = {other.key for other in messages}
+                if not key or key not in keys or (type(lane) is _Lane and lane.messages):
                     self._queue(message)
                     continue
                 if ordered:
                     self._lane_of(key).in_hand[id(message)] = message
-            taken.append(message)
-        return taken
+            messages.append(message)
+        return messages
 
     def _collect_due(self, count: int, now_ns: int) -> list[Message]:
         """Take up to `count` due messages, several of one key together."""
-        taken: list[Message] = []
-        while len(taken) < count and (message := self.take(now_ns)) is not None:
+        messages: list[Message] = []
+        while len(messages) < count and (message := self.take(now_ns)) is not None:
             lane = self._lane_of(_key(message))
-            taken.append(message)
-            while lane.messages and len(taken) < count and self._due_ns(lane) <= now_ns:
-                taken.append(self._pop_first(lane))
-        return taken
+            messages.append(message)
+            while lane.messages and len(messages) < count and self._due_ns(lane) <= now_ns:
+                messages.append(self._pop_first(lane))
+        return messages
 
-    def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
+    def take_first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """Take one message as `collect` does; None if there is none."""
         self.unregistered.register()
         if (
@@ -354,7 +354,7 @@ class InHand:
         insort(self._lane_of(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
-    def hold(self, messages: list[Message]) -> list[Message]:
+    def add_resumed(self, messages: list[Message]) -> list[Message]:
         """Put messages of a resumed partition into the lanes of their keys, which may have later
         ones; return those without a lane.
         """
@@ -384,7 +384,7 @@ class InHand:
             heapq.heappop(self._due_lanes)
         return None
 
-    def acked(self, message: Message) -> bool:
+    def record_ack(self, message: Message) -> bool:
         """Record that a message in hand is acked, or will not be; return True if its lane has
         another message.
         """
@@ -403,7 +403,7 @@ class InHand:
             del self._lanes[key]
         return False
 
-    def acked_all(self, messages: Iterable[Message]) -> bool:
+    def record_acks(self, messages: Iterable[Message]) -> bool:
         """Record the acks of several messages; return True if a lane has another message."""
         self.unregistered.register()
         lanes, is_any_ready = self._lanes, False
@@ -411,7 +411,7 @@ class InHand:
             if lanes.get(message.key) is message:
                 del lanes[message.key]
             else:
-                is_any_ready |= self.acked(message)
+                is_any_ready |= self.record_ack(message)
         return is_any_ready
 
     def blocking_message(self) -> Message | None:
@@ -447,16 +447,16 @@ class InHand:
                 if predicate(lane):  # type: ignore[arg-type]
                     del self._lanes[key]
                 continue
-            kept = [other for other in lane.messages if not predicate(other)]
+            kept_messages = [other for other in lane.messages if not predicate(other)]
             in_hand = {
                 number: message
                 for number, message in lane.in_hand.items()
                 if not predicate(message)
             }
-            if len(kept) == len(lane.messages) and len(in_hand) == len(lane.in_hand):
+            if len(kept_messages) == len(lane.messages) and len(in_hand) == len(lane.in_hand):
                 continue
-            removed += len(lane.messages) - len(kept)
-            lane.messages = kept
+            removed += len(lane.messages) - len(kept_messages)
+            lane.messages = kept_messages
             lane.in_hand = in_hand
             self._resume_lane(key, lane)
         self.waiting -= removed

@@ -83,7 +83,7 @@ class Run:
         running: Message = self.messages[handled]
         self.worker.message = running
         if handled:
-            self.client.done_all(self.messages[:handled])
+            self.client.mark_all_handled(self.messages[:handled])
         return running
 
 
@@ -399,9 +399,9 @@ class Lanes:
 
     def take_due(self, partition_id: int) -> list[Message]:
         """Remove and return the due retries of a partition; they keep their lanes."""
-        due = [message for message in self.due if leased_id_of(message) == partition_id]
+        due_messages = [message for message in self.due if leased_id_of(message) == partition_id]
         self.due = deque(message for message in self.due if leased_id_of(message) != partition_id)
-        return due
+        return due_messages
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; return True if there are any."""
@@ -442,9 +442,9 @@ class Lanes:
             waiting[:] = [message for message in waiting if not predicate(message)]
         for key, lane in self.busy.items():
             if lane:
-                kept = deque(message for message in lane if not predicate(message))
+                kept_messages = deque(message for message in lane if not predicate(message))
                 removed += [message for message in lane if predicate(message)]
-                self.busy[key] = kept or None
+                self.busy[key] = kept_messages or None
         return removed
 
     @property

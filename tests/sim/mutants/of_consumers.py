@@ -134,7 +134,7 @@ def lanes_run_backwards(patches: Patches) -> None:
 def failed_acks_dropped(patches: Patches) -> None:
     def take(self: Any) -> Any:
         ranges = real(self)
-        self.under_way = []
+        self.in_flight = []
         return ranges
 
     real = patches.set(AckQueue, "take", take)
@@ -153,7 +153,7 @@ def acked_when_handed_out(patches: Patches) -> None:
         real(self, messages)
         for message in messages:
             client = message.delivery.client
-            client._handled.done(message.offset)
+            client._handled.mark_handled(message.offset)
             client._acks.send_soon()
 
     real = patches.set(Assignments, "hand_out", hand_out)

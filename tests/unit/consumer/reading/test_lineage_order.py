@@ -43,7 +43,7 @@ def test_children_are_readable_when_all_parents_are_finished():
     assert ids(order) == [4]
     assert not order.lacks_children
     order.finish(4)
-    assert (ids(order), order.left, order.lacks_children) == ([], frozenset(), True)
+    assert (ids(order), order.unread_ids, order.lacks_children) == ([], frozenset(), True)
 
 
 def test_key_has_only_the_partitions_of_its_range():
@@ -51,7 +51,7 @@ def test_key_has_only_the_partitions_of_its_range():
     order = LineageOrder(key=key)
     order.learn(GROWN)
     child = 2 if logical_partition(key) < 512 else 3
-    assert order.left == {1, child}
+    assert order.unread_ids == {1, child}
     order.finish(1)
     assert (ids(order), order.lacks_children) == ([child], False)
 
