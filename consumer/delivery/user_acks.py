@@ -30,7 +30,13 @@ class UserAcks(ABC):
     """
 
     # A sink keeps its state of a delivery for as long as the delivery lives.
-    __slots__ = ("__weakref__", "_nacked", "_taken", "unregistered", "may_be_unregistered")
+    __slots__ = (
+        "__weakref__",
+        "_nacked",
+        "_delivered_offsets",
+        "unregistered",
+        "may_be_unregistered",
+    )
 
     client: Any
     """The pull client under whose lease the messages are handled."""

@@ -95,8 +95,8 @@ class SharedDelivery(ClientDelivery):
         for message in messages:
             previous: SharedDelivery = message.delivery  # type: ignore[assignment]
             message.delivery = self
-            if message.offset in previous._taken:
-                previous._taken.discard(message.offset)
+            if message.offset in previous._delivered_offsets:
+                previous._delivered_offsets.discard(message.offset)
                 super().register_delivered(message)
                 self._track([message])
 
@@ -133,11 +133,11 @@ class SharedDelivery(ClientDelivery):
         messages_in_use = set(map(id, client.owner.messages_in_use(client)))
         for offset, message in messages.items():
             if (
-                offset in self._taken
+                offset in self._delivered_offsets
                 and message.delivery is self
                 and id(message) not in messages_in_use
             ):
-                self._taken.discard(offset)
+                self._delivered_offsets.discard(offset)
                 self._expired.add(offset)
                 client.owner.count_unacked_delivery(message)
 

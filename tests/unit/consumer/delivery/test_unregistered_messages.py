@@ -65,7 +65,7 @@ async def test_message_in_hand_holds_its_key_when_another_is_taken():
     waiting = arrived(own, b"a", b"a", b"b")
     first = lanes.take_unregistered(waiting, now_ns)
     assert first is not None
-    second = lanes.first(waiting, 0, ordered=True)
+    second = lanes.take_first(waiting, 0, ordered=True)
     assert second is not None
     assert second.key == b"b"
     assert own.is_delivered(first)

@@ -60,13 +60,13 @@ def test_line_of_a_failing_message_names_partition_offset_and_next_try():
 def test_line_names_no_waiting_messages_when_the_group_is_shared():
     """Nor for a message that is handled separately from its key, such as a redriven dead letter."""
     shared = HandlerLog(ordered=False)
-    failed = text_of(shared.failed(message(7), "ValueError", NOW_MS, 150))
-    hangs = text_of(shared.running(message(8), NOW_MS - HANGS_MS, NOW_MS))
+    failed = text_of(shared.record_failure(message(7), "ValueError", NOW_MS, 150))
+    hangs = text_of(shared.record_running(message(8), NOW_MS - HANGS_MS, NOW_MS))
     apart = Message("orders", b"k", b"", 9, 3, 0, delivery=Loose())
-    loose = text_of(HandlerLog().failed(apart, "ValueError", NOW_MS, 150))
+    loose = text_of(HandlerLog().record_failure(apart, "ValueError", NOW_MS, 150))
     assert not [line for line in (failed, hangs, loose) if "later messages" in line]
     assert failed.endswith("it is tried again in 0.1 s")
-    waits = text_of(HandlerLog().running(message(8), NOW_MS - HANGS_MS, NOW_MS))
+    waits = text_of(HandlerLog().record_running(message(8), NOW_MS - HANGS_MS, NOW_MS))
     assert waits.endswith("; later messages of its key wait")
 
 
@@ -191,7 +191,7 @@ def test_traceback_is_logged_once_a_minute_for_each_kind_of_error():
     told = [line is not None and line.traceback for line in (first, again, other, later)]
     assert told == [True, False, True, True]
     many = HandlerLog()
-    kinds = [many.failed(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
+    kinds = [many.record_failure(message(n), f"E{n}", NOW_MS, 1) for n in range(1_000)]
     assert sum(line is not None for line in kinds) == 2 * LINES_PER_MINUTE
 
 
@@ -222,7 +222,7 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
         elif call == "sum":
             handler_log.build_summary(now_ms)
         else:
-            ended = getattr(handler_log, call)(trouble, now_ms)
+            ended = getattr(handler_log, f"record_{call}")(trouble, now_ms)
             if ended is not None:
                 assert offset in told
             if call != "stopped" or ended is not None:
@@ -235,7 +235,7 @@ def test_every_logged_trouble_ends_once(steps: list[tuple[str, int, int]]):
 
 def test_line_of_a_retry_names_its_reason_once():
     """The same line used to contain the reason twice."""
-    line = HandlerLog().failed(
+    line = HandlerLog().record_failure(
         message(7),
         "Retry",
         NOW_MS,

@@ -32,7 +32,7 @@ class InHandMachine(RuleBasedStateMachine):
     def arrive(self, key: bytes) -> None:
         message = Message("s", key, b"", self.next_offset, 1, 0)
         self.next_offset += 1
-        held = self.lanes.first(deque([message]), -1, ordered=False) is None
+        held = self.lanes.take_first(deque([message]), -1, ordered=False) is None
         if key and any(each.key == key for each, _ in self.waits.values()):
             assert held, "an earlier message of its key waits"
         if held:

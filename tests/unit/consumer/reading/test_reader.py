@@ -57,7 +57,7 @@ def test_reader_goes_on_behind_removed_messages(caplog):
 def test_partition_is_finished_when_all_that_was_wanted_is_removed():
     reader, place = reader_at(3, 9)
     reader._skip_removed(place, OffsetOutOfRangeError(first_offset=9))
-    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
+    assert (reader._read_states, reader._lineage.unread_ids) == ({}, frozenset())
 
 
 def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
@@ -76,7 +76,7 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     place.may_have_more = False
     with caplog.at_level(logging.WARNING):
         assert reader._refresh_partitions([past(7, 0, 1024, **gone), past(9, 0, 1024)])
-    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
+    assert (reader._read_states, reader._lineage.unread_ids) == ({}, frozenset())
     assert "from offset 3 on" in caplog.text
     reader, place = reader_at(3, None)
     assert not reader._refresh_partitions([at("b:1", state=OPEN)])
@@ -115,7 +115,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
     reader._meta = meta = Metaserver(None)
     error = NotSentError(address="b:1")
     now_ms = reader._environment.clock.boot_ms()
-    reader._failures.note({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
+    reader._failures.record_failures({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
         await reader._wait_for_servers(now_ms)
     meta.address = "b:2"
