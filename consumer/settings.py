@@ -298,11 +298,11 @@ def merge_settings(settings: ConsumerSettings | None, **overrides: Any) -> Consu
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    overrides = replace(
+    merged = replace(
         settings, **{name: value for name, value in overrides.items() if value is not None}
     )
     tries_max = overrides.get("tries_max")
-    return overrides if tries_max is None else replace(overrides, retry_tries_max=tries_max)
+    return merged if tries_max is None else replace(merged, retry_tries_max=tries_max)
 
 
 _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")

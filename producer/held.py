@@ -122,8 +122,8 @@ class HeldMessages:
                 for index in range(len(batch)):
                     size = batch.size_of(index)
                     if size > message_bytes_max:
-                        error = message_too_large(size, message_bytes_max)
-                        self._budget.give_up_message(batch, index, error, doubtful=False)
+                        size_error = message_too_large(size, message_bytes_max)
+                        self._budget.give_up_message(batch, index, size_error, doubtful=False)
         return batches
 
     def append_again(
