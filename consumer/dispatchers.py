@@ -142,7 +142,7 @@ class DispatcherFactory:
             "on_crash": on_crash,
             "ordered": ordered,
             "acks_each": settings.ack is AckMode.EACH,
-            "failing": failure_rules,
+            "failure_rules": failure_rules,
         }
         workers: Workers
         if handlers.batch_handler is None:

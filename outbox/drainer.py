@@ -348,7 +348,7 @@ class Drainer:
 
     def on_stored(self, batch: OutboxBatch) -> None:
         """See `SenderOwner.on_stored`."""
-        self._settled.on_stored.append(batch)
+        self._settled.stored.append(batch)
         self.wake()
 
     def return_batches(

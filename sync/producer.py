@@ -256,7 +256,7 @@ class SyncProducer(NonCopyable, Generic[V]):
             subject,
             value,
             key=key,
-            deliver_at=deliver_at,  # type: ignore[arg-type]  # mypy takes the first overload
+            deliver_at=deliver_at,
             properties=properties,
             tags=tags,
             queue=queue,

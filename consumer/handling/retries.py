@@ -138,7 +138,7 @@ class Retries(Generic[T]):
     def resume(self, partition_id: int) -> None:
         """Retry the messages of a partition again as they become due."""
         for due_ns, message in self._paused.pop(partition_id, ()):
-            self.wait(message, due_ns)
+            self.add(message, due_ns)
 
     def drop(self, predicate: Callable[[T], bool]) -> list[T]:
         """Remove and return the waiting messages that match the predicate; retries in flight are

@@ -54,7 +54,7 @@ async def test_redriven_message_that_fails_takes_no_message_that_was_pulled(loos
         clock=SystemClock(),
         rng=random.Random(1),
         on_crash=[].append,
-        failing=FailureRules(policy=FailurePolicy.PARK, tries_max=1),
+        failure_rules=FailureRules(policy=FailurePolicy.PARK, tries_max=1),
     )
     client.in_flight.count += 2
     workers.put([Message("s", b"k", b"", offset, 9, 0, delivery=window) for offset in (7, 8)])

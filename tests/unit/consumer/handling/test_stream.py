@@ -181,7 +181,7 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     """
     loop, machine = virtual_loop()
     client = handling.Client()
-    client.taken = lambda message: None  # type: ignore[attr-defined]
+    client.register_delivered = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
         stream = Stream(clock=machine, handover_ms=0, check=lambda: None)
@@ -379,7 +379,7 @@ async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_
     attempt is reported to the broker.
     """
     client = StreamClient()
-    stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failing=PARKING)
+    stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failure_rules=PARKING)
     taken = await stream.take_many(3, 1_000)
     assert await stream.take_many(10, 10) == [], "one waits for the messages in hand"
     stream.nack(taken[0], 0)
@@ -403,8 +403,8 @@ async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: boo
     """As a dead letter, or in a shared group: later messages of its key proceed."""
     policy = FailurePolicy.PARK if not ordered else FailurePolicy.DEAD
     client = StreamClient()
-    failing = FailureRules(policy=policy, tries_max=1)
-    stream = keyed(client, b"a", b"a", failing=failing, ordered=ordered)
+    failure_rules = FailureRules(policy=policy, tries_max=1)
+    stream = keyed(client, b"a", b"a", failure_rules=failure_rules, ordered=ordered)
     first = await stream.next()
     stream.nack(first, 0)
     assert [each[:3] for each in client.set_aside] == [("buried", 0, [])]
@@ -417,7 +417,12 @@ async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_a
     """
     client = StreamClient()
     stream = keyed(
-        client, b"a", b"a", b"b", b"a", failing=FailureRules(policy=FailurePolicy.DEAD, tries_max=1)
+        client,
+        b"a",
+        b"a",
+        b"b",
+        b"a",
+        failure_rules=FailureRules(policy=FailurePolicy.DEAD, tries_max=1),
     )
     taken = await stream.take_many(3, 1_000)
     back = stream.nack(taken[0], 0)
@@ -430,7 +435,7 @@ async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_a
 async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_too_often():
     client = StreamClient()
     stream = keyed(
-        client, b"a", b"b", b"a", failing=FailureRules(policy=FailurePolicy.PARK, tries_max=1)
+        client, b"a", b"b", b"a", failure_rules=FailureRules(policy=FailurePolicy.PARK, tries_max=1)
     )
     (first,) = await stream.take_many(1, 1_000)
     stream.pause(1)
@@ -528,7 +533,7 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
     and their key, forever.
     """
     client, dead = StreamClient(), Redriven()
-    stream = keyed(client, failing=FailureRules(policy=policy, tries_max=1))
+    stream = keyed(client, failure_rules=FailureRules(policy=policy, tries_max=1))
     put_more(stream, client, 5, 6)
     put_more(stream, dead, 1, 2)
     taken = await stream.take_many(4, 1_000)
@@ -548,8 +553,8 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
 async def test_messages_of_a_shared_group_come_again_when_one_beside_them_is_set_aside():
     """The message that is set aside was handed out before any of its key was given back."""
     client = StreamClient()
-    failing = FailureRules(policy=FailurePolicy.DEAD, tries_max=2)
-    stream = keyed(client, b"a", b"a", failing=failing, ordered=False)
+    failure_rules = FailureRules(policy=FailurePolicy.DEAD, tries_max=2)
+    stream = keyed(client, b"a", b"a", failure_rules=failure_rules, ordered=False)
     first, second = await stream.take_many(2, 1_000)
     stream.nack(second, 0)
     assert [each.offset for each in await stream.take_many(2, 1_000)] == [1]
