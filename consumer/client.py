@@ -457,7 +457,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Return True in a handler's task: waiting for a hand-over, which waits for the handler,
         would be a deadlock.
         """
-        return isinstance(self._dispatcher, Workers) and self._dispatcher.runs(
+        return isinstance(self._dispatcher, Workers) and self._dispatcher.is_worker_task(
             asyncio.current_task()
         )
 

@@ -155,10 +155,12 @@ class DispatcherFactory:
                 **options,
             )
         if threads is not None:
-            threads.ends = lambda: workers.ends(asyncio.current_task())
+            threads.is_ending_worker = lambda: workers.is_ending_worker(asyncio.current_task())
             threads.on_end = on_crash
         if ack_first is not None:
-            ack_first.timed_out = lambda: workers.timed_out(asyncio.current_task())
+            ack_first.take_timeout_error = lambda: workers.take_timeout_error(
+                asyncio.current_task()
+            )
         return workers
 
     def start_threads(self) -> None:

@@ -42,7 +42,7 @@ class AckFirstHandler:
     def __init__(self, handler: Callable[[Any], Any], *, boot_ms: Callable[[], int]) -> None:
         self._handler = handler
         self._boot_ms = boot_ms
-        self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
+        self.take_timeout_error: Callable[[], HandlerTimeoutError | None] = lambda: None
         """Returns, once, the error of the running task's handler if it was cancelled because of its
         time-out.
         """
@@ -69,7 +69,7 @@ class AckFirstHandler:
                 await await_result(result)
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - there is no retry
             error = raised
-        timeout = self.timed_out()
+        timeout = self.take_timeout_error()
         if timeout is not None or error is not None:
             self._log_lost(messages, timeout or error)
         if timeout is None and isinstance(error, asyncio.CancelledError):

@@ -30,7 +30,7 @@ class WorkerTask:
         "checked_attempt",
         "checked_since_ms",
         "task",
-        "timed_out",
+        "timed_out_message",
     )
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class WorkerTask:
         """The message at the last time-out check, its attempt, and the time at which it was first
         seen.
         """
-        self.timed_out: Message | None = None
+        self.timed_out_message: Message | None = None
         """The message whose handler has exceeded its time-out."""
         self.checked_message: Message | None = None
         """The message at the last check for hanging handlers; the next two attributes are its
@@ -76,7 +76,7 @@ class WorkerTask:
         check = self.timeout_check
         if check is None or check[0] is not message or check[1] != message.attempt:
             self.timeout_check = (message, message.attempt, now_ms)
-            self.timed_out = None
+            self.timed_out_message = None
             return 0
         return now_ms - check[2]
 

@@ -289,7 +289,11 @@ class Workers:
         finally:
             if not self._is_ending:
                 worker.uncancel()
-        if self._cancels and worker.timed_out is not None and worker.timed_out is worker.message:
+        if (
+            self._cancels
+            and worker.timed_out_message is not None
+            and worker.timed_out_message is worker.message
+        ):
             raise self._timeout_error()
 
     async def _wait_for_ack(self, worker: WorkerTask, message: Message) -> bool:
@@ -383,7 +387,7 @@ class Workers:
                         result = await handler(message) if is_awaited else handler(message)
                         if result is not None:
                             await await_result(result)
-                        if cancelling() or worker.timed_out is message:
+                        if cancelling() or worker.timed_out_message is message:
                             await self._absorb_cancels(worker)
                     except BaseException as error:  # noqa: BLE001 - `_failed` decides
                         lanes.register_running()
@@ -473,7 +477,7 @@ class Workers:
                 result = await handler(message) if is_awaited else handler(message)
                 if result is not None:
                     await await_result(result)
-                if cancelling() or worker.timed_out is message:
+                if cancelling() or worker.timed_out_message is message:
                     await self._absorb_cancels(worker)
             except BaseException as error:  # noqa: BLE001 - `_failed` decides
                 next_step = _NextStep.RUN if lanes.run is run else _NextStep.TAKE
@@ -516,7 +520,7 @@ class Workers:
                     if result is not None:
                         await await_result(result)
                     assert worker.task is not None
-                    if worker.task.cancelling() or worker.timed_out is message:
+                    if worker.task.cancelling() or worker.timed_out_message is message:
                         await self._absorb_cancels(worker)
                 except BaseException as error:  # noqa: BLE001 - `_failed` decides
                     if await self._failed(worker, message, error):
@@ -555,8 +559,8 @@ class Workers:
             BaseException: `error`, if it ends the worker or the consumer.
         """
         is_closed = is_coroutine_closed(error)
-        timed_out = self._cancels and worker.timed_out is message and not is_closed
-        if timed_out and isinstance(error, Exception | asyncio.CancelledError):
+        is_timed_out = self._cancels and worker.timed_out_message is message and not is_closed
+        if is_timed_out and isinstance(error, Exception | asyncio.CancelledError):
             if self._is_ending:
                 raise error
             if not isinstance(error, HandlerTimeoutError):
@@ -569,12 +573,12 @@ class Workers:
                 self._drop_message(message)
                 return False
         assert worker.task is not None
-        if (timed_out or worker.task.cancelling()) and not is_closed:
+        if (is_timed_out or worker.task.cancelling()) and not is_closed:
             with contextlib.suppress(asyncio.CancelledError, HandlerTimeoutError):
                 await self._absorb_cancels(worker)
             if self._is_ending:
                 raise error
-        worker.timed_out = None
+        worker.timed_out_message = None
         if is_closed or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # `_run`, the worker's outermost coroutine, handles it
         return self._retry_or_drop(message, error)
@@ -720,7 +724,10 @@ class Workers:
         self._lanes.register_running()
         now_ms = self._now_ms()
         for worker in self._workers:
-            if worker.measure_running_ms(now_ms) >= self._timeout_ms and worker.timed_out is None:
+            if (
+                worker.measure_running_ms(now_ms) >= self._timeout_ms
+                and worker.timed_out_message is None
+            ):
                 self._time_out(worker)
         if self._retries or self._lanes.has_waiting or any(each.message for each in self._workers):
             self._watch_timeouts()
@@ -744,7 +751,7 @@ class Workers:
                 message_name(message),
                 self._timeout_ms,
             )
-        worker.timed_out = message
+        worker.timed_out_message = message
 
     def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
         error = HandlerTimeoutError(
@@ -753,14 +760,14 @@ class Workers:
         error.__cause__ = None if isinstance(cause, asyncio.CancelledError) else cause
         return error
 
-    def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
+    def take_timeout_error(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
         """Return, once, the error of the handler that has ended in `task` if it was cancelled
         because of its time-out.
         """
         for worker in self._workers:
-            hanging = worker.message is not None and worker.timed_out is worker.message
+            hanging = worker.message is not None and worker.timed_out_message is worker.message
             if worker.task is task and hanging and self._cancels and not self._is_ending:
-                worker.timed_out = None
+                worker.timed_out_message = None
                 return self._timeout_error()
         return None
 
@@ -784,13 +791,13 @@ class Workers:
         if line is not None:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
 
-    def ends(self, task: asyncio.Task[Any] | None) -> bool:
+    def is_ending_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Return True if `task` is a worker's and the worker is to end itself, not only its
         handler.
         """
-        return self._is_ending and self.runs(task)
+        return self._is_ending and self.is_worker_task(task)
 
-    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+    def is_worker_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Return True if `task` is a worker's, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
 
