@@ -163,8 +163,8 @@ class Broadcast:
             SubjectDeletedError: the history belongs to a later subject of the same name.
         """
         self._lineage.check_subject(self._subject, history)
-        self._rows.learn(history)
-        skipped = self._lineage.learn(history)
+        self._rows.update(history)
+        skipped = self._lineage.update(history)
         if self._holder is not None:
             # At the start, this consumer does not get the messages of earlier partitions.
             self._deleted_acks.update(

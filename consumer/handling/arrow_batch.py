@@ -27,7 +27,7 @@ larger copies need fresh memory.
 class ArrowOwner(Protocol):
     """Keeps the state of a consumer's batches."""
 
-    def is_in_hand(self, batch: ArrowBatch) -> bool:
+    def is_unacked(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         ...
 
@@ -103,7 +103,7 @@ class ArrowBatch:
         """
         client = self._client
         client.check_can_ack(self.start_offset)
-        if self._acking is None and self._owner.is_in_hand(self):
+        if self._acking is None and self._owner.is_unacked(self):
             client.mark_range_handled(self.start_offset, self.next_offset)
             if not client.acks_each:
                 self._owner.record_ack(self)
@@ -120,7 +120,7 @@ class ArrowBatch:
         was cancelled.
         """
         durable = await self._client.wait_until_acked(self.next_offset - 1)
-        if durable and self._owner.is_in_hand(self):
+        if durable and self._owner.is_unacked(self):
             self._owner.record_ack(self)
         return durable
 
@@ -138,7 +138,7 @@ class ArrowBatch:
         """
         self._client.check_can_ack(self.start_offset)
         wait_ms = limited_wait_ms(parse_wait_ms(after_s), self.attempt)
-        if self._acking is not None or not self._owner.is_in_hand(self):
+        if self._acking is not None or not self._owner.is_unacked(self):
             raise InvalidRequestError(f"{self!r} is already acked or given back")
         self._owner.requeue(self, wait_ms)
 

@@ -20,11 +20,11 @@ from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
-    __slots__ = ("due_ns", "requeued_batch", "in_hand", "stored")
+    __slots__ = ("due_ns", "requeued_batch", "unacked_batch", "stored")
 
     def __init__(self) -> None:
         self.stored: deque[PulledBatch] = deque()
-        self.in_hand: ArrowBatch | None = None
+        self.unacked_batch: ArrowBatch | None = None
         self.requeued_batch: ArrowBatch | None = None
         self.due_ns = 0
         """When `requeued_batch` may be handed out again, on the boot clock."""
@@ -84,14 +84,14 @@ class ArrowStream:
             client = self._round_robin[0]
             self._round_robin.rotate(-1)
             partition = self._partitions[client]
-            if partition.in_hand is not None or client.paused:
+            if partition.unacked_batch is not None or client.paused:
                 continue
             if now_ns >= client.deadline_ns:
                 self._forget(client, partition)
                 continue
             batch = self._next_batch(partition, now_ns)
             if batch is not None:
-                partition.in_hand = batch
+                partition.unacked_batch = batch
                 return batch
         return None
 
@@ -123,10 +123,10 @@ class ArrowStream:
             default=None,
         )
 
-    def is_in_hand(self, batch: ArrowBatch) -> bool:
+    def is_unacked(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         partition = self._partitions.get(batch._client)
-        return partition is not None and partition.in_hand is batch
+        return partition is not None and partition.unacked_batch is batch
 
     def is_requeued(self, batch: ArrowBatch) -> bool:
         """Return True if the batch was given back and has not been handed out again."""
@@ -135,13 +135,13 @@ class ArrowStream:
 
     def record_ack(self, batch: ArrowBatch) -> None:
         """Record that the batch in hand is acked."""
-        self._partitions[batch._client].in_hand = None
+        self._partitions[batch._client].unacked_batch = None
         self._wake()
 
     def requeue(self, batch: ArrowBatch, wait_ms: int) -> None:
         """Take the batch in hand back, for at least `wait_ms`."""
         partition = self._partitions[batch._client]
-        partition.in_hand = None
+        partition.unacked_batch = None
         partition.requeued_batch = batch
         partition.due_ns = self._boot_ns() + wait_ms * 1_000_000
         self._wake()
@@ -150,7 +150,7 @@ class ArrowStream:
         """Take back a batch that never reached the program: it is handed out again at once, as the
         same attempt.
         """
-        if self.is_in_hand(batch):
+        if self.is_unacked(batch):
             self.requeue(batch, 0)
             batch.attempt -= 1
 

@@ -37,14 +37,14 @@ _consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
-    __slots__ = ("due_ns", "messages", "in_hand")
+    __slots__ = ("due_ns", "messages", "unacked")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         """The waiting messages, in offset order."""
         self.due_ns: dict[tuple[int, int], int] = {}
         """When a message that was given back may be handed out again, by message id."""
-        self.in_hand: dict[int, Message] = {}
+        self.unacked: dict[int, Message] = {}
         """The messages that are neither acked nor given back, by `id`, in the order in which they
         were handed out.
         """
@@ -166,7 +166,7 @@ class UnackedMessages:
             if not key:
                 continue
             if key in lanes:
-                self._lane_of(key).in_hand[id(message)] = message
+                self._lane_of(key).unacked[id(message)] = message
             else:
                 lanes[key] = message
 
@@ -177,7 +177,7 @@ class UnackedMessages:
             return lane
         new_lane = self._lanes[key] = _Lane()
         if lane is not None:
-            new_lane.in_hand[id(lane)] = lane  # type: ignore[assignment]
+            new_lane.unacked[id(lane)] = lane  # type: ignore[assignment]
         return new_lane
 
     def requeue(self, message: Message, due_ns: int) -> list[Message]:
@@ -193,7 +193,7 @@ class UnackedMessages:
         key = _key(message)
         lane = self._lane_of(key)
         returned = [message, *_handed_out_after(lane, message)]
-        lane.in_hand.pop(id(message), None)
+        lane.unacked.pop(id(message), None)
         self._move_to_waiting(lane, returned)
         lane.due_ns[_message_id(message)] = due_ns
         self._schedule(key, lane)
@@ -231,21 +231,21 @@ class UnackedMessages:
             return [failed], [], []
         lane = self._lane_of(key)
         waiting_behind = _handed_out_after(lane, failed)
-        later_in_hand = [other for other in waiting_behind if predicate(other)]
-        other_messages = [other for other in waiting_behind if not predicate(other)]
-        for message in (failed, *later_in_hand):
-            lane.in_hand.pop(id(message), None)
+        later_unacked = [other for other in waiting_behind if predicate(other)]
+        others_unacked = [other for other in waiting_behind if not predicate(other)]
+        for message in (failed, *later_unacked):
+            lane.unacked.pop(id(message), None)
         waiting = [other for other in lane.messages if predicate(other)]
         lane.messages = [other for other in lane.messages if not predicate(other)]
         self.waiting -= len(waiting)
-        self._move_to_waiting(lane, other_messages)
+        self._move_to_waiting(lane, others_unacked)
         self._resume_lane(key, lane)
-        return [failed, *later_in_hand], other_messages, waiting
+        return [failed, *later_unacked], others_unacked, waiting
 
     def _move_to_waiting(self, lane: _Lane, returned: list[Message]) -> None:
         """Move messages in hand back to the waiting ones."""
         for message in returned:
-            lane.in_hand.pop(id(message), None)
+            lane.unacked.pop(id(message), None)
             insort(lane.messages, message, key=_by_offset)
         self.waiting += len(returned)
 
@@ -253,7 +253,7 @@ class UnackedMessages:
         """Schedule the waiting messages of a lane, or end the lane if it is empty."""
         if lane.messages:
             self._schedule(key, lane)
-        elif not lane.in_hand:
+        elif not lane.unacked:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
@@ -264,7 +264,7 @@ class UnackedMessages:
         while self._due_lanes and self._due_lanes[0][0] <= now_ns:
             key = heapq.heappop(self._due_lanes)[2]
             lane = self._lanes.get(key)
-            if type(lane) is not _Lane or lane.in_hand or not lane.messages:
+            if type(lane) is not _Lane or lane.unacked or not lane.messages:
                 continue
             if self._due_ns(lane) > now_ns:
                 self._schedule(key, lane)
@@ -275,7 +275,7 @@ class UnackedMessages:
     def _pop_first(self, lane: _Lane) -> Message:
         message = lane.messages.pop(0)
         lane.due_ns.pop(_message_id(message), None)
-        lane.in_hand[id(message)] = message
+        lane.unacked[id(message)] = message
         self.waiting -= 1
         return message
 
@@ -312,7 +312,7 @@ class UnackedMessages:
                     self._queue(message)
                     continue
                 if ordered:
-                    self._lane_of(key).in_hand[id(message)] = message
+                    self._lane_of(key).unacked[id(message)] = message
             messages.append(message)
         return messages
 
@@ -379,7 +379,7 @@ class UnackedMessages:
         """
         while self._due_lanes and self._due_lanes[0][0] <= now_ns:
             lane = self._lanes.get(self._due_lanes[0][2])
-            if type(lane) is _Lane and lane.messages and not lane.in_hand:
+            if type(lane) is _Lane and lane.messages and not lane.unacked:
                 return lane.messages[0]
             heapq.heappop(self._due_lanes)
         return None
@@ -394,12 +394,12 @@ class UnackedMessages:
         if lane is message:
             del self._lanes[key]
             return False
-        if type(lane) is not _Lane or lane.in_hand.pop(id(message), None) is None:
+        if type(lane) is not _Lane or lane.unacked.pop(id(message), None) is None:
             return False
         if lane.messages:
             self._schedule(key, lane)
-            return not lane.in_hand
-        if not lane.in_hand:
+            return not lane.unacked
+        if not lane.unacked:
             del self._lanes[key]
         return False
 
@@ -420,10 +420,10 @@ class UnackedMessages:
         lanes = [
             lane
             for lane in self._lanes.values()
-            if type(lane) is _Lane and lane.in_hand and lane.messages
+            if type(lane) is _Lane and lane.unacked and lane.messages
         ]
         longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
-        return None if longest is None else next(iter(longest.in_hand.values()))
+        return None if longest is None else next(iter(longest.unacked.values()))
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages in hand that have a key or were given back before, roughly in the
@@ -434,7 +434,7 @@ class UnackedMessages:
             if type(lane) is not _Lane:
                 yield lane  # type: ignore[misc]
             else:
-                yield from lane.in_hand.values()
+                yield from lane.unacked.values()
 
     def drop(self, predicate: Callable[[Message], bool]) -> int:
         """Remove the messages that match the predicate, and return how many of them waited in
@@ -448,22 +448,22 @@ class UnackedMessages:
                     del self._lanes[key]
                 continue
             kept_messages = [other for other in lane.messages if not predicate(other)]
-            in_hand = {
+            unacked = {
                 number: message
-                for number, message in lane.in_hand.items()
+                for number, message in lane.unacked.items()
                 if not predicate(message)
             }
-            if len(kept_messages) == len(lane.messages) and len(in_hand) == len(lane.in_hand):
+            if len(kept_messages) == len(lane.messages) and len(unacked) == len(lane.unacked):
                 continue
             removed += len(lane.messages) - len(kept_messages)
             lane.messages = kept_messages
-            lane.in_hand = in_hand
+            lane.unacked = unacked
             self._resume_lane(key, lane)
         self.waiting -= removed
         return removed
 
     def _schedule(self, key: _Key, lane: _Lane) -> None:
-        if not lane.in_hand:
+        if not lane.unacked:
             self._sequence += 1
             heapq.heappush(self._due_lanes, (self._due_ns(lane), self._sequence, key))
 
@@ -484,10 +484,10 @@ def _handed_out_after(lane: _Lane, message: Message) -> list[Message]:
     """Return the lane's messages that were handed out after a message. If it is not in the lane, as
     in a shared group, return those with a higher offset.
     """
-    in_hand = list(lane.in_hand.values())
-    if id(message) not in lane.in_hand:
-        return [other for other in in_hand if other.offset > message.offset]
-    return in_hand[list(lane.in_hand).index(id(message)) + 1 :]
+    unacked = list(lane.unacked.values())
+    if id(message) not in lane.unacked:
+        return [other for other in unacked if other.offset > message.offset]
+    return unacked[list(lane.unacked).index(id(message)) + 1 :]
 
 
 def _key(message: Message) -> _Key:

@@ -103,7 +103,7 @@ class Stream:
         """The batches pulled after the messages in `_waiting`."""
         self._paused: dict[int, list[Message]] = {}
         """The waiting messages of each paused partition."""
-        self._in_hand = UnackedMessages(ordered=ordered)
+        self._unacked_messages = UnackedMessages(ordered=ordered)
         self._is_sorted = True
         """True if the waiting messages of each partition are in offset order, as those of batches
         are.
@@ -168,7 +168,13 @@ class Stream:
         """Return the number of messages that are not with the user."""
         paused = sum(map(len, self._paused.values()))
         stored = sum(batch.count for batch in self._stored)
-        return len(self._waiting) + stored + paused + self._in_hand.waiting + self._arrow.waiting
+        return (
+            len(self._waiting)
+            + stored
+            + paused
+            + self._unacked_messages.waiting
+            + self._arrow.waiting
+        )
 
     @property
     def unacked(self) -> int:
@@ -211,7 +217,7 @@ class Stream:
                     self._may_take_unregistered = self._filtering is None and not self._paused
                     return message
                 if not self._waiting and not self._stored:
-                    await self._wait_for_work(self._in_hand.next_ns())
+                    await self._wait_for_work(self._unacked_messages.next_ns())
         finally:
             self._requesting.clear()
 
@@ -232,7 +238,7 @@ class Stream:
                     self.current = messages[0] if messages else None
                     return messages or []
                 if messages is None:
-                    due_ns = self._in_hand.next_ns()
+                    due_ns = self._unacked_messages.next_ns()
                     await self._wait_for_work(
                         deadline_ns if due_ns is None else min(due_ns, deadline_ns)
                     )
@@ -306,7 +312,7 @@ class Stream:
             return None
         if current_task(self._loop) is not self._task:
             return None
-        message = self._in_hand.take_unregistered(self._waiting, self._boot_ns)
+        message = self._unacked_messages.take_unregistered(self._waiting, self._boot_ns)
         if message is not None:
             self._turn_remaining = remaining
             self.current = message
@@ -314,7 +320,7 @@ class Stream:
 
     def ack_unregistered(self, messages: list[Message]) -> bool:
         """Ack the unregistered messages; see `UnackedMessages`."""
-        return self._in_hand.ack_unregistered(messages)
+        return self._unacked_messages.ack_unregistered(messages)
 
     def _take_one(self) -> Message | None:
         """Take a message that may be handed out now; None if all that were examined must wait."""
@@ -322,7 +328,9 @@ class Stream:
             self._open_stored()
         now_ns = self._boot_ns()
         while (
-            message := self._in_hand.take_first(self._waiting, now_ns, ordered=self._ordered)
+            message := self._unacked_messages.take_first(
+                self._waiting, now_ns, ordered=self._ordered
+            )
         ) is not None:
             client: PullClient = message.delivery  # type: ignore[assignment]
             if now_ns < client.deadline_ns and not self._paused and self._filtering is None:
@@ -351,10 +359,14 @@ class Stream:
             self._open_stored()
         now_ns = self._boot_ns()
         if self._is_sorted and not self._paused and self._filtering is None:
-            unregistered = self._in_hand.take_many_unregistered(self._waiting, count, now_ns)
+            unregistered = self._unacked_messages.take_many_unregistered(
+                self._waiting, count, now_ns
+            )
             if unregistered is not None:
                 return unregistered
-        messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
+        messages = self._unacked_messages.collect(
+            self._waiting, count, now_ns, ordered=self._ordered
+        )
         taken: list[Message] = []
         for _, run in groupby(messages, _delivery):
             taken += self._hand_out(list(run), now_ns)
@@ -427,7 +439,7 @@ class Stream:
         line = self._handler_log.record_failure(message, kind, now_ns // 1_000_000, wait_ms)
         if line is not None:
             log.warning("%s: %s", line.text, error.message)
-        _, *later = self._in_hand.requeue(message, now_ns + wait_ms * 1_000_000)
+        _, *later = self._unacked_messages.requeue(message, now_ns + wait_ms * 1_000_000)
         self._blocked_ids.update(map(id, later))
         message.attempt += 1
 
@@ -500,18 +512,18 @@ class Stream:
         reason = None if error else failure.text
         log_arguments = (message, failure.kind, now_ns // 1_000_000, wait_ms)
         warn(self._handler_log.record_failure(*log_arguments, asked_for=reason, sealed=sealed))
-        returned = self._in_hand.requeue(message, now_ns + wait_ms * 1_000_000)
-        for each in returned:
+        requeued = self._unacked_messages.requeue(message, now_ns + wait_ms * 1_000_000)
+        for each in requeued:
             each.attempt += 1
         self._work.set()
-        return returned
+        return requeued
 
     def put_back(self, messages: Message | list[Message] | ArrowBatch) -> None:
         """Take back messages that never reached the program; see `taken.put_back`."""
         self._is_fast_path = False
         self._may_take_unregistered = False
         self.current = None
-        put_back(messages, self._arrow, self._in_hand, self._boot_ns())
+        put_back(messages, self._arrow, self._unacked_messages, self._boot_ns())
         self._work.set()
 
     def _set_aside(
@@ -531,14 +543,14 @@ class Stream:
                 client.dead_letter(message, failure)
             else:
                 client.retry(message, failure, pause_ms)
-            later_messages = self._in_hand.requeue_after(message)
+            later_messages = self._unacked_messages.requeue_after(message)
             self.release_acked_keys([message])
             return [message, *later_messages]
 
         def is_behind(other: Message) -> bool:
             return other.key == message.key and are_parked_together(message, other)
 
-        returned, other_messages, waiting = self._in_hand.remove_failed(message, is_behind)
+        returned, other_messages, waiting = self._unacked_messages.remove_failed(message, is_behind)
         waiting += [each for each in self._waiting if is_behind(each)]
         self._waiting = deque(each for each in self._waiting if not is_behind(each))
         for partition_id, paused_messages in self._paused.items():
@@ -553,13 +565,13 @@ class Stream:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
                 warn(self._handler_log.record_handled(message, now_ms))
-        if self._in_hand.record_acks(messages):
+        if self._unacked_messages.record_acks(messages):
             self._work.set()
 
     @property
     def ready_redelivery(self) -> Message | None:
         """Return the message that is ready to be taken again; see `InHand.ready_message`."""
-        return self._in_hand.ready_message(self._boot_ns())
+        return self._unacked_messages.ready_message(self._boot_ns())
 
     # ── partitions that the user does not want now ────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
@@ -573,7 +585,7 @@ class Stream:
 
     def resume(self, partition_id: int) -> None:
         """Hand out messages of a partition again."""
-        paused_messages = self._in_hand.add_resumed(
+        paused_messages = self._unacked_messages.add_resumed(
             sorted(self._paused.pop(partition_id, ()), key=_by_offset)
         )
         self._waiting.extendleft(reversed(paused_messages))
@@ -619,7 +631,7 @@ class Stream:
         kept_batches = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
         opened = sum(batch.count for batch in self._stored if batch.client is client)
-        given_back = self._in_hand.drop(client.has_handed_out)
+        given_back = self._unacked_messages.drop(client.has_handed_out)
         paused = len(self._paused.pop(client.partition_id, ()))
         client.discard_in_flight(
             len(self._waiting) - len(kept_batches) + opened + given_back + paused
@@ -676,10 +688,10 @@ class Stream:
         """
         now_ms = self._boot_ns() // 1_000_000
         self._long_unacked.check_long_running(
-            self.current, self._in_hand, self._failure_rules, now_ms
+            self.current, self._unacked_messages, self._failure_rules, now_ms
         )
         if self.current is not None and self.current is self._checked_message:
-            self._in_hand.unregistered.register()  # so that its ack is logged
+            self._unacked_messages.unregistered.register()  # so that its ack is logged
             line = self._handler_log.record_running(
                 self._checked_message, self._checked_since_ms, now_ms
             )
@@ -695,7 +707,7 @@ class Stream:
             self._stream_watch.warn_if_not_iterated(first, self._waiting_count, now_ms)
         waits = self._requesting.is_set() and not self._waiting
         self._stream_watch.warn_if_not_acked(
-            self._in_hand if waits else None, self._used_method, now_ms
+            self._unacked_messages if waits else None, self._used_method, now_ms
         )
 
     def leave(self) -> None:
@@ -715,7 +727,7 @@ class Stream:
         self._may_take_unregistered = False
         self._waiting.clear()
         self._stored.clear()
-        self._in_hand.close()
+        self._unacked_messages.close()
         self._work.set()
 
 

@@ -78,7 +78,7 @@ def count_failed_attempt(stream: _MessageSource, error: BaseException) -> None:
 def put_back(
     messages: Message[Any] | list[Message[Any]] | ArrowBatch,
     arrow: ArrowStream,
-    in_hand: UnackedMessages,
+    unacked: UnackedMessages,
     now_ns: int,
 ) -> None:
     """Take back messages that never reached the program: they are delivered next, and the attempt
@@ -90,7 +90,7 @@ def put_back(
     for message in [messages] if isinstance(messages, Message) else messages:
         delivery: Any = message.delivery
         if delivery.client.left_ms > 0 and delivery.is_delivered(message):
-            for each in in_hand.requeue(message, now_ns):
+            for each in unacked.requeue(message, now_ns):
                 each.delivery.record_nack(each.offset)  # type: ignore[union-attr]
 
 
@@ -115,12 +115,12 @@ class IdleConsumerWarnings:
         unacked ones.
         """
 
-    def warn_if_not_acked(self, in_hand: UnackedMessages | None, method: str, now_ms: int) -> None:
+    def warn_if_not_acked(self, unacked: UnackedMessages | None, method: str, now_ms: int) -> None:
         """Warn that the user waits in vain, by the method `method`, because the waiting messages
         are blocked by unacked ones.
         """
-        blocking = None if in_hand is None else in_hand.blocking_message()
-        if in_hand is None or blocking is None:
+        blocking = None if unacked is None else unacked.blocking_message()
+        if unacked is None or blocking is None:
             self._blocked_since_ms = None
         elif self._blocked_since_ms is None:
             self._blocked_since_ms = now_ms
@@ -130,7 +130,7 @@ class IdleConsumerWarnings:
                 "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
                 "such as %s; to get several messages of a key at once, use getmany()",
                 method,
-                counted(in_hand.waiting, "message waits", "messages wait"),
+                counted(unacked.waiting, "message waits", "messages wait"),
                 message_name(blocking),
             )
 
@@ -165,7 +165,7 @@ class UnackedMessageTracker:
     def check_long_running(
         self,
         current: Message | None,
-        in_hand: UnackedMessages,
+        unacked: UnackedMessages,
         failure_rules: FailureRules,
         now_ms: int,
     ) -> None:
@@ -178,7 +178,7 @@ class UnackedMessageTracker:
         oldest_by_partition: dict[int, Message] = {}
         if current is not None and current.delivery.is_delivered(current):  # type: ignore[union-attr]
             oldest_by_partition[current.partition_id] = current
-        for message in islice(in_hand.messages(), CHECKED_MAX):
+        for message in islice(unacked.messages(), CHECKED_MAX):
             oldest_by_partition.setdefault(message.partition_id, message)
         previous = self._observations
         self._observations = {}

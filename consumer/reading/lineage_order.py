@@ -29,7 +29,7 @@ class LineageOrder:
         self._without_children: set[int] = set()
         """The partitions that are read to their end and whose children are not known yet."""
 
-    def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
+    def update(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
         Merge the subject's current partitions, and return the new ones that can never be read.
 

@@ -81,7 +81,7 @@ class _ReadState:
     at_end: bool = False
     """True if the last read reached the last stored message, and more may follow."""
 
-    def learn(self, entry: PartitionHistory) -> None:
+    def update(self, entry: PartitionHistory) -> None:
         """Take the partition's current state. If its data is gone, keep the old address: that
         broker may still reply.
         """
@@ -359,13 +359,13 @@ class Reader(LoopBoundClient, Generic[V]):
                 subject=self._subject,
             )
         self._update_lineage(history)
-        wanted = [
+        unread_partitions = [
             entry.partition
             for entry in history
             if entry.partition.partition_id in self._lineage.unread_ids
         ]
         try:
-            offsets = await in_turns(self._fetch_offsets, wanted)
+            offsets = await in_turns(self._fetch_offsets, unread_partitions)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
@@ -391,8 +391,8 @@ class Reader(LoopBoundClient, Generic[V]):
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._lineage.check_subject(self._subject, history)
-        self._replacing_rows.learn(filter(self._lineage.is_wanted, history))
-        self._report_gone(self._lineage.learn(history))
+        self._replacing_rows.update(filter(self._lineage.is_wanted, history))
+        self._report_gone(self._lineage.update(history))
 
     def _report_gone(self, unreadable: list[PartitionHistory]) -> None:
         for entry in unreadable:
@@ -471,7 +471,7 @@ class Reader(LoopBoundClient, Generic[V]):
             partition_id = int(partition.partition_id)
             if partition_id in self._lineage.unread_ids:
                 state = self._read_states.setdefault(partition_id, _ReadState(partition, 0, None))
-                state.learn(entry)
+                state.update(entry)
                 self._positions.setdefault(partition_id, 0)
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -606,7 +606,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 continue
             address = entry.partition.address
             has_changed |= address is not None and address != state.partition.address
-            state.learn(entry)
+            state.update(entry)
             if entry.is_gone and not (
                 state.may_have_more and not self._open_reads.pending(partition_id)
             ):

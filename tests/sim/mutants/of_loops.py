@@ -115,9 +115,9 @@ def given_back_alone(patches: Patches) -> None:
     def requeue(self: Any, message: Any, due_ns: int) -> Any:
         self.unregistered.register()
         lane = self._lane_of(message.key or (message.partition_id, message.offset))
-        later, lane.in_hand = lane.in_hand, {id(message): message}
+        later, lane.unacked = lane.unacked, {id(message): message}
         back = real(self, message, due_ns)
-        lane.in_hand = {number: each for number, each in later.items() if each is not message}
+        lane.unacked = {number: each for number, each in later.items() if each is not message}
         return back
 
     real = patches.set(UnackedMessages, "requeue", requeue)
@@ -143,7 +143,7 @@ def lower_offsets_stay_in_hand(patches: Patches) -> None:
     """
 
     def behind(lane: Any, message: Any) -> Any:
-        return [each for each in lane.in_hand.values() if each.offset > message.offset]
+        return [each for each in lane.unacked.values() if each.offset > message.offset]
 
     patches.set(in_hand, "_handed_out_after", behind)
 

@@ -39,7 +39,7 @@ def at(address: str | None, **told) -> PartitionHistory:
 def reader_at(offset: int, end: int | None, **more) -> tuple[Reader, _ReadState]:
     reader: Reader = Reader(META, "s", **more)
     entry = at("b:1", state=OPEN)
-    reader._lineage.learn([entry])
+    reader._lineage.update([entry])
     place = reader._read_states[7] = _ReadState(entry.partition, offset, end)
     return reader, place
 
@@ -139,7 +139,7 @@ async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continue
             return Batches(0, 99, request.offset + 2, False), bytes(stored(request.offset))
 
     reader, _ = reader_at(4, None, follow=True)
-    reader._lineage.learn([past(9, 0, 1024)])
+    reader._lineage.update([past(9, 0, 1024)])
     reader._lineage.finish(9)
     reader._meta, reader._connections = Away(), ToBrokers(Busy())
     assert await reader._fill()
@@ -168,7 +168,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
     reader, _ = reader_at(0, None, follow=True)
     other = past(9, 0, 1024, state=OPEN)
     other = replace(other, partition=replace(other.partition, address="b:1"))
-    reader._lineage.learn([other])
+    reader._lineage.update([other])
     reader._read_states[9] = _ReadState(other.partition, 0, None)
     lost = at(None, state=PartitionState.SEALED, lost=True)
 
