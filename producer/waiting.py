@@ -115,8 +115,8 @@ class WaitReport:
         if waited_ms < self._next_ms:
             return False
         while self._next_ms <= waited_ms:
-            has_grown = max(REPEAT_MS, 2 * self._next_ms)
-            self._next_ms = min(has_grown, self._next_ms + REPEAT_MS_MAX)
+            doubled_ms = max(REPEAT_MS, 2 * self._next_ms)
+            self._next_ms = min(doubled_ms, self._next_ms + REPEAT_MS_MAX)
         self._reported = True
         return True
 

@@ -215,14 +215,14 @@ class BatchLanes:
         """Do nothing: a batch is registered when it is taken."""
 
     @property
-    def arrived(self) -> bool:
+    def arrivals(self) -> bool:
         """Return True if a batch may be available."""
         return bool(self._due_batches) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
         """Return True if a batch may be available."""
-        return self.arrived
+        return self.arrivals
 
     def _is_due(self, queue: _Queue) -> bool:
         count = queue.count

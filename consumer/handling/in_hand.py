@@ -83,7 +83,7 @@ class UnackedMessages:
         )
 
     def take_unregistered(
-        self, arrived: deque[Message], boot_ns: Callable[[], int]
+        self, arrivals: deque[Message], boot_ns: Callable[[], int]
     ) -> Message | None:
         """Take the first arrived message without registering it; None if others are in hand or it
         must be registered.
@@ -94,26 +94,26 @@ class UnackedMessages:
             or self._due_lanes
             or unregistered.message is not None
             or unregistered.messages
-            or not arrived
+            or not arrivals
         ):
             return None
-        message = arrived[0]
+        message = arrivals[0]
         delivery: Any = message.delivery
         if not delivery.may_be_unregistered or boot_ns() >= delivery.deadline_ns:
             return None
         delivery.unregistered = unregistered
-        unregistered.message = arrived.popleft()
+        unregistered.message = arrivals.popleft()
         return message
 
     def take_many_unregistered(
-        self, arrived: deque[Message], count: int, now_ns: int
+        self, arrivals: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
         """Take up to `count` messages, which arrived in offset order within each partition, without
         registering them; None as in `take_unregistered`.
         """
-        if not arrived or not self.is_free:
+        if not arrivals or not self.is_free:
             return None
-        messages = list(islice(arrived, count))
+        messages = list(islice(arrivals, count))
         runs: list[tuple[Any, list[Message]]] = [(messages[0].delivery, messages)]
         if len(set(map(_delivery, messages))) > 1:
             runs = _group_by_delivery(messages)
@@ -121,10 +121,10 @@ class UnackedMessages:
             delivery.may_be_unregistered and now_ns < delivery.deadline_ns for delivery, _ in runs
         ):
             return None
-        if len(messages) == len(arrived):
-            arrived.clear()
+        if len(messages) == len(arrivals):
+            arrivals.clear()
         else:
-            _consume(starmap(arrived.popleft, repeat((), len(messages))))
+            _consume(starmap(arrivals.popleft, repeat((), len(messages))))
         for delivery, _ in runs:
             delivery.unregistered = self.unregistered
         self.unregistered.messages = messages
@@ -280,13 +280,13 @@ class UnackedMessages:
         return message
 
     def collect(
-        self, arrived: deque[Message], count: int, now_ns: int, *, ordered: bool
+        self, arrivals: deque[Message], count: int, now_ns: int, *, ordered: bool
     ) -> list[Message]:
         """
         Take up to `count` messages that may be in hand together: first due ones, then arrived ones.
 
         Args:
-            arrived: in offset order within each partition; messages that must wait are moved from
+            arrivals: in offset order within each partition; messages that must wait are moved from
                 here to their lanes.
             ordered: True if keys have an order; False: only messages that were given back make
                 others of their key wait.
@@ -296,8 +296,8 @@ class UnackedMessages:
         keys: set[bytes] | None = None
         """The keys of `messages`; computed when a second message of a key arrives."""
         lanes = self._lanes
-        while arrived and len(messages) < count:
-            message = arrived.popleft()
+        while arrivals and len(messages) < count:
+            message = arrivals.popleft()
             key = message.key
             lane = lanes.get(key or _message_id(message)) if lanes else None
             if lane is None:
@@ -326,7 +326,7 @@ class UnackedMessages:
                 messages.append(self._pop_first(lane))
         return messages
 
-    def take_first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
+    def take_first(self, arrivals: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """Take one message as `collect` does; None if there is none."""
         self.unregistered.register()
         if (
@@ -336,8 +336,8 @@ class UnackedMessages:
         ):
             return message
         lanes = self._lanes
-        while arrived:
-            message = arrived.popleft()
+        while arrivals:
+            message = arrivals.popleft()
             key = message.key
             if lanes and (key or _message_id(message)) in lanes:
                 self._queue(message)

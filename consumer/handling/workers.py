@@ -373,8 +373,11 @@ class Workers:
                     idle_workers.wake_all()
             for _ in range(remaining):
                 if message is None:
-                    if lanes.may_take_unregistered and lanes.arrived[0].key not in lanes.busy:
-                        message = lanes.unregistered = lanes.arrived.popleft()
+                    if (
+                        lanes.may_take_unregistered
+                        and lanes.arrivals[0].key not in lanes.busy_lanes
+                    ):
+                        message = lanes.unregistered = lanes.arrivals.popleft()
                     elif (message := take()) is None:
                         break
                     if message.attempt != 1:

@@ -152,16 +152,16 @@ class KeyParking:
         parked = [message for message in messages if message.key in keys]
         if not parked:
             return messages
-        parked_messages: dict[bytes, list[Message]] = {}
+        messages_by_key: dict[bytes, list[Message]] = {}
         for message in parked:
-            parked_messages.setdefault(message.key, []).append(message)
+            messages_by_key.setdefault(message.key, []).append(message)
         other_messages = _without_parked(messages, parked, keys)
-        for key, arrived in parked_messages.items():
-            freed_messages = self._releasing_keys.get(key)
-            if freed_messages is not None:
-                freed_messages += arrived
+        for key, new_messages in messages_by_key.items():
+            releasing_messages = self._releasing_keys.get(key)
+            if releasing_messages is not None:
+                releasing_messages += new_messages
             else:
-                self._send_park(key, [message.offset for message in arrived], None)
+                self._send_park(key, [message.offset for message in new_messages], None)
         return other_messages
 
     def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:

@@ -420,9 +420,9 @@ class PullClient(UserAcks):
             raise
 
     def _on_fenced(self, error: FencedError) -> None:
-        first = self.lifetime.on_fence(error.current_token or 0)
+        is_first = self.lifetime.on_fence(error.current_token or 0)
         self._update_deadlines()
-        if first:
+        if is_first:
             self.owner.start_hand_over(self)
 
     async def _pull(self) -> None:

@@ -107,7 +107,7 @@ class CollectMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.lanes = UnackedMessages()
-        self.arrived: deque[Message] = deque()
+        self.arrivals: deque[Message] = deque()
         self.now_ns = 0
         self.next_offset = 0
         self.out: dict[int, Message] = {}
@@ -120,7 +120,7 @@ class CollectMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
     def arrive(self, keys: list[bytes]) -> None:
         for key in keys:
-            self.arrived.append(Message("s", key, b"", self.next_offset, 1, 0))
+            self.arrivals.append(Message("s", key, b"", self.next_offset, 1, 0))
             self.keys.append(key)
             self.next_offset += 1
 
@@ -128,7 +128,7 @@ class CollectMachine(RuleBasedStateMachine):
     def collect(self, count: int, seconds: int) -> None:
         self.now_ns += seconds * S
         self.call += 1
-        for message in self.lanes.collect(self.arrived, count, self.now_ns, ordered=True):
+        for message in self.lanes.collect(self.arrivals, count, self.now_ns, ordered=True):
             assert message.offset not in self.out
             for at in range(message.offset):
                 if message.key and self.keys[at] == message.key and at not in self.acked:
