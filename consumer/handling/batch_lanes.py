@@ -171,8 +171,7 @@ class BatchLanes:
         max_records: the most messages in a batch.
         lingers: True: a batch of fewer messages is taken only after `end_linger`.
         ordered: False: every message is treated as if it had no key.
-        wake: called when more batches may be available than the one for the worker that freed the
-            keys.
+        wake: called when freed keys may let other workers take batches too.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ class ParkQueue:
         self._changes.append(PendingChange(change, on_durable))
 
     def release_key(self, key: ParkKey, on_durable: Callback) -> None:
-        """Add a key that has no parked messages left."""
+        """Queue the release of a key that has no parked messages left."""
         self._changes.append(PendingChange(Free(key), on_durable))
 
     def take(self) -> list[ParkChange]:
