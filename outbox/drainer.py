@@ -13,8 +13,9 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import groupby
+from typing import Any
 
 from ..protocol.errors import Fate, InternalError, KeylaneError
 from ..protocol.limits import MESSAGE_BYTES_MAX
@@ -208,7 +209,7 @@ class Drainer:
         for subject in outcome.unknown | recorded_subjects:
             self._start_routing(subject)
         for subject in outcome.unconfirmed:
-            self._start_limit_check(subject)
+            self._start_once(self._limit_checks, self._refresh_limit, subject)
         for row_id, reason in outcome.refused.items():
             log.error(
                 "row %d was refused, and stays unsent until it is redriven: %s", row_id, reason
@@ -252,15 +253,8 @@ class Drainer:
             if limit < MESSAGE_BYTES_MAX
         }
 
-    def _start_limit_check(self, subject: str) -> None:
-        """Fetch the limit again before rows are refused, because it may have been raised."""
-        if subject not in self._limit_checks:
-            task = start_task(self._refresh_limit(subject), name=f"outbox limit {subject}")
-            self._limit_checks[subject] = task
-            task.add_done_callback(lambda _: self._limit_checks.pop(subject, None))
-            task.add_done_callback(self.on_task_done)
-
     async def _refresh_limit(self, subject: str) -> None:
+        """Fetch the limit again before rows are refused, because it may have been raised."""
         for attempt in itertools.count(1):
             state = await self.refresh_route(subject)
             if not state.problem:
@@ -383,10 +377,19 @@ class Drainer:
         """Start fetching the subject's route until its rows can be sent, unless that is in
         progress.
         """
-        if subject not in self._routing_tasks and not self._is_routed(subject):
-            task = start_task(self._refresh_until_routed(subject), name=f"outbox {subject}")
-            self._routing_tasks[subject] = task
-            task.add_done_callback(lambda _: self._routing_tasks.pop(subject, None))
+        if not self._is_routed(subject):
+            self._start_once(self._routing_tasks, self._refresh_until_routed, subject)
+
+    def _start_once(
+        self,
+        tasks: dict[str, asyncio.Task[None]],
+        work: Callable[[str], Coroutine[Any, Any, None]],
+        subject: str,
+    ) -> None:
+        """Start `work` for a subject, unless `tasks` has its task already."""
+        if subject not in tasks:
+            task = tasks[subject] = start_task(work(subject), name=f"outbox {subject}")
+            task.add_done_callback(lambda _: tasks.pop(subject, None))
             task.add_done_callback(self.on_task_done)
 
     def _is_routed(self, subject: str) -> bool:

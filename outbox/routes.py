@@ -106,7 +106,8 @@ class OutboxRoutes:
     async def _fetch_state(self, subject: str, unsettled: Collection[int]) -> RouteState:
         state = self.states.setdefault(subject, RouteState())
         try:
-            route = await self._fetch_route(subject, state)
+            subject_id = 0 if state.route is None else state.route.subject_id
+            route = await self._meta.route_to_send(subject, subject_id=subject_id)
             state.not_found_count = 0
             if state.route is not None and route.version < state.route.version:
                 state.problem = "the metaserver's route is older than the one followed"
@@ -150,10 +151,6 @@ class OutboxRoutes:
             else:
                 state.problem = error.message
         return state
-
-    async def _fetch_route(self, subject: str, state: RouteState) -> Route:
-        subject_id = 0 if state.route is None else state.route.subject_id
-        return await self._meta.route_to_send(subject, subject_id=subject_id)
 
     async def close(self) -> None:
         """Cancel the pending requests."""
