@@ -51,7 +51,7 @@ class HeldMessages:
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._report = WaitReport()
-        self.batches: list[OutgoingBatch] = [self._new_batch()]
+        self.batches: list[OutgoingBatch] = [OutgoingBatch(self._loop)]
 
     @property
     def cause(self) -> WaitCause:
@@ -60,9 +60,6 @@ class HeldMessages:
 
     def __len__(self) -> int:
         return sum(map(len, self.batches))
-
-    def _new_batch(self) -> OutgoingBatch:
-        return OutgoingBatch(self._loop)
 
     def is_full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
         """Return True if a message with a value of this size needs a new batch."""
@@ -79,7 +76,7 @@ class HeldMessages:
         """Append a new message, and return its batch and index."""
         batch = self.batches[-1]
         if self.is_full(batch, len(value)):
-            batch = self._new_batch()
+            batch = OutgoingBatch(self._loop)
             self.batches.append(batch)
         size = batch.size
         index = batch.add(key, value, packed_properties, sent_at_ns)
@@ -92,26 +89,21 @@ class HeldMessages:
 
     def replace(self, batches: Iterable[OutgoingBatch]) -> None:
         """Replace all held batches by these; new messages go to a new batch."""
-        self.batches = [*batches, self._new_batch()]
-
-    def remove_all(self) -> list[OutgoingBatch]:
-        """Remove and return all batches, without removing them from the budget."""
-        batches = self.batches
-        self.replace(())
-        return batches
+        self.batches = [*batches, OutgoingBatch(self._loop)]
 
     def remove_sendable(
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        Remove and return all batches, after giving up the messages that the route does not allow;
-        it was unknown when they were queued.
+        Remove and return all batches, but not from the budget, after giving up the messages that
+        the route does not allow; it was unknown when they were queued.
 
         Args:
             queue_starts: the subject's logic queues.
             message_bytes_max: the subject's message size limit, in bytes.
         """
-        batches = self.remove_all()
+        batches = self.batches
+        self.replace(())
         for batch in batches:
             for index, destination in (batch.destinations or {}).items():
                 try:
@@ -133,7 +125,7 @@ class HeldMessages:
         `last_batch`, and return its new batch.
         """
         if last_batch is None or self.is_full(last_batch, len(batch.values[index])):
-            last_batch = self._new_batch()
+            last_batch = OutgoingBatch(self._loop)
             self.batches.insert(len(self.batches) - 1, last_batch)
         size, expired_count = last_batch.size, last_batch.expired_count
         last_batch.adopt(batch, index)
