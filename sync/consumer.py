@@ -324,7 +324,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
             KeylaneError: an error ended the consumer.
         """
         try:
-            message = MessageRequest(self._take_next, self._put_back).run(self._thread, self._wrap)
+            request = partial(_anext_or_none, self._consumer)
+            message = MessageRequest(request, self._put_back).run(self._thread, self._wrap)
         except ClosedError:
             if not self._was_closed:
                 raise
@@ -344,12 +345,6 @@ class SyncConsumer(NonCopyable, Generic[V]):
     def _was_closed(self) -> bool:
         """True if the consumer was open and is closed, so that loops over it end."""
         return self._was_open and self._thread.state != "open"
-
-    async def _take_next(self) -> Message[V] | None:
-        try:
-            return await anext(self._consumer)
-        except StopAsyncIteration:
-            return None
 
     def getmany(
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
@@ -466,8 +461,8 @@ def _handler_only_error(name: str) -> ConfigError:
     )
 
 
-async def _anext_or_none(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
-    return await anext(batches, None)
+async def _anext_or_none(iterator: AsyncIterator[T]) -> T | None:
+    return await anext(iterator, None)
 
 
 def _unwrap(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
