@@ -445,7 +445,7 @@ class AckSender:
         if renewed_messages:
             ack = replace(
                 ack,
-                renewed_messages=tuple(ranges_of(renewed_messages)),
+                held=tuple(ranges_of(renewed_messages)),
                 in_flight_ms=self._settings.in_flight_ms,
             )
         return AckRequest(ack, waiters, self.handled.is_partial, renewed_messages, sent_ns)
