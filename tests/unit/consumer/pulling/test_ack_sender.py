@@ -68,7 +68,7 @@ class ToldPartition:
     def boot_ns(self) -> int:
         return 0
 
-    def held(self) -> list[Message]:
+    def messages_to_renew(self) -> list[Message]:
         return []
 
     def record_call_error(self, error: KeylaneError) -> None:
