@@ -29,28 +29,28 @@ class AssignmentLog:
         self._lag_due_ms = 0
         self._lag_pause_ms = LAG_EACH_MS
 
-    def partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
+    def format_partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
         """Return the line for these partitions, or "" if the last line is still true or recent.
         `waits_for` says why there may be none.
         """
-        now, before = frozenset(ids), self._logged
-        if now == before or now_ms - self._logged_ms < LINE_MS_MIN:
+        current_ids, previous_ids = frozenset(ids), self._logged
+        if current_ids == previous_ids or now_ms - self._logged_ms < LINE_MS_MIN:
             return ""
-        self._logged = now
+        self._logged = current_ids
         self._logged_ms = now_ms
         changes = []
-        if before:
-            if got := sorted(now - before):
-                changes.append(f"got {listed(got)}")
-            if gone := sorted(before - now):
-                changes.append(f"no longer has {listed(gone)}")
-        if not now:
-            state = "has no partition" + (" yet" if before is None else " now")
+        if previous_ids:
+            if assigned_ids := sorted(current_ids - previous_ids):
+                changes.append(f"got {listed(assigned_ids)}")
+            if revoked_ids := sorted(previous_ids - current_ids):
+                changes.append(f"no longer has {listed(revoked_ids)}")
+        if not current_ids:
+            state = "has no partition" + (" yet" if previous_ids is None else " now")
             return "; ".join([f"{state}; {waits_for}", *changes])
-        noun = "partition" if len(now) == 1 else "partitions"
-        return "; ".join([f"has {noun} {listed(sorted(now))}", *changes])
+        noun = "partition" if len(current_ids) == 1 else "partitions"
+        return "; ".join([f"has {noun} {listed(sorted(current_ids))}", *changes])
 
-    def lag(self, messages: int, seconds: float, now_ms: int) -> str:
+    def format_lag(self, messages: int, seconds: float, now_ms: int) -> str:
         """Return the line for a lag, or "" if it is short, or was logged recently."""
         if seconds < LAG_S_MIN:
             self._lag_pause_ms = LAG_EACH_MS

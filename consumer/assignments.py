@@ -40,7 +40,7 @@ from .handling.workers import Workers
 from .log_names import consumer_name
 from .membership import Membership
 from .prefetch_budget import PrefetchBudget
-from .pulling.acked_first import AckedFirstClient, AckedFirstSharedClient
+from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
@@ -196,7 +196,7 @@ class Assignments:
         return "; ".join(filter(None, (suspended, self._effective.waiting_for, suspects)))
 
     @property
-    def redrives(self) -> bool:
+    def allows_redrives(self) -> bool:
         """True if parked messages can be redriven here: not with ack="before", nor if the program
         takes Arrow batches.
         """
@@ -215,7 +215,7 @@ class Assignments:
         self._deadline_ms = deadline_ms
         if self._effective.update(grants):
             self._settings = self._effective.settings
-            self._dispatcher.adopt(self._settings)
+            self._dispatcher.apply_settings(self._settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
@@ -267,12 +267,12 @@ class Assignments:
         return self._dispatcher.nack(message, after_s)
 
     @property
-    def lying(self) -> Message | None:
+    def ready_redelivery(self) -> Message | None:
         """A message that the program may take now after a nack: the nacked one, or one that waited
         behind it; None if there is none.
         """
         assert isinstance(self._dispatcher, Stream)
-        return self._dispatcher.lying
+        return self._dispatcher.ready_redelivery
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
         """Release the keys of messages that were acked after a nack, so that later ones follow."""
@@ -280,18 +280,18 @@ class Assignments:
         self._dispatcher.release_acked_keys(messages)
 
     @property
-    def spare(self) -> int:
+    def spare_capacity(self) -> int:
         """The number of free workers; negative if that many messages wait for a worker."""
-        return self._dispatcher.spare
+        return self._dispatcher.spare_capacity
 
-    def held(self, client: PullClient) -> list[Message]:
+    def messages_in_use(self, client: PullClient) -> list[Message]:
         """Return the client's messages that handlers or the body of the program's loop have."""
-        return self._dispatcher.held(client)
+        return self._dispatcher.messages_in_use(client)
 
-    def passed_over(self, message: Message) -> None:
+    def count_unacked_delivery(self, message: Message) -> None:
         """Count a failed try of a shared group's message that the program has not acked in time."""
         assert isinstance(self._dispatcher, Stream)
-        self._dispatcher.passed_over(message)
+        self._dispatcher.count_unacked_delivery(message)
 
     def _wake_pulls(self) -> None:
         """Wake pulls that wait for a free worker."""
@@ -359,7 +359,7 @@ class Assignments:
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         client_class: Callable[..., PullClient] = SharedClient if shared else PullClient
         if self._settings.ack is AckMode.BEFORE:
-            client_class = AckedFirstSharedClient if shared else AckedFirstClient
+            client_class = AckFirstSharedClient if shared else AckFirstClient
         if isinstance(self._membership, Broadcast):
             client_class = self._membership.client_kind(int(grant.partition.partition_id))
         return client_class(
@@ -491,7 +491,7 @@ class Assignments:
             self._log_losses()
             self._log_partitions()
             self._log_lag()
-            self._dispatcher.look()
+            self._dispatcher.check_long_running()
             if self._reachability is not None:
                 self._reachability.check(self.clients)
             check_ms = self._check_ms
@@ -537,14 +537,14 @@ class Assignments:
         now_ms, waits_for = self._clock.boot_ms(), WAITS
         if not self._clients and self.waiting_for:  # it is suspended
             waits_for = f"it waits for {self.waiting_for}"
-        if text := self._lines.partitions(self._clients, now_ms, waits_for):
+        if text := self._lines.format_partitions(self._clients, now_ms, waits_for):
             log.info("%s %s", self._name, text)
 
     def _log_lag(self) -> None:
         positions = [client.position for client in self._clients.values()]
         messages = sum(position.lag_messages for position in positions)
         seconds = max((position.lag_s for position in positions), default=0.0)
-        if text := self._lines.lag(messages, seconds, self._clock.boot_ms()):
+        if text := self._lines.format_lag(messages, seconds, self._clock.boot_ms()):
             log.info("%s %s", self._name, text)
 
     def _log_losses(self) -> None:

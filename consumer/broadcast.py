@@ -163,14 +163,14 @@ class Broadcast:
             SubjectDeletedError: the history belongs to a later subject of the same name.
         """
         self._lineage.check_subject(self._subject, history)
-        self._rows.learn(history)
-        skipped = self._lineage.learn(history)
+        self._rows.update(history)
+        skipped = self._lineage.update(history)
         if self._holder is not None:
             # At the start, this consumer does not get the messages of earlier partitions.
             self._deleted_acks.update(
                 (int(past.partition.partition_id), AckedOffsets()) for past in skipped
             )
-        remaining = self._lineage.left
+        remaining = self._lineage.unread_ids
         deleted = []
         for past in history:
             partition_id = int(past.partition.partition_id)
@@ -195,13 +195,13 @@ class Broadcast:
         """Grant the partitions that the consumer may handle now."""
         assert self._holder is not None
         partition_ids = [int(past.partition.partition_id) for past in self._lineage.readable()]
-        held = {partition_id for partition_id, _ in self._holder.holding(self.session)}
-        self._rows_withheld = not self._deleted_acks.keys().isdisjoint(held)
+        granted = {partition_id for partition_id, _ in self._holder.holding(self.session)}
+        self._rows_withheld = not self._deleted_acks.keys().isdisjoint(granted)
         if self._rows_withheld:  # handlers may still have messages that the rows replace
             partition_ids = [
                 partition_id
                 for partition_id in partition_ids
-                if partition_id not in self._rows.ids or partition_id in held
+                if partition_id not in self._rows.ids or partition_id in granted
             ]
         grants = (
             ()

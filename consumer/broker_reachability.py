@@ -77,15 +77,15 @@ class BrokerReachability:
             self._log_change(_REACHED, name)
             self._membership.nudge()
         checking = self._check is not None and not self._check.done()
-        if not checking and (due := self._brokers.due(self._clock.boot_ms())):
-            self._check = start_task(self._check_brokers(due), name="check brokers")
+        if not checking and (due_brokers := self._brokers.find_due(self._clock.boot_ms())):
+            self._check = start_task(self._check_brokers(due_brokers), name="check brokers")
 
     def close(self) -> None:
         """Cancel a check that is running."""
         if self._check is not None:
             self._check.cancel()
 
-    async def _check_brokers(self, due: Sequence[str]) -> None:
+    async def _check_brokers(self, due_brokers: Sequence[str]) -> None:
         """Look up unreachable brokers at the metaserver, and decide which ones to report."""
         try:
             partitions = await self._membership.partitions_by_broker()
@@ -100,7 +100,9 @@ class BrokerReachability:
         if failures := self._lookup_failures.end_failures(self._clock.boot_ms()):
             log.info("%s can look up brokers again, after %s", self._name, failures)
         # Concurrently: if the network is cut, each broker costs a timeout.
-        await asyncio.gather(*(self._check_broker(name, partitions.get(name)) for name in due))
+        await asyncio.gather(
+            *(self._check_broker(name, partitions.get(name)) for name in due_brokers)
+        )
 
     async def _check_broker(self, name: str, partition: Partition | None) -> None:
         """Report a broker group, or stop reporting it; `partition` is one that it has of the
@@ -111,16 +113,16 @@ class BrokerReachability:
         # broker has been back.
         reached = partition is not None and not is_down and await self._is_reached(partition)
         now_ms = self._clock.boot_ms()
-        if name not in self._brokers.due(now_ms):
+        if name not in self._brokers.find_due(now_ms):
             return  # a partition has reached it meanwhile
         if not is_down and not reached:
-            changed = not self._brokers.is_reported(name)
+            has_changed = not self._brokers.is_reported(name)
             self._brokers.report(name, now_ms)
             text = _UNREACHED
         else:
-            changed = self._brokers.stop_reporting(name, now_ms)
+            has_changed = self._brokers.stop_reporting(name, now_ms)
             text = _DOWN if is_down else _REACHED
-        if changed:
+        if has_changed:
             self._log_change(text, name)
             self._membership.nudge()
 

@@ -45,7 +45,7 @@ from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
 from .handling.stream import NEXT_CODES, Stream
-from .handling.taken import ack_all, check_handed_out, count_failed_attempt, listed, nack_all
+from .handling.taken import ack_all, check_handed_out, count_failed_attempt, nack_all, to_list
 from .handling.workers import Workers
 from .log_names import consumer_name
 from .manifest_file import resolve_start
@@ -253,7 +253,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._dispatchers = DispatcherFactory(
             self._handlers, settings=self._settings, home=self._home, message_filter=self._filter
         )
-        self._ended: asyncio.Future[None] | None = None
+        self._ended_event: asyncio.Future[None] | None = None
         self._close_count = 0
         """The number of `close` calls; an opening that began before the last one is cancelled."""
         self._closes_yielding = 0
@@ -315,7 +315,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             return self
         network = self._connections.open()
         self._clear()
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended_event = asyncio.get_running_loop().create_future()
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
         membership = self._membership = self._new_membership(meta)
         dispatcher = self._dispatcher = self._dispatchers.create(
@@ -457,7 +457,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Return True in a handler's task: waiting for a hand-over, which waits for the handler,
         would be a deadlock.
         """
-        return isinstance(self._dispatcher, Workers) and self._dispatcher.runs(
+        return isinstance(self._dispatcher, Workers) and self._dispatcher.is_worker_task(
             asyncio.current_task()
         )
 
@@ -491,16 +491,16 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._dispatchers.stop_threads()
         await finish_despite_cancel(self._connections.close)
         self._membership = self._assignments = None
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        if self._ended_event is not None and not self._ended_event.done():
+            self._ended_event.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
         """Close the consumer after a fatal error, which `wait`, `run` and the iteration raise."""
-        if self._ended is None or self._ended.done():
+        if self._ended_event is None or self._ended_event.done():
             return
         log.error("%s ends: %r", self._log_name, error)
-        self._ended.set_exception(error)
-        self._ended.exception()
+        self._ended_event.set_exception(error)
+        self._ended_event.exception()
         if isinstance(self._dispatcher, Stream):
             self._dispatcher.fail(error)
         self._start_closing()
@@ -635,15 +635,15 @@ class Consumer(LoopBoundClient, Generic[V]):
     async def _run(self, stop: asyncio.Event) -> None:
         print_ready_line(self._log_name)
         async with Race() as race:
-            ended = race.start(error_of(self.wait()), name="wait for the end")
+            has_ended = race.start(error_of(self.wait()), name="wait for the end")
             race.start(stop.wait(), name="wait for a signal")
             await race.first()
-            if not ended.done():
+            if not has_ended.done():
                 log.info("%s hands over its partitions", self._log_name)
                 if isinstance(self._dispatcher, Stream):
                     await self._dispatcher.finish()
                 await self.close()
-            if (error := await ended) is not None:
+            if (error := await has_ended) is not None:
                 raise error
 
     async def wait(self) -> None:
@@ -660,9 +660,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             await self._consumer_set.wait()
             return
         self._home.check_not_elsewhere()
-        if self._ended is None:
+        if self._ended_event is None:
             raise ClosedError("the consumer was never opened")
-        await shield(self._ended)
+        await shield(self._ended_event)
 
     async def suspend(self) -> None:
         """
@@ -920,7 +920,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             LeaseLostError: other consumers own some of the messages now; the rest is acked.
             ClosedError: a message was not delivered by any consumer.
         """
-        to_ack = listed(messages)
+        to_ack = to_list(messages)
         if not isinstance(self._dispatcher, Stream):
             check_handed_out(to_ack, self._home)
         return self._ack(to_ack)
@@ -945,7 +945,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             LeaseLostError: other consumers own some of the messages now; the rest is nacked.
             ClosedError: a message was not delivered by any consumer.
         """
-        to_nack = listed(messages)
+        to_nack = to_list(messages)
         if not isinstance(self._dispatcher, Stream):
             check_handed_out(to_nack, self._home)
         return nack_all(to_nack, self._home, after_s)

@@ -161,10 +161,10 @@ class ConsumerSet:
             print_ready_line(f"set of {counted(len(self.members), 'consumer')}")
             try:
                 async with Race() as race:
-                    ended = race.start(error_of(self.wait()), name="wait for the end")
+                    has_ended = race.start(error_of(self.wait()), name="wait for the end")
                     race.start(stop.event.wait(), name="wait for a signal")
                     await race.first()
-                    if ended.done() and (error := ended.result()) is not None:
+                    if has_ended.done() and (error := has_ended.result()) is not None:
                         raise error
             finally:
                 await self.close()

@@ -15,9 +15,9 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
 from ..rpc.home import Home
 from .delivery.filter import MessageFilter
-from .handling.acked_first import AckedFirst
+from .handling.acked_first import AckFirstHandler
 from .handling.batch_workers import BatchWorkers
-from .handling.failing import Failing
+from .handling.failing import FailureRules
 from .handling.filtered import Filtering, filtered, filtered_batches
 from .handling.handlers import BatchHandler, Handler, check_handler, is_async
 from .handling.stream import Stream
@@ -102,15 +102,17 @@ class DispatcherFactory:
         """Return the dispatcher of a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
-        failing = Failing(client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered)
-        failing.adopt(settings)
+        failure_rules = FailureRules(
+            client=client, wall_ms=clock.wall_ms, rng=rng, in_place=not ordered
+        )
+        failure_rules.apply_settings(settings)
         if handlers.any_handler is None:
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
                 check=self._home.check_not_elsewhere,
                 ordered=ordered,
-                failing=failing,
+                failure_rules=failure_rules,
                 filtering=None
                 if self._message_filter is None
                 else Filtering(self._message_filter, settings.handler_backoff, rng),
@@ -127,7 +129,7 @@ class DispatcherFactory:
             )
             handler = threads.run
         if settings.ack is AckMode.BEFORE:
-            ack_first = AckedFirst(handler, boot_ms=clock.boot_ms)
+            ack_first = AckFirstHandler(handler, boot_ms=clock.boot_ms)
             handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
         options: dict[str, Any] = {
             "concurrency": settings.threads or settings.concurrency,
@@ -140,7 +142,7 @@ class DispatcherFactory:
             "on_crash": on_crash,
             "ordered": ordered,
             "acks_each": settings.ack is AckMode.EACH,
-            "failing": failing,
+            "failure_rules": failure_rules,
         }
         workers: Workers
         if handlers.batch_handler is None:
@@ -153,10 +155,12 @@ class DispatcherFactory:
                 **options,
             )
         if threads is not None:
-            threads.ends = lambda: workers.ends(asyncio.current_task())
+            threads.is_ending_worker = lambda: workers.is_ending_worker(asyncio.current_task())
             threads.on_end = on_crash
         if ack_first is not None:
-            ack_first.timed_out = lambda: workers.timed_out(asyncio.current_task())
+            ack_first.take_timeout_error = lambda: workers.take_timeout_error(
+                asyncio.current_task()
+            )
         return workers
 
     def start_threads(self) -> None:

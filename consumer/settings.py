@@ -298,9 +298,11 @@ def merge_settings(settings: ConsumerSettings | None, **overrides: Any) -> Consu
         settings = ConsumerSettings()
     if not isinstance(settings, ConsumerSettings):
         raise ConfigError(f"settings must be ConsumerSettings, not {settings!r:.40}")
-    changed = replace(settings, **{k: v for k, v in overrides.items() if v is not None})
+    merged = replace(
+        settings, **{name: value for name, value in overrides.items() if value is not None}
+    )
     tries_max = overrides.get("tries_max")
-    return changed if tries_max is None else replace(changed, retry_tries_max=tries_max)
+    return merged if tries_max is None else replace(merged, retry_tries_max=tries_max)
 
 
 _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
@@ -309,8 +311,8 @@ _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
 def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
     """Return settings that inherit a missing name, filter or callback from `parent`."""
     values = {name: getattr(settings, name) for name in _INHERITED}
-    missing = [name for name, value in values.items() if value is None or value == ""]
-    return replace(settings, **{name: getattr(parent, name) for name in missing})
+    inherited = [name for name, value in values.items() if value is None or value == ""]
+    return replace(settings, **{name: getattr(parent, name) for name in inherited})
 
 
 ARGUMENT_HINTS = {

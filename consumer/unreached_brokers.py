@@ -70,15 +70,17 @@ class UnreachedBrokers:
             del self._next_check_ms[name]
         return recovered
 
-    def due(self, now_ms: int) -> list[str]:
+    def find_due(self, now_ms: int) -> list[str]:
         """Return the broker groups whose state the caller should now look up in the cluster."""
-        due = {
+        due_brokers = {
             name
             for name, since_ms in self._failing.items()
             if name not in self._next_check_ms and now_ms - since_ms >= self._patience_ms
         }
-        due |= {name for name, check_ms in self._next_check_ms.items() if now_ms >= check_ms}
-        return sorted(due)
+        due_brokers |= {
+            name for name, check_ms in self._next_check_ms.items() if now_ms >= check_ms
+        }
+        return sorted(due_brokers)
 
     def is_reported(self, name: str) -> bool:
         """Return whether heartbeats list the broker group as unreachable."""

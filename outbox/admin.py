@@ -21,7 +21,16 @@ from ..user_database.transactions import EngineOrUrl, create_missing_tables
 from .database import OutboxDatabase
 from .settings import OutboxSettings
 from .tables import DEFAULT_PREFIX, OutboxTables
-from .upkeep import OutboxStatus, RowChange, purge, purge_unsent, read_status, redrive
+from .upkeep import (
+    SETTLED,
+    UNSENT,
+    OutboxStatus,
+    RowChange,
+    change_rows,
+    delete_rows,
+    read_status,
+    requeue_rows,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,11 +46,11 @@ async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PRE
         ConfigError: the engine, the URL or the prefix is invalid.
         StorageError: the database reported an error.
     """
-    await create_missing_tables(lambda: _run(engine_or_url, prefix, _create))
-
-
-def _create(connection: Connection, tables: OutboxTables) -> None:
-    tables.create(connection)
+    await create_missing_tables(
+        lambda: _run_in_transaction(
+            engine_or_url, prefix, lambda connection, tables: tables.create(connection)
+        )
+    )
 
 
 async def outbox_status(
@@ -54,9 +63,11 @@ async def outbox_status(
         SchemaError, ConfigError, StorageError: as `create_tables`.
         InvalidRequestError: an argument is invalid; nothing was done.
     """
-    _check(subject)
+    _check_arguments(subject)
     now_ns = environment_of(None).clock.wall_ns()
-    return await _run(engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject)
+    return await _run_in_transaction(
+        engine_or_url, prefix, read_status, now_ns=now_ns, subject=subject
+    )
 
 
 async def redrive_failed(
@@ -82,8 +93,10 @@ async def redrive_failed(
     Raises:
         As `outbox_status`.
     """
-    _check(subject, dry_run=dry_run)
-    return await _run(engine_or_url, prefix, redrive, subject=subject, dry_run=dry_run)
+    _check_arguments(subject, dry_run=dry_run)
+    return await _run_in_transaction(
+        engine_or_url, prefix, change_rows, requeue_rows, SETTLED, subject=subject, dry_run=dry_run
+    )
 
 
 async def purge_failed(
@@ -106,8 +119,10 @@ async def purge_failed(
     Raises:
         As `outbox_status`.
     """
-    _check(subject, dry_run=dry_run)
-    return await _run(engine_or_url, prefix, purge, subject=subject, dry_run=dry_run)
+    _check_arguments(subject, dry_run=dry_run)
+    return await _run_in_transaction(
+        engine_or_url, prefix, change_rows, delete_rows, SETTLED, subject=subject, dry_run=dry_run
+    )
 
 
 async def purge_waiting(
@@ -143,10 +158,12 @@ async def purge_waiting(
     addresses = parse_addresses(meta)
     if not force:
         await _check_absent(addresses, subject)
-    return await _run(engine_or_url, prefix, purge_unsent, subject=subject, dry_run=dry_run)
+    return await _run_in_transaction(
+        engine_or_url, prefix, change_rows, delete_rows, UNSENT, subject=subject, dry_run=dry_run
+    )
 
 
-def _check(subject: str | None, **flags: bool) -> None:
+def _check_arguments(subject: str | None, **flags: bool) -> None:
     """Raise InvalidRequestError for an invalid argument."""
     if subject is not None:
         check_name("subject", subject)
@@ -169,7 +186,7 @@ async def _check_absent(addresses: list[str], subject: str) -> None:
     raise ConflictError(Reason.OUTBOX_SUBJECT_EXISTS, subject=subject)
 
 
-async def _run(
+async def _run_in_transaction(
     engine_or_url: EngineOrUrl,
     prefix: str,
     work: Callable[Concatenate[Connection, OutboxTables, P], T],

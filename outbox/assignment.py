@@ -73,9 +73,9 @@ def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
     ranges = []
     for subject, table in tables.items():
         start = 0
-        for closed, run in groupby(table, key=lambda capacity: capacity is None):
-            end = start + sum(1 for _ in run)
-            if closed:
+        for is_closed, capacities in groupby(table, key=lambda capacity: capacity is None):
+            end = start + sum(1 for _ in capacities)
+            if is_closed:
                 ranges.append(SubjectRange(subject, start, end))
             start = end
     return ranges
@@ -84,7 +84,7 @@ def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
 def capacity_table(
     partition_ids: Sequence[int],
     capacities: Mapping[int, Capacity],
-    blocked: Iterable[tuple[int, int]],
+    blocked_ranges: Iterable[tuple[int, int]],
 ) -> list[Capacity | None]:
     """
     Return the capacity of each logical partition of a subject.
@@ -93,12 +93,13 @@ def capacity_table(
         partition_ids: the open partition of each logical partition; empty while the route is not
             known.
         capacities: the capacities of the partitions that can accept batches, by partition id.
-        blocked: the ranges of partitions that are no longer open but still have unsettled batches.
+        blocked_ranges: the ranges of partitions that are no longer open but still have unsettled
+            batches.
     """
     if not partition_ids:
         return [None] * LOGICAL_PARTITIONS
     table = [capacities.get(partition_id) for partition_id in partition_ids]
-    for start, end in blocked:
+    for start, end in blocked_ranges:
         table[start:end] = [None] * (end - start)
     return table
 
@@ -122,28 +123,28 @@ def assign(
         limits: the size limits of subjects with a limit below the maximum for all messages.
     """
     builders: dict[int, _BatchBuilder] = {}
-    halted: list[int] = []
-    unknown: set[str] = set()
-    refused: dict[int, str] = {}
-    waiting: set[SubjectKey] = set()
+    halted_ids: list[int] = []
+    unknown_subjects: set[str] = set()
+    refusals: dict[int, str] = {}
+    unconfirmed_keys: set[SubjectKey] = set()
     """Keys with a row over a limit that is not confirmed."""
     for row in rows:
         table = tables.get(row.subject)
         if table is None:
-            unknown.add(row.subject)
+            unknown_subjects.add(row.subject)
             continue
         if row.key and (row.subject, row.key) in halted_keys:
-            halted.append(row.id)
+            halted_ids.append(row.id)
             continue
         capacity = table[row.logical]
-        if capacity is None or (row.key and (row.subject, row.key) in waiting):
+        if capacity is None or (row.key and (row.subject, row.key) in unconfirmed_keys):
             continue
         limit = limits.get(row.subject)
         if limit is not None and row.size > limit.bytes:
             if limit.confirmed:
-                refused[row.id] = message_too_large(row.size, limit.bytes).message
+                refusals[row.id] = message_too_large(row.size, limit.bytes).message
             else:
-                waiting.add((row.subject, row.key))
+                unconfirmed_keys.add((row.subject, row.key))
             continue
         builder = builders.get(capacity.partition_id)
         if builder is None:
@@ -153,10 +154,10 @@ def assign(
         builder.add(row)
     return RecordPlan(
         [batch for builder in builders.values() for batch in builder.batches],
-        halted,
-        unknown,
-        refused,
-        {subject for subject, _ in waiting},
+        halted_ids,
+        unknown_subjects,
+        refusals,
+        {subject for subject, _ in unconfirmed_keys},
     )
 
 
@@ -177,7 +178,7 @@ class _BatchBuilder:
     def add(self, row: OutboxRow) -> None:
         size = row.size + BYTES_PER_MESSAGE
         if not self._rows or self._needs_new_batch(size):
-            self._begin(row.subject)
+            self._begin_batch(row.subject)
         if self._full:
             return  # this row and all later ones wait
         self._rows.append(row)
@@ -194,7 +195,7 @@ class _BatchBuilder:
             or size > self._batch_bytes // 2
         )
 
-    def _begin(self, subject: str) -> None:
+    def _begin_batch(self, subject: str) -> None:
         if len(self.batches) >= self._capacity.batches:
             self._full = True
             return

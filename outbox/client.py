@@ -113,9 +113,9 @@ class Outbox(LoopBoundClient, Generic[V]):
         self._waiters = RowWaiters(self._database, self._tables, poll_ms=self._settings.rescan_ms)
         self._routes: OutboxRoutes | None = None
         self._drainer: Drainer | None = None
-        self._closing: Drainer | None = None
+        self._closing_drainer: Drainer | None = None
         """The drainer that is being closed; a repeated `close` finishes the work."""
-        self._commits: CommitWatch | None = None
+        self._commit_watch: CommitWatch | None = None
 
     def __repr__(self) -> str:
         return f"<Outbox at {', '.join(self._addresses)}, {self._connections.home.state}>"
@@ -154,7 +154,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             draw_identity=environment.draw_identity,
             waiters=self._waiters,
         )
-        self._commits = CommitWatch(asyncio.get_running_loop(), self._drainer.wake)
+        self._commit_watch = CommitWatch(asyncio.get_running_loop(), self._drainer.wake)
         return self
 
     async def close(self) -> None:
@@ -169,18 +169,18 @@ class Outbox(LoopBoundClient, Generic[V]):
         if not self._connections.home.here:
             return
         self._connections.home.check()
-        await clean_up(self._end)
+        await clean_up(self._close_all)
 
-    async def _end(self) -> None:
-        drainer = self._closing = self._drainer or self._closing
-        self._drainer = self._commits = None
+    async def _close_all(self) -> None:
+        drainer = self._closing_drainer = self._drainer or self._closing_drainer
+        self._drainer = self._commit_watch = None
         self._waiters.close()
         if drainer is not None:
             await drainer.close()
         if self._routes is not None:
             await self._routes.close()
         await self._close_connections()
-        self._closing = None
+        self._closing_drainer = None
         if drainer is not None and drainer.fault is not None:
             raise stopped_error(drainer.fault)
 
@@ -195,7 +195,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._read_once(read_status, now_ns)
+        return await self._run_read(read_status, now_ns)
 
     async def gauges(self) -> OutboxGauges:
         """
@@ -210,9 +210,9 @@ class Outbox(LoopBoundClient, Generic[V]):
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
-        return await self._read_once(read_gauges, now_ns)
+        return await self._run_read(read_gauges, now_ns)
 
-    async def _read_once(self, read: Callable[..., T], now_ns: int) -> T:
+    async def _run_read(self, read: Callable[..., T], now_ns: int) -> T:
         """Run `read` in a transaction; close the connections if the outbox is not open."""
         try:
             return await self._database.run(read, self._tables, now_ns=now_ns)
@@ -279,7 +279,7 @@ class Outbox(LoopBoundClient, Generic[V]):
                 f"add takes an AsyncSession or an AsyncConnection, not {type(target).__name__}; "
                 "add_sync takes a Session or a Connection"
             )
-        return target.run_sync(self._add, self._row(subject, value, key, properties, tags))
+        return target.run_sync(self._add, self._build_row(subject, value, key, properties, tags))
 
     def add_sync(
         self,
@@ -296,7 +296,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not {type(target).__name__}"
             )
-        return self._add(target, self._row(subject, value, key, properties, tags))
+        return self._add(target, self._build_row(subject, value, key, properties, tags))
 
     def _add(self, target: Session | Connection, row: dict[str, Any]) -> int:
         try:
@@ -307,8 +307,8 @@ class Outbox(LoopBoundClient, Generic[V]):
             result = target.execute(self._insert, row)
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        if self._commits is not None and self._connections.home.here:
-            self._commits.watch(target)
+        if self._commit_watch is not None and self._connections.home.here:
+            self._commit_watch.watch(target)
         return _row_id(result)
 
     async def send(
@@ -343,7 +343,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         self._connections.home.check()
         if self._drainer is not None and self._drainer.fault is not None:
             raise stopped_error(self._drainer.fault).copy(Fate.NOT_DONE)
-        row = self._row(subject, value, key, properties, tags)
+        row = self._build_row(subject, value, key, properties, tags)
         row_id, token = await self._database.run(self._insert_row, row)
         if self._drainer is not None:  # it may have been closed in the meantime
             self._drainer.wake()
@@ -356,7 +356,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         row_id = _row_id(connection.execute(self._insert, row))
         return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()
 
-    def _row(
+    def _build_row(
         self,
         subject: str,
         value: V,

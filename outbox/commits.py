@@ -38,32 +38,32 @@ class CommitWatch:
             return
         if isinstance(target, Session):
             event.listen(target, "after_commit", self._after_commit)
-            event.listen(target, "after_soft_rollback", self._session_rolled_back)
+            event.listen(target, "after_soft_rollback", self._on_session_rollback)
         else:
             event.listen(target, "commit", self._before_commit)
-            event.listen(target, "rollback", self._rolled_back)
+            event.listen(target, "rollback", self._on_rollback)
 
     def _after_commit(self, session: Session) -> None:
         if not session.in_nested_transaction() and self._has_rows.get(session):
             self._has_rows[session] = False
             self._call_soon(self._wake)
 
-    def _session_rolled_back(self, session: Session, ended: SessionTransaction) -> None:
-        if not ended.nested:  # a savepoint's rollback keeps earlier rows
+    def _on_session_rollback(self, session: Session, transaction: SessionTransaction) -> None:
+        if not transaction.nested:  # a savepoint's rollback keeps earlier rows
             self._has_rows[session] = False
 
-    def _rolled_back(self, connection: Connection) -> None:
+    def _on_rollback(self, connection: Connection) -> None:
         self._has_rows[connection] = False
 
     def _before_commit(self, connection: Connection) -> None:
         transaction = connection.get_transaction()
         if transaction is not None and self._has_rows.get(connection):
             self._has_rows[connection] = False
-            self._call_soon(lambda: self._wake_after(transaction))
+            self._call_soon(lambda: self._wake_when_ended(transaction))
 
-    def _wake_after(self, transaction: Transaction) -> None:
+    def _wake_when_ended(self, transaction: Transaction) -> None:
         if transaction.is_active:
-            self._loop.call_later(POLL_S, self._wake_after, transaction)
+            self._loop.call_later(POLL_S, self._wake_when_ended, transaction)
         else:
             self._wake()
 

@@ -13,8 +13,9 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from itertools import groupby
+from typing import Any
 
 from ..protocol.errors import Fate, InternalError, KeylaneError
 from ..protocol.limits import MESSAGE_BYTES_MAX
@@ -25,10 +26,10 @@ from . import rows
 from .assignment import CapacityTable, SizeLimit, SubjectKey, capacity_table
 from .batches import OutboxBatch, SendSession
 from .database import Transactions
-from .lease import TokenPassedError, release
+from .lease import TokenChangedError, release
 from .partition_sender import WARN_AT, PartitionSender
 from .round import RoundInput, RoundOutcome, SettledBatches, run_round
-from .routes import KnownRoute, OutboxRoutes
+from .routes import OutboxRoutes, RouteState
 from .settings import OutboxSettings
 from .tables import OutboxTables
 from .waiters import RowWaiters
@@ -114,22 +115,22 @@ class Drainer:
     # ── rounds ────────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
         try:
-            await self._rounds()
+            await self._run_rounds()
         except asyncio.CancelledError:
             # Only the end of the event loop cancels this task. Without a release, the next process
             # would have to wait for the lease to expire.
             await self._release()
             raise
 
-    async def _rounds(self) -> None:
+    async def _run_rounds(self) -> None:
         pauses = self._settings.backoff.pauses(self._rng)
         self.wake()
         while not self._closing and self.fault is None:
             try:
-                if await self._is_due():
-                    await self._round()
+                if await self._wait_until_due():
+                    await self._run_round()
                 pauses.reset()
-            except (KeylaneError, TokenPassedError) as error:
+            except (KeylaneError, TokenChangedError) as error:
                 log.info(
                     "the outbox will read its rows again: %s", getattr(error, "message", error)
                 )
@@ -137,7 +138,7 @@ class Drainer:
                 await self._wait_for_wake(pauses.next_ms())
                 self.wake()
 
-    async def _is_due(self) -> bool:
+    async def _wait_until_due(self) -> bool:
         """Wait until a round may be due; return False if there is nothing to do."""
         settings = self._settings
         if await self._wait_for_wake(
@@ -146,7 +147,9 @@ class Drainer:
             else min(settings.rescan_ms, settings.lease_ms // 3)
         ):
             return not self._closing and self.fault is None
-        return self.token is not None or await self._database.run(rows.any_unsettled, self._tables)
+        return self.token is not None or await self._database.run(
+            rows.has_unsettled_rows, self._tables
+        )
 
     async def _wait_for_wake(self, wait_ms: int) -> bool:
         """Wait for `wake`; return False after `wait_ms` without one."""
@@ -158,7 +161,7 @@ class Drainer:
         self._wake.clear()
         return True
 
-    async def _round(self) -> None:
+    async def _run_round(self) -> None:
         settled, self._settled = self._settled, SettledBatches()
         round_input = RoundInput(
             owner=self._owner,
@@ -167,7 +170,7 @@ class Drainer:
             sending=any(sender.batches for sender in self.senders.values()),
             tables=self._capacity_tables(),
             halted_keys=self._halted_keys,
-            limits=self._limits(),
+            limits=self._size_limits(),
         )
         self._confirmed_limits.clear()
         try:
@@ -176,15 +179,15 @@ class Drainer:
             self._may_hold_lease = True
             raise
         self._waiters.settle(settled, outcome.refused)
-        self._apply(outcome)
+        self._apply_outcome(outcome)
         await self._close_idle_senders()
-        if self.token is None and len(self._routes.known) > CACHED_SUBJECTS_MAX:
+        if self.token is None and len(self._routes.states) > CACHED_SUBJECTS_MAX:
             await self._close_senders()
-            self._routes.known.clear()
-        elif len(self._routes.known) > 2 * CACHED_SUBJECTS_MAX:
+            self._routes.states.clear()
+        elif len(self._routes.states) > 2 * CACHED_SUBJECTS_MAX:
             await self._evict_idle_subjects()
 
-    def _apply(self, outcome: RoundOutcome) -> None:
+    def _apply_outcome(self, outcome: RoundOutcome) -> None:
         self.token = outcome.token
         self._halted_keys = outcome.halted_keys
         if outcome.inherited:
@@ -192,19 +195,21 @@ class Drainer:
                 outcome.recorded, key=lambda batch: batch.partition_id
             ):
                 inherited_batches = list(batches)
-                self._sender(inherited_batches[0].subject, partition_id).inherit(inherited_batches)
+                self._get_or_create_sender(inherited_batches[0].subject, partition_id).inherit(
+                    inherited_batches
+                )
         else:
             for batch in outcome.recorded:
-                if not self._sender(batch.subject, batch.partition_id).take(batch):
+                if not self._get_or_create_sender(batch.subject, batch.partition_id).enqueue(batch):
                     self._settled.returned.append(batch)
                     self.wake()
-        recorded = {batch.subject for batch in outcome.recorded}
-        for subject in recorded:
+        recorded_subjects = {batch.subject for batch in outcome.recorded}
+        for subject in recorded_subjects:
             self._routes.mark_used(subject)
-        for subject in outcome.unknown | recorded:
+        for subject in outcome.unknown | recorded_subjects:
             self._start_routing(subject)
         for subject in outcome.unconfirmed:
-            self._start_limit_check(subject)
+            self._start_once(self._limit_checks, self._refresh_limit, subject)
         for row_id, reason in outcome.refused.items():
             log.error(
                 "row %d was refused, and stays unsent until it is redriven: %s", row_id, reason
@@ -220,7 +225,7 @@ class Drainer:
         }
         return {
             subject: capacity_table(
-                known.partition_ids if self._are_ranges_known(subject) else (),
+                state.partition_ids if self._are_ranges_known(subject) else (),
                 capacities,
                 [
                     (sender.partition.range_start, sender.partition.range_end)
@@ -228,45 +233,42 @@ class Drainer:
                     if sender.partition is not None and sender.batches and not sender.listed
                 ],
             )
-            for subject, known in self._routes.known.items()
+            for subject, state in self._routes.states.items()
         }
 
-    def _limits(self) -> dict[str, SizeLimit]:
+    def _size_limits(self) -> dict[str, SizeLimit]:
         """Return the size limits below MESSAGE_BYTES_MAX, by subject."""
-        lowest: dict[str, int] = {}
-        for subject, known in self._routes.known.items():
-            reported = [each.limit_bytes for each in self._senders_of(subject) if each.listed]
-            routed = MESSAGE_BYTES_MAX if known.route is None else known.route.message_bytes_max
-            lowest[subject] = min([routed, *reported])
+        lowest_limits: dict[str, int] = {}
+        for subject, state in self._routes.states.items():
+            reported_limits = [
+                each.limit_bytes for each in self._senders_of(subject) if each.listed
+            ]
+            route_limit = (
+                MESSAGE_BYTES_MAX if state.route is None else state.route.message_bytes_max
+            )
+            lowest_limits[subject] = min([route_limit, *reported_limits])
         return {
             subject: SizeLimit(limit, subject in self._confirmed_limits)
-            for subject, limit in lowest.items()
+            for subject, limit in lowest_limits.items()
             if limit < MESSAGE_BYTES_MAX
         }
 
-    def _start_limit_check(self, subject: str) -> None:
-        """Fetch the limit again before rows are refused, because it may have been raised."""
-        if subject not in self._limit_checks:
-            task = start_task(self._refresh_limit(subject), name=f"outbox limit {subject}")
-            self._limit_checks[subject] = task
-            task.add_done_callback(lambda _: self._limit_checks.pop(subject, None))
-            task.add_done_callback(self.on_task_done)
-
     async def _refresh_limit(self, subject: str) -> None:
+        """Fetch the limit again before rows are refused, because it may have been raised."""
         for attempt in itertools.count(1):
-            known = await self.refresh_route(subject)
-            if not known.problem:
+            state = await self.refresh_route(subject)
+            if not state.problem:
                 break
-            await self._wait_for_route(subject, known, attempt)
+            await self._wait_for_route(subject, state, attempt)
             if self.token is None:
                 return
         self._confirmed_limits.add(subject)
         self.wake()
 
-    async def _wait_for_route(self, subject: str, known: KnownRoute, attempt: int) -> None:
+    async def _wait_for_route(self, subject: str, state: RouteState, attempt: int) -> None:
         level = logging.WARNING if attempt == WARN_AT else logging.DEBUG
-        log.log(level, "rows of %s wait: %s", subject, known.problem)
-        pause_ms = known.pause_ms(attempt, self._settings.backoff, self._rng)
+        log.log(level, "rows of %s wait: %s", subject, state.problem)
+        pause_ms = state.pause_ms(attempt, self._settings.backoff, self._rng)
         await asyncio.sleep(pause_ms / 1000)
 
     def _are_ranges_known(self, subject: str) -> bool:
@@ -284,8 +286,8 @@ class Drainer:
         self._settled = SettledBatches()  # the senders may have added to it
         self._halted_keys = set()
         self._begin_session()
-        for subject, known in self._routes.known.items():
-            self._apply_route(subject, known)
+        for subject, state in self._routes.states.items():
+            self._apply_route(subject, state)
 
     async def _close_senders(self) -> None:
         senders, self.senders, self._by_subject = list(self.senders.values()), {}, {}
@@ -296,7 +298,7 @@ class Drainer:
     def _senders_of(self, subject: str) -> list[PartitionSender]:
         return self._by_subject.get(subject, [])
 
-    def _sender(self, subject: str, partition_id: int) -> PartitionSender:
+    def _get_or_create_sender(self, subject: str, partition_id: int) -> PartitionSender:
         sender = self.senders.get(partition_id)
         if sender is None:
             sender = self.senders[partition_id] = PartitionSender(
@@ -314,10 +316,10 @@ class Drainer:
     async def _close_idle_senders(self) -> None:
         """Close senders without batches whose partitions are not open in the route."""
         for partition_id, sender in list(self.senders.items()):
-            known = self._routes.known.get(sender.subject)
+            state = self._routes.states.get(sender.subject)
             if (
-                known is not None
-                and known.route is not None
+                state is not None
+                and state.route is not None
                 and not (sender.listed or sender.batches)
             ):
                 del self.senders[partition_id]
@@ -328,18 +330,18 @@ class Drainer:
         """Evict the subjects that have been idle longest from the cache."""
         busy = {sender.subject for sender in self.senders.values() if sender.batches}
         busy |= {*self._routing_tasks, *self._limit_checks}
-        idle = [subject for subject in self._routes.known if subject not in busy]
+        idle = [subject for subject in self._routes.states if subject not in busy]
         evicted: list[PartitionSender] = []
-        for subject in idle[: len(self._routes.known) - CACHED_SUBJECTS_MAX]:
-            del self._routes.known[subject]
+        for subject in idle[: len(self._routes.states) - CACHED_SUBJECTS_MAX]:
+            del self._routes.states[subject]
             evicted += self._by_subject.pop(subject, [])
         for sender in evicted:
             del self.senders[sender.partition_id]
         for sender in evicted:
             await sender.close()
 
-    def stored(self, batch: OutboxBatch) -> None:
-        """See `SenderOwner.stored`."""
+    def on_stored(self, batch: OutboxBatch) -> None:
+        """See `SenderOwner.on_stored`."""
         self._settled.stored.append(batch)
         self.wake()
 
@@ -353,61 +355,70 @@ class Drainer:
         self.wake()
 
     # ── routes ────────────────────────────────────────────────────────────────────────────────────
-    async def refresh_route(self, subject: str) -> KnownRoute:
+    async def refresh_route(self, subject: str) -> RouteState:
         """See `SenderOwner.refresh_route`."""
         unsettled = [sender.partition_id for sender in self._senders_of(subject) if sender.batches]
-        known = await self._routes.fetch(subject, unsettled)
-        self._apply_route(subject, known)
+        state = await self._routes.fetch(subject, unsettled)
+        self._apply_route(subject, state)
         self.wake()
-        return known
+        return state
 
-    def _apply_route(self, subject: str, known: KnownRoute) -> None:
+    def _apply_route(self, subject: str, state: RouteState) -> None:
         """Pass a route to the subject's senders, and create missing senders for open partitions."""
-        for partition_id in known.open:
-            self._sender(subject, partition_id)
+        for partition_id in state.open:
+            self._get_or_create_sender(subject, partition_id)
         for sender in self._senders_of(subject):
-            sender.listed = sender.partition_id in known.open
-            sender.gone = known.gone.get(sender.partition_id)
-            partition = known.open.get(sender.partition_id) or known.others.get(sender.partition_id)
+            sender.listed = sender.partition_id in state.open
+            sender.gone = state.gone.get(sender.partition_id)
+            partition = state.open.get(sender.partition_id) or state.closed.get(sender.partition_id)
             sender.partition = partition or sender.partition
 
     def _start_routing(self, subject: str) -> None:
         """Start fetching the subject's route until its rows can be sent, unless that is in
         progress.
         """
-        if subject not in self._routing_tasks and not self._is_routed(subject):
-            task = start_task(self._fetch_until_routed(subject), name=f"outbox {subject}")
-            self._routing_tasks[subject] = task
-            task.add_done_callback(lambda _: self._routing_tasks.pop(subject, None))
+        if not self._is_routed(subject):
+            self._start_once(self._routing_tasks, self._refresh_until_routed, subject)
+
+    def _start_once(
+        self,
+        tasks: dict[str, asyncio.Task[None]],
+        work: Callable[[str], Coroutine[Any, Any, None]],
+        subject: str,
+    ) -> None:
+        """Start `work` for a subject, unless `tasks` has its task already."""
+        if subject not in tasks:
+            task = tasks[subject] = start_task(work(subject), name=f"outbox {subject}")
+            task.add_done_callback(lambda _: tasks.pop(subject, None))
             task.add_done_callback(self.on_task_done)
 
     def _is_routed(self, subject: str) -> bool:
-        known = self._routes.known.get(subject)
+        state = self._routes.states.get(subject)
         senders = self._senders_of(subject)
         return (
-            known is not None
-            and known.route is not None
-            and known.open.keys() <= {sender.partition_id for sender in senders}
+            state is not None
+            and state.route is not None
+            and state.open.keys() <= {sender.partition_id for sender in senders}
             and not any(sender.listed and sender.sealed for sender in senders)
         )
 
-    async def _fetch_until_routed(self, subject: str) -> None:
+    async def _refresh_until_routed(self, subject: str) -> None:
         for attempt in itertools.count(1):
-            known = await self.refresh_route(subject)
+            state = await self.refresh_route(subject)
             if self._is_routed(subject):
                 return
-            await self._wait_for_route(subject, known, attempt)
+            await self._wait_for_route(subject, state, attempt)
             if self.token is None:  # another process sends
-                self._routes.known.pop(subject, None)
+                self._routes.states.pop(subject, None)
                 return
 
     @property
     def problems(self) -> dict[str, str]:
         """The reasons why rows wait, by subject."""
         routes = {
-            subject: self._routes.known[subject].problem
+            subject: self._routes.states[subject].problem
             for subject in (*self._routing_tasks, *self._limit_checks)
-            if subject in self._routes.known
+            if subject in self._routes.states
         }
         senders = {
             sender.subject: sender.problem for sender in self.senders.values() if sender.batches

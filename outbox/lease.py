@@ -26,13 +26,15 @@ distinguish a deleted row from a sent one.
 """
 
 
-class TokenPassedError(Exception):
+class TokenChangedError(Exception):
     """The token has changed, because another process took the lease or an operator changed rows;
     read them again.
     """
 
 
-def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int) -> int | None:
+def acquire(
+    connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int
+) -> int | None:
     """Take the lease for `lease_ms` and return its token, or None while another process holds
     it.
     """
@@ -40,15 +42,15 @@ def take(connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: 
     now = database_ms()
     _end_when_idle(connection, lease_ms)
     # An expiry beyond the maximum lease was written before the clock was set back.
-    free = sa.or_(
+    is_free = sa.or_(
         lease.c.until_ms < now, lease.c.until_ms > now + LEASE_MS_MAX, lease.c.owner == owner
     )
-    taken = connection.execute(
+    update = connection.execute(
         sa.update(lease)
-        .where(free)
+        .where(is_free)
         .values(token=lease.c.token + 1, owner=owner, until_ms=now + lease_ms)
     )
-    if taken.rowcount == 0:
+    if update.rowcount == 0:
         return None
     token: int = connection.execute(sa.select(lease.c.token)).scalar_one()
     return token
@@ -59,7 +61,7 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
     Extend the lease to `lease_ms` from now, and lock its row until the transaction ends.
 
     Raises:
-        TokenPassedError: the token has changed.
+        TokenChangedError: the token has changed.
     """
     _end_when_idle(connection, lease_ms)
     lease = tables.lease
@@ -68,7 +70,7 @@ def renew(connection: Connection, tables: OutboxTables, *, token: int, lease_ms:
         sa.update(lease).where(lease.c.token == token).values(until_ms=until_ms)
     )
     if done.rowcount == 0:
-        raise TokenPassedError
+        raise TokenChangedError
 
 
 def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None:
@@ -84,13 +86,13 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
     )
 
 
-def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
+def advance_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
     """
     Lock the lease's row, and make its holder read everything again. Every change by an operator
     begins with this.
 
     Args:
-        deletes: the change may delete unsent rows; see `deletions`.
+        deletes: the change may delete unsent rows; see `deletion_count`.
     """
     lease = tables.lease
     _end_when_idle(connection, IDLE_MS_MIN)
@@ -98,7 +100,7 @@ def pass_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -
     connection.execute(sa.update(lease).values(token=lease.c.token + step, until_ms=0, owner=""))
 
 
-def deletions(token: int) -> int:
+def deletion_count(token: int) -> int:
     """Return the number of deletions by operators that a token counts."""
     return token // TOKENS_PER_DELETION
 

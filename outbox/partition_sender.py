@@ -35,7 +35,7 @@ WARN_AT = 8
 class SenderOwner(Protocol):
     """The drainer, as seen by its senders."""
 
-    def stored(self, batch: OutboxBatch) -> None:
+    def on_stored(self, batch: OutboxBatch) -> None:
         """Delete a stored batch in the next round."""
         ...
 
@@ -105,20 +105,20 @@ class PartitionSender:
     # ── recording ─────────────────────────────────────────────────────────────────────────────────
     def capacity(self) -> Capacity | None:
         """Return the capacity for new batches; None if none may be recorded now."""
-        count = self._settings.in_flight_max - len(self.batches)
+        batch_count = self._settings.in_flight_max - len(self.batches)
         # A broker recognizes only the latest batches, and batches that another process has recorded
         # must be stored before new ones.
         doubtful = any(batch.doubtful for batch in self.batches)
-        if not self.open or doubtful or count <= 0:
+        if not self.open or doubtful or batch_count <= 0:
             return None
-        return Capacity(self.partition_id, self._session, self._next_sequence, count)
+        return Capacity(self.partition_id, self._session, self._next_sequence, batch_count)
 
     def inherit(self, batches: Sequence[OutboxBatch]) -> None:
         """Send batches recorded by an earlier holder of the lease, before any new ones."""
         self.batches.extend(batches)
         self._wake.set()
 
-    def take(self, batch: OutboxBatch) -> bool:
+    def enqueue(self, batch: OutboxBatch) -> bool:
         """Send a batch that was recorded for a `capacity`; return False if that is out of date."""
         if not self.open or batch.session != self._session:
             return False
@@ -132,11 +132,11 @@ class PartitionSender:
     async def _run(self) -> None:
         while True:
             try:
-                await self._stream()
+                await self._send_batches()
             except KeylaneError as error:
                 self.problem = error.message
                 await self._owner.refresh_route(self.subject)
-                if self._after_failure(error):
+                if self._handle_failure(error):
                     self._pauses.skip()
                     continue
                 wait_ms = self._pauses.next_ms()
@@ -144,7 +144,7 @@ class PartitionSender:
                 log.log(level, "rows of %s wait: %s", self.subject, error.message)
                 await asyncio.sleep(wait_ms / 1000)
 
-    async def _channel(self) -> Channel:
+    async def _open_channel(self) -> Channel:
         address = None if self.partition is None else self.partition.address
         if address is None:
             raise NotSentError(
@@ -153,7 +153,7 @@ class PartitionSender:
             )
         return await self._broker_at(address).channel()
 
-    async def _stream(self) -> None:
+    async def _send_batches(self) -> None:
         """Send until the first failure, then wait for all pending calls and raise it."""
         calls: deque[asyncio.Task[None]] = deque()
         try:
@@ -164,7 +164,7 @@ class PartitionSender:
                     calls.popleft()
                     self._settle(self.batches[0])
                 for batch in list(islice(self.batches, len(calls), None)):
-                    channel = await self._channel()
+                    channel = await self._open_channel()
                     call = start_task(self._append(channel, batch))
                     call.add_done_callback(lambda _: self._wake.set())
                     calls.append(call)
@@ -174,9 +174,9 @@ class PartitionSender:
                 call.cancel()
             raise
         finally:
-            sent = list(self.batches)[: len(calls)]
+            called = list(self.batches)[: len(calls)]
             results = await asyncio.gather(*calls, return_exceptions=True)
-            for batch, result in zip(sent, results, strict=True):
+            for batch, result in zip(called, results, strict=True):
                 if result is None:
                     self._settle(batch)
 
@@ -196,9 +196,9 @@ class PartitionSender:
         self._pauses.reset()
         self.problem = ""
         self.batches.remove(batch)
-        self._owner.stored(batch)
+        self._owner.on_stored(batch)
 
-    def _after_failure(self, error: KeylaneError) -> bool:
+    def _handle_failure(self, error: KeylaneError) -> bool:
         """Handle the error of the oldest batch; return True if all batches were handed back."""
         if not self.batches:
             return False
@@ -214,15 +214,15 @@ class PartitionSender:
         if step is SendStep.RETRY:
             return False
         if step is SendStep.RETURN:
-            returned, failed = list(self.batches), []
+            returned_batches, failed_batches = list(self.batches), []
         else:
-            returned = [batch for batch in self.batches if not batch.doubtful]
-            failed = [batch for batch in self.batches if batch.doubtful]
+            returned_batches = [batch for batch in self.batches if not batch.doubtful]
+            failed_batches = [batch for batch in self.batches if batch.doubtful]
         self.batches.clear()
         self._session = self._new_session()
         self._next_sequence = 0
         cause = self.gone or error
-        self._owner.return_batches(self.subject, returned, failed, cause.message)
+        self._owner.return_batches(self.subject, returned_batches, failed_batches, cause.message)
         return True
 
     async def close(self) -> None:

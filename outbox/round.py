@@ -77,26 +77,28 @@ def run_round(
     Run one round.
 
     Raises:
-        TokenPassedError: this process must read the tables again.
+        TokenChangedError: this process must read the tables again.
     """
     token = round_input.token
     halted_keys = round_input.halted_keys
     if token is None:
-        token = lease.take(connection, tables, owner=round_input.owner, lease_ms=settings.lease_ms)
+        token = lease.acquire(
+            connection, tables, owner=round_input.owner, lease_ms=settings.lease_ms
+        )
         if token is None:
             return RoundOutcome(token=None)
-        halted_keys = rows.failed_keys(connection, tables)
-        inherited = rows.recorded(connection, tables)
-        if inherited:
+        halted_keys = rows.read_failed_keys(connection, tables)
+        recorded = rows.read_recorded(connection, tables)
+        if recorded:
             return RoundOutcome(
-                token=token, inherited=True, recorded=inherited, halted_keys=halted_keys
+                token=token, inherited=True, recorded=recorded, halted_keys=halted_keys
             )
     else:
         lease.renew(connection, tables, token=token, lease_ms=settings.lease_ms)
         _settle(connection, tables, round_input.settled)
         if round_input.settled.failed:
-            halted_keys = rows.failed_keys(connection, tables)
-    waiting, more = rows.waiting(
+            halted_keys = rows.read_failed_keys(connection, tables)
+    waiting, more = rows.read_waiting(
         connection,
         tables,
         closed_ranges(round_input.tables),
@@ -111,10 +113,10 @@ def run_round(
         batch_bytes=settings.batch_bytes,
         batch_count=settings.batch_count,
     )
-    rows.record(connection, tables, plan.batches)
-    rows.halt(connection, tables, plan.halted)
-    rows.refuse(connection, tables, plan.refused)
-    if not (round_input.sending or waiting or rows.any_waiting(connection, tables)):
+    rows.record_batches(connection, tables, plan.batches)
+    rows.halt_rows(connection, tables, plan.halted)
+    rows.refuse_rows(connection, tables, plan.refused)
+    if not (round_input.sending or waiting or rows.has_waiting_rows(connection, tables)):
         lease.release(connection, tables, owner=round_input.owner)
         token = None
     return RoundOutcome(
@@ -129,6 +131,6 @@ def run_round(
 
 
 def _settle(connection: Connection, tables: OutboxTables, settled: SettledBatches) -> None:
-    rows.remove(connection, tables, settled.stored)
-    rows.unassign(connection, tables, settled.returned)
-    rows.fail(connection, tables, settled.failed)
+    rows.delete_stored(connection, tables, settled.stored)
+    rows.requeue_batches(connection, tables, settled.returned)
+    rows.fail_batches(connection, tables, settled.failed)

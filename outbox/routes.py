@@ -42,14 +42,14 @@ _DELETED = "the subject was deleted: its rows wait until an operator creates one
 
 
 @dataclass(slots=True)
-class KnownRoute:
+class RouteState:
     """The latest route of a subject, and the state of the requests for it."""
 
     route: Route | None = None
     open: dict[int, Partition] = field(default_factory=dict)
     partition_ids: Sequence[int] = ()
     """The open partition of each logical partition; empty while no route is known."""
-    others: dict[int, Partition] = field(default_factory=dict)
+    closed: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
     gone: Mapping[int, KeylaneError] = field(default_factory=dict)
     """Partitions for which no broker can answer any longer, with the reason: an operator has
@@ -57,19 +57,19 @@ class KnownRoute:
     """
     problem: str = ""
     """Why the last request returned no route; empty if it did."""
-    refused: str = ""
+    last_error: str = ""
     """The error message of the last request; empty if it succeeded."""
-    missing: int = 0
+    not_found_count: int = 0
     """The number of consecutive replies that there is no such subject."""
 
     def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
         """Return the pause in milliseconds after `attempt` consecutive requests without a route."""
-        if not self.missing:
+        if not self.not_found_count:
             return backoff.wait_ms(attempt, rng)
         # Not `attempt`, because a metaserver that is back, and being rebuilt, may lack its subjects
         # for a moment.
         longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
-        return longest.wait_ms(self.missing, rng)
+        return longest.wait_ms(self.not_found_count, rng)
 
 
 class OutboxRoutes:
@@ -77,18 +77,18 @@ class OutboxRoutes:
 
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
-        self.known: dict[str, KnownRoute] = {}
+        self.states: dict[str, RouteState] = {}
         """Routes by subject, the least recently used first."""
         self._deleted = RecentNames(DELETED_KNOWN_MAX)
         """Deleted subjects, until a new subject of the same name is known."""
-        self._pending_fetches: dict[str, asyncio.Task[KnownRoute]] = {}
+        self._pending_fetches: dict[str, asyncio.Task[RouteState]] = {}
 
     def mark_used(self, subject: str) -> None:
         """Make a subject the most recently used one."""
-        if subject in self.known:
-            self.known[subject] = self.known.pop(subject)
+        if subject in self.states:
+            self.states[subject] = self.states.pop(subject)
 
-    async def fetch(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
+    async def fetch(self, subject: str, unsettled: Collection[int]) -> RouteState:
         """
         Fetch the latest route; concurrent calls for a subject share the request.
 
@@ -98,59 +98,59 @@ class OutboxRoutes:
         """
         task = self._pending_fetches.get(subject)
         if task is None:
-            task = start_task(self._fetch(subject, unsettled), name=f"route {subject}")
+            task = start_task(self._fetch_state(subject, unsettled), name=f"route {subject}")
             self._pending_fetches[subject] = task
             task.add_done_callback(lambda _: self._pending_fetches.pop(subject, None))
         return await shared(task, "the outbox was closed")
 
-    async def _fetch(self, subject: str, unsettled: Collection[int]) -> KnownRoute:
-        known = self.known.setdefault(subject, KnownRoute())
+    async def _fetch_state(self, subject: str, unsettled: Collection[int]) -> RouteState:
+        state = self.states.setdefault(subject, RouteState())
         try:
-            route = await self._route(subject, known)
-            known.missing = 0
-            if known.route is not None and route.version < known.route.version:
-                known.problem = "the metaserver's route is older than the one followed"
-                return known
+            subject_id = 0 if state.route is None else state.route.subject_id
+            route = await self._meta.route_to_send(subject, subject_id=subject_id)
+            state.not_found_count = 0
+            if state.route is not None and route.version < state.route.version:
+                state.problem = "the metaserver's route is older than the one followed"
+                return state
             partition_ids = [each.partition_id for each in route_table(route)]
-            listed: dict[int, Partition] = {each.partition_id: each for each in route.partitions}
-            if not listed.keys() >= set(unsettled):
+            partitions: dict[int, Partition] = {
+                each.partition_id: each for each in route.partitions
+            }
+            if not partitions.keys() >= set(unsettled):
                 history = (await self._meta.call(endpoints.HISTORY, subject=subject)).partitions
-                listed |= {each.partition.partition_id: each.partition for each in history}
-                lost = [each.partition.partition_id for each in history if each.lost]
-                known.gone = {
-                    each: DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=each) for each in lost
+                partitions |= {each.partition.partition_id: each.partition for each in history}
+                lost_ids = [each.partition.partition_id for each in history if each.lost]
+                state.gone = {
+                    each: DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=each)
+                    for each in lost_ids
                 } | {
                     each: SubjectDeletedError(subject=subject)
                     for each in unsettled
-                    if each not in listed
+                    if each not in partitions
                 }
-            known.route = route
-            known.partition_ids = partition_ids
-            known.problem = known.refused = ""
-            known.open = {each.partition_id: each for each in route.open_partitions()}
-            known.others = {each: listed[each] for each in unsettled if each in listed}
+            state.route = route
+            state.partition_ids = partition_ids
+            state.problem = state.last_error = ""
+            state.open = {each.partition_id: each for each in route.open_partitions()}
+            state.closed = {each: partitions[each] for each in unsettled if each in partitions}
             self._deleted.discard(subject)
         except KeylaneError as error:
             # Repeated errors are logged at DEBUG only.
             level = logging.WARNING if isinstance(error, _NO_SUBJECT) else logging.INFO
-            level = logging.DEBUG if known.refused == error.message else level
+            level = logging.DEBUG if state.last_error == error.message else level
             log.log(level, "rows of subject %s wait to be sent: %s", subject, error.message)
-            missing = known.missing + 1 if isinstance(error, _NO_SUBJECT) else 0
+            not_found_count = state.not_found_count + 1 if isinstance(error, _NO_SUBJECT) else 0
             if isinstance(error, SubjectDeletedError):
                 self._deleted.add(subject)
-                self.known[subject] = known = KnownRoute()
-            known.refused = error.message
-            known.missing = missing
+                self.states[subject] = state = RouteState()
+            state.last_error = error.message
+            state.not_found_count = not_found_count
             if subject in self._deleted and isinstance(error, _NO_SUBJECT):
-                known.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
-                known.problem = _DELETED
+                state.gone = dict.fromkeys(unsettled, SubjectDeletedError(subject=subject))
+                state.problem = _DELETED
             else:
-                known.problem = error.message
-        return known
-
-    async def _route(self, subject: str, known: KnownRoute) -> Route:
-        subject_id = 0 if known.route is None else known.route.subject_id
-        return await self._meta.route_to_send(subject, subject_id=subject_id)
+                state.problem = error.message
+        return state
 
     async def close(self) -> None:
         """Cancel the pending requests."""

@@ -1,7 +1,7 @@
 """Reads and writes the rows of messages and of batches. I/O: SQL.
 
-All functions except `insert_statement` and `any_unsettled` must be called in a transaction that has
-checked the token of the lease.
+All functions except `insert_statement` and `has_unsettled_rows` must be called in a transaction
+that has checked the token of the lease.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.limits import LOGICAL_PARTITIONS
 from .assignment import SubjectKey, SubjectRange
 from .batches import OutboxBatch, OutboxRow, SendSession
-from .lease import TokenPassedError
+from .lease import TokenChangedError
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
 FAILURE_CHARS_MAX = 500
@@ -37,24 +37,26 @@ def insert_statement(tables: OutboxTables) -> sa.Insert:
     return sa.insert(tables.rows)
 
 
-def any_unsettled(connection: Connection, tables: OutboxTables) -> bool:
+def has_unsettled_rows(connection: Connection, tables: OutboxTables) -> bool:
     """Return True if a row waits or is recorded."""
-    return _any(connection, tables, tables.rows.c.batch_id >= WAITING)
+    return _exists(connection, tables, tables.rows.c.batch_id >= WAITING)
 
 
-def any_waiting(connection: Connection, tables: OutboxTables) -> bool:
+def has_waiting_rows(connection: Connection, tables: OutboxTables) -> bool:
     """Return True if a row waits."""
-    return _any(connection, tables, tables.rows.c.batch_id == WAITING)
+    return _exists(connection, tables, tables.rows.c.batch_id == WAITING)
 
 
-def _any(connection: Connection, tables: OutboxTables, condition: sa.ColumnElement[bool]) -> bool:
+def _exists(
+    connection: Connection, tables: OutboxTables, condition: sa.ColumnElement[bool]
+) -> bool:
     return (
         connection.execute(sa.select(tables.rows.c.id).where(condition).limit(1)).first()
         is not None
     )
 
 
-def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:
+def read_failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]:
     """Return the keys that have a failed row."""
     rows = tables.rows.c
     keys = connection.execute(
@@ -63,10 +65,10 @@ def failed_keys(connection: Connection, tables: OutboxTables) -> set[SubjectKey]
     return {(subject, bytes(key)) for subject, key in keys if key}
 
 
-def waiting(
+def read_waiting(
     connection: Connection,
     tables: OutboxTables,
-    closed: Sequence[SubjectRange],
+    closed_ranges: Sequence[SubjectRange],
     *,
     rows_max: int,
     bytes_max: int,
@@ -78,12 +80,12 @@ def waiting(
     newer rows.
 
     Args:
-        closed: ranges whose rows are skipped, grouped by subject. If a statement cannot hold them
-            all, the result includes rows of some of these ranges.
+        closed_ranges: ranges whose rows are skipped, grouped by subject. If a statement cannot hold
+            them all, the result includes rows of some of these ranges.
         bytes_max: the limit of keys, values and properties in total; the first row is always
             read.
     """
-    skipped = ClosedRows(closed)
+    skipped = SkippedRanges(closed_ranges)
     rows = tables.rows.c
     condition = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
     if not skipped.all_skipped:
@@ -91,18 +93,23 @@ def waiting(
         # newer than a row committed since, with an id in an earlier page.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
         condition = sa.and_(condition, rows.id <= (connection.execute(newest).scalar() or 0))
-    after = 0
+    after_id = 0
     while True:
-        some = sa.and_(condition, rows.id > after)
-        page, more = _first_rows(
-            connection, tables, some, rows_max, bytes_max, options=skipped.execution_options
+        page_condition = sa.and_(condition, rows.id > after_id)
+        page, more = _read_page(
+            connection,
+            tables,
+            page_condition,
+            rows_max,
+            bytes_max,
+            options=skipped.execution_options,
         )
         if skipped.all_skipped or not more or skipped.has_open(page):
             return page, more
-        after = page[-1].id
+        after_id = page[-1].id
 
 
-def _first_rows(
+def _read_page(
     connection: Connection,
     tables: OutboxTables,
     condition: sa.ColumnElement[bool],
@@ -114,29 +121,29 @@ def _first_rows(
     """Return the rows with the lowest ids, and whether there are more."""
     rows = tables.rows.c
     size = sa.func.length(rows.order_key) + sa.func.length(rows.value)
-    first = (
+    sizes_query = (
         sa.select(rows.id, (size + sa.func.length(rows.properties)).label("size"))
         .where(condition)
         .order_by(rows.id)
         .limit(rows_max)
     )
-    part = first.subquery()
+    page = sizes_query.subquery()
     last_id, count, total = connection.execute(
-        sa.select(sa.func.max(part.c.id), sa.func.count(), sa.func.sum(part.c.size)),
+        sa.select(sa.func.max(page.c.id), sa.func.count(), sa.func.sum(page.c.size)),
         execution_options=options,
     ).one()
     if not count:
         return [], False
     more = count == rows_max or total > bytes_max
     if total > bytes_max:
-        sizes = connection.execute(first, execution_options=options).all()
+        sizes = connection.execute(sizes_query, execution_options=options).all()
         totals = accumulate(row.size for row in sizes)
         last_id = sizes[max(1, sum(1 for total in totals if total <= bytes_max)) - 1].id
     condition = sa.and_(condition, rows.id <= last_id)
-    return _read(connection, tables, condition, options), more
+    return _read_rows(connection, tables, condition, options), more
 
 
-class ClosedRows:
+class SkippedRanges:
     """
     Ranges whose rows wait, which a statement skips as far as it can hold them.
 
@@ -145,7 +152,7 @@ class ClosedRows:
     expressions deeper than 1,000.
     """
 
-    def __init__(self, closed: Iterable[SubjectRange]) -> None:
+    def __init__(self, closed_ranges: Iterable[SubjectRange]) -> None:
         self._skipped_subjects: list[str] = []
         """Subjects that the statement skips."""
         self._skipped_ranges: dict[str, list[SubjectRange]] = {}
@@ -153,7 +160,7 @@ class ClosedRows:
         self._unskipped: dict[str, list[SubjectRange]] = {}
         """Ranges that the statement does not skip, because it cannot hold more."""
         ranges_remaining = RANGES_MAX
-        for subject, group in groupby(closed, key=lambda each: each.subject):
+        for subject, group in groupby(closed_ranges, key=lambda each: each.subject):
             ranges = list(group)
             if len(self._skipped_subjects) + len(self._skipped_ranges) >= SUBJECTS_MAX:
                 self._unskipped[subject] = ranges
@@ -191,14 +198,14 @@ class ClosedRows:
             conditions.append(sa.case(cases, value=rows.subject, else_=1) == 1)
         return sa.and_(sa.true(), *conditions)
 
-    def has_open(self, selected: Iterable[OutboxRow]) -> bool:
-        """Return True if any of the selected rows is outside all closed ranges."""
+    def has_open(self, rows: Iterable[OutboxRow]) -> bool:
+        """Return True if any of the rows is outside all closed ranges."""
         return any(
             not any(
                 each.start <= row.logical < each.end
                 for each in self._unskipped.get(row.subject, ())
             )
-            for row in selected
+            for row in rows
         )
 
 
@@ -214,7 +221,7 @@ def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
     return sa.literal_column(f"({text})", sa.Boolean)
 
 
-def _read(
+def _read_rows(
     connection: Connection,
     tables: OutboxTables,
     condition: sa.ColumnElement[bool],
@@ -238,7 +245,7 @@ def _read(
     return [OutboxRow(*row) for row in selected]
 
 
-def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
+def read_recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
     """Return all recorded batches with their rows, in sending order for each partition."""
     table = tables.batches
     batches = connection.execute(
@@ -247,7 +254,8 @@ def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
     if not batches:
         return []
     rows = {
-        batch.id: _read(connection, tables, tables.rows.c.batch_id == batch.id) for batch in batches
+        batch.id: _read_rows(connection, tables, tables.rows.c.batch_id == batch.id)
+        for batch in batches
     }
     return [
         OutboxBatch(
@@ -263,12 +271,14 @@ def recorded(connection: Connection, tables: OutboxTables) -> list[OutboxBatch]:
     ]
 
 
-def record(connection: Connection, tables: OutboxTables, batches: Sequence[OutboxBatch]) -> None:
+def record_batches(
+    connection: Connection, tables: OutboxTables, batches: Sequence[OutboxBatch]
+) -> None:
     """
     Record which rows are in which batch, before any of them is sent.
 
     Raises:
-        TokenPassedError: another program has removed a row.
+        TokenChangedError: another program has removed a row.
     """
     if not batches:
         return
@@ -289,18 +299,18 @@ def record(connection: Connection, tables: OutboxTables, batches: Sequence[Outbo
     for batch in batches:
         ids = [row.id for row in batch.rows]
         if _set_batch(connection, tables, ids, batch.id) != len(ids):
-            raise TokenPassedError
+            raise TokenChangedError
 
 
-def halt(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> None:
+def halt_rows(connection: Connection, tables: OutboxTables, ids: Sequence[int]) -> None:
     """Mark rows as halted until the failed rows of their keys are redriven or purged."""
     _set_batch(connection, tables, ids, HALTED)
 
 
-def refuse(connection: Connection, tables: OutboxTables, refused: Mapping[int, str]) -> None:
+def refuse_rows(connection: Connection, tables: OutboxTables, reasons: Mapping[int, str]) -> None:
     """Mark rows as refused, with the reasons; newer rows of their keys are sent."""
     rows = tables.rows
-    for row_id, reason in refused.items():
+    for row_id, reason in reasons.items():
         connection.execute(
             sa.update(rows)
             .where(rows.c.id == row_id)
@@ -312,33 +322,39 @@ def _set_batch(
     connection: Connection, tables: OutboxTables, ids: Sequence[int], batch_id: int
 ) -> int:
     rows = tables.rows.c
-    changed = 0
-    for first in range(0, len(ids), IDS_AT_ONCE):
-        some = ids[first : first + IDS_AT_ONCE]
-        changed += connection.execute(
-            sa.update(tables.rows).where(rows.id.in_(some)).values(batch_id=batch_id)
+    changed_count = 0
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        chunk = ids[start : start + IDS_AT_ONCE]
+        changed_count += connection.execute(
+            sa.update(tables.rows).where(rows.id.in_(chunk)).values(batch_id=batch_id)
         ).rowcount
-    return changed
+    return changed_count
 
 
-def remove(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
+def delete_stored(
+    connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]
+) -> None:
     """Delete stored batches and their rows."""
     for batch in batches:
         connection.execute(sa.delete(tables.rows).where(tables.rows.c.batch_id == batch.id))
         _delete_batch(connection, tables, batch)
 
 
-def unassign(connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]) -> None:
+def requeue_batches(
+    connection: Connection, tables: OutboxTables, batches: Iterable[OutboxBatch]
+) -> None:
     """Delete batches, and let their rows wait again."""
     for batch in batches:
         _update_batch_rows(connection, tables, batch, {"batch_id": WAITING})
 
 
-def fail(connection: Connection, tables: OutboxTables, failures: Mapping[OutboxBatch, str]) -> None:
-    """Mark the rows of batches as failed; no rows of their keys are sent until `redrive` or
-    `purge`.
+def fail_batches(
+    connection: Connection, tables: OutboxTables, reasons: Mapping[OutboxBatch, str]
+) -> None:
+    """Mark the rows of batches as failed; no rows of their keys are sent until they are
+    redriven or purged.
     """
-    for batch, reason in failures.items():
+    for batch, reason in reasons.items():
         _update_batch_rows(
             connection, tables, batch, {"batch_id": FAILED, "failure": reason[:FAILURE_CHARS_MAX]}
         )

@@ -7,18 +7,16 @@ keylane_outbox_lease   one row: the sending process, its token, and the version 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..protocol.errors import ConfigError, Reason, SchemaError
+from ..protocol.errors import Reason
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
+from ..user_database.tables import LONG, TABLE_OPTIONS, VersionedTables
 
 DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
@@ -33,18 +31,12 @@ REFUSED = -3
 key are.
 """
 LEASE_ID = 1
-_PREFIX = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite increments only an INTEGER
+FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
+"""The initial values of the lease's row."""
 _BLOB = sa.LargeBinary().with_variant(sa.LargeBinary(1 << 24), "mysql", "mariadb")
-_TEXT: dict[str, Any] = {
-    "mysql_engine": "InnoDB",
-    "mysql_charset": "utf8mb4",
-    "mysql_collate": "utf8mb4_bin",
-}
-_MISSING_STATES = ("42P01", "(1146,", "no such table")
 
 
-class OutboxTables:
+class OutboxTables(VersionedTables):
     """The tables whose names begin with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
@@ -52,13 +44,17 @@ class OutboxTables:
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """
-        if not isinstance(prefix, str) or _PREFIX.fullmatch(prefix) is None:
-            raise ConfigError(f"a table prefix must match {_PREFIX.pattern}, not {prefix!r:.60}")
-        self.metadata = sa.MetaData()
+        super().__init__(
+            prefix,
+            FIRST_LEASE,
+            missing=Reason.OUTBOX_MISSING,
+            older=Reason.OUTBOX_OLDER,
+            newer=Reason.OUTBOX_NEWER,
+        )
         self.rows = sa.Table(
             prefix,
             self.metadata,
-            sa.Column("id", _LONG, primary_key=True, autoincrement=True),
+            sa.Column("id", LONG, primary_key=True, autoincrement=True),
             sa.Column("subject", sa.String(NAME_CHARS_MAX), nullable=False),
             sa.Column("logical", sa.Integer, nullable=False),
             sa.Column("order_key", sa.LargeBinary(KEY_BYTES_MAX), nullable=False),
@@ -69,7 +65,7 @@ class OutboxTables:
             sa.Column("failure", sa.String(500)),
             sa.Index(f"{prefix}_by_batch", "batch_id", "id"),
             sqlite_autoincrement=True,  # ids are never reused
-            **_TEXT,
+            **TABLE_OPTIONS,
         )
         self.batches = sa.Table(
             f"{prefix}_batch",
@@ -80,9 +76,9 @@ class OutboxTables:
             sa.Column("producer_id", sa.BigInteger, nullable=False),
             sa.Column("epoch", sa.BigInteger, nullable=False),
             sa.Column("sequence", sa.BigInteger, nullable=False),
-            **_TEXT,
+            **TABLE_OPTIONS,
         )
-        self.lease = sa.Table(
+        self.lease = self.version_table = sa.Table(
             f"{prefix}_lease",
             self.metadata,
             sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
@@ -90,56 +86,8 @@ class OutboxTables:
             sa.Column("token", sa.BigInteger, nullable=False),
             sa.Column("owner", sa.String(200), nullable=False),
             sa.Column("until_ms", sa.BigInteger, nullable=False),
-            **_TEXT,
+            **TABLE_OPTIONS,
         )
-
-    def create(self, connection: Connection) -> None:
-        """
-        Create the missing tables.
-
-        Raises:
-            SchemaError: existing tables have another version.
-        """
-        self.metadata.create_all(connection)
-        if connection.execute(sa.select(self.lease.c.id)).first() is None:
-            connection.execute(sa.insert(self.lease), FIRST_LEASE)
-        self.check(connection)
-
-    def check(self, connection: Connection) -> None:
-        """
-        Check that the tables exist and have the right version.
-
-        Raises:
-            SchemaError: they are missing, or have another version.
-        """
-        try:
-            version = connection.execute(sa.select(self.lease.c.version)).scalar_one_or_none()
-        except SQLAlchemyError as error:
-            raise self.missing_error(error) or error from error
-        if version is None:
-            raise SchemaError(
-                Reason.OUTBOX_MISSING, f"{self.lease.name} has no row", table=self.lease.name
-            )
-        if version < VERSION:
-            raise SchemaError(
-                Reason.OUTBOX_OLDER, table=self.rows.name, version=version, wanted=VERSION
-            )
-        if version > VERSION:
-            raise SchemaError(
-                Reason.OUTBOX_NEWER, table=self.rows.name, version=version, wanted=VERSION
-            )
-
-    def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
-        """Return a SchemaError if `error` is about a missing table, else None."""
-        cause = getattr(error, "orig", None)
-        text = f"{getattr(cause, 'sqlstate', '')} {cause}"
-        if not any(state in text for state in _MISSING_STATES):
-            return None
-        return SchemaError(Reason.OUTBOX_MISSING, table=self.rows.name)
-
-
-FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
-"""The initial values of the lease's row."""
 
 
 class database_ms(FunctionElement[int]):  # noqa: N801  an SQL function

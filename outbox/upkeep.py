@@ -12,16 +12,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol.text import LISTED_MAX
-from .lease import pass_token
+from .lease import advance_token
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
 """Stands for any batch id when rows are counted by state."""
 COUNTED_MAX = 10_000
 """Gauges count exactly up to this number of rows."""
-_SETTLED = (FAILED, REFUSED)
+SETTLED = (FAILED, REFUSED)
 """The states of rows that are sent again only by a redrive."""
-_UNSENT = (WAITING, HALTED)
+UNSENT = (WAITING, HALTED)
 """The states of rows that were never sent."""
 _STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
@@ -146,9 +146,9 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     ).first()
     if oldest is None:
         return OutboxGauges(rows=0, counted=True, failed=0, oldest_age_ms=0)
-    count = _count(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
-    counted = count <= COUNTED_MAX
-    if not counted:
+    count = _count_rows(connection, sa.select(rows.id).order_by(rows.id).limit(COUNTED_MAX + 1))
+    is_exact = count <= COUNTED_MAX
+    if not is_exact:
         # Some of the counted rows may have been sent since the previous statement.
         newest_id = connection.execute(sa.select(sa.func.max(rows.id))).scalar() or 0
         count = max(count, newest_id - oldest.id + 1)
@@ -158,18 +158,18 @@ def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) ->
     )
     return OutboxGauges(
         rows=count,
-        counted=counted,
-        failed=_count(connection, failed),
-        refused=_count(connection, refused),
+        counted=is_exact,
+        failed=_count_rows(connection, failed),
+        refused=_count_rows(connection, refused),
         oldest_age_ms=max(0, now_ns - oldest.added_at_ns) // 1_000_000,
     )
 
 
-def _count(connection: Connection, query: sa.Select[tuple[int]]) -> int:
-    counted: int = connection.execute(
+def _count_rows(connection: Connection, query: sa.Select[tuple[int]]) -> int:
+    row_count: int = connection.execute(
         sa.select(sa.func.count()).select_from(query.subquery())
     ).scalar_one()
-    return counted
+    return row_count
 
 
 def read_status(
@@ -190,7 +190,7 @@ def read_status(
     state = sa.case((rows.batch_id > WAITING, RECORDED), else_=rows.batch_id)
     counts = connection.execute(
         sa.select(rows.subject, state, sa.func.count(), sa.func.min(rows.added_at_ns))
-        .where(_in_subject(tables, subject))
+        .where(_subject_condition(tables, subject))
         .group_by(rows.subject, state)
     ).all()
     lease = tables.lease.c
@@ -199,32 +199,34 @@ def read_status(
     ).one()
     return OutboxStatus(
         subjects=tuple(
-            _subject_rows(name, [row[1:] for row in counts if row[0] == name], now_ns)
+            _build_subject_rows(name, [row[1:] for row in counts if row[0] == name], now_ns)
             for name in sorted({row[0] for row in counts})
         ),
-        failed_rows=tuple(starmap(FailedRow, _first(connection, tables, FAILED, subject))),
-        refused_rows=tuple(starmap(RefusedRow, _first(connection, tables, REFUSED, subject))),
+        failed_rows=tuple(starmap(FailedRow, _read_first(connection, tables, FAILED, subject))),
+        refused_rows=tuple(starmap(RefusedRow, _read_first(connection, tables, REFUSED, subject))),
         owner=owner if until_ms else "",
         lease_left_ms=max(0, until_ms - now_ms),
         token=token,
     )
 
 
-def _first(
+def _read_first(
     connection: Connection, tables: OutboxTables, state: int, subject: str | None
 ) -> list[tuple[int, str, bytes, str]]:
     """Return the id, subject, key and reason of the first rows in a state."""
     rows = tables.rows.c
     selected = connection.execute(
         sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
-        .where(rows.batch_id == state, _in_subject(tables, subject))
+        .where(rows.batch_id == state, _subject_condition(tables, subject))
         .order_by(rows.id)
         .limit(LISTED_MAX)
     )
     return [(row_id, name, bytes(key), reason or "") for row_id, name, key, reason in selected]
 
 
-def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int) -> SubjectRows:
+def _build_subject_rows(
+    subject: str, counts: list[tuple[int, int, int]], now_ns: int
+) -> SubjectRows:
     by_state = {state: count for state, count, _ in counts}
     oldest_ns = min(added_ns for _, _, added_ns in counts)
     return SubjectRows(
@@ -238,89 +240,38 @@ def _subject_rows(subject: str, counts: list[tuple[int, int, int]], now_ns: int)
     )
 
 
-def redrive(
-    connection: Connection,
-    tables: OutboxTables,
-    *,
-    subject: str | None = None,
-    dry_run: bool = False,
-) -> RowChange:
-    """
-    Send failed rows again, each before newer rows of its key. A row that was stored after all is
-    then stored twice.
-
-    Refused rows are sent again too, behind the rows of their keys that were sent in the meantime.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of failed and of refused rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _requeue, _SETTLED, subject=subject, dry_run=dry_run)
-
-
-def purge(
-    connection: Connection,
-    tables: OutboxTables,
-    *,
-    subject: str | None = None,
-    dry_run: bool = False,
-) -> RowChange:
-    """
-    Delete failed and refused rows. Newer rows of the failed rows' keys are then sent.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of failed and of refused rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _delete, _SETTLED, subject=subject, dry_run=dry_run)
-
-
-def purge_unsent(
-    connection: Connection, tables: OutboxTables, *, subject: str, dry_run: bool = False
-) -> RowChange:
-    """
-    Delete the waiting and halted rows of a subject, which were never sent.
-
-    Args:
-        dry_run: only count the rows, without changing them.
-
-    Returns:
-        The numbers of waiting and of halted rows.
-
-    Raises:
-        As `read_status`.
-    """
-    return _change(connection, tables, _delete, _UNSENT, subject=subject, dry_run=dry_run)
-
-
-def _change(
+def change_rows(
     connection: Connection,
     tables: OutboxTables,
     change: Callable[[Connection, OutboxTables, str | None, int], int],
     states: Collection[int],
     *,
-    subject: str | None,
-    dry_run: bool,
+    subject: str | None = None,
+    dry_run: bool = False,
 ) -> RowChange:
-    """Apply `change` to the rows in each state; rows halted behind a changed row are requeued."""
+    """
+    Change the rows in some states, and requeue rows that were halted behind a failed one.
+
+    Args:
+        change: `requeue_rows` or `delete_rows`.
+        states: SETTLED or UNSENT.
+        subject: restricts the call to rows of this subject.
+        dry_run: only count the rows, without changing them.
+
+    Returns:
+        The numbers of rows in `states`.
+
+    Raises:
+        As `read_status`.
+    """
     tables.check(connection)
     if dry_run:
         return _count_by_state(connection, tables, states, subject)
-    pass_token(connection, tables, deletes=change is _delete)
-    changed = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
+    advance_token(connection, tables, deletes=change is delete_rows)
+    counts = {_STATE_NAMES[state]: change(connection, tables, subject, state) for state in states}
     if FAILED in states:
-        _requeue(connection, tables, subject, HALTED)
-    return RowChange(**changed)
+        requeue_rows(connection, tables, subject, HALTED)
+    return RowChange(**counts)
 
 
 def _count_by_state(
@@ -329,26 +280,32 @@ def _count_by_state(
     state = tables.rows.c.batch_id
     counts = connection.execute(
         sa.select(state, sa.func.count())
-        .where(state.in_(states), _in_subject(tables, subject))
+        .where(state.in_(states), _subject_condition(tables, subject))
         .group_by(state)
     )
     return RowChange(**{_STATE_NAMES[each]: count for each, count in counts})
 
 
-def _delete(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+def delete_rows(
+    connection: Connection, tables: OutboxTables, subject: str | None, state: int
+) -> int:
+    """Delete the rows in a state; return how many there were."""
     condition = tables.rows.c.batch_id == state
     return connection.execute(
-        sa.delete(tables.rows).where(condition, _in_subject(tables, subject))
+        sa.delete(tables.rows).where(condition, _subject_condition(tables, subject))
     ).rowcount
 
 
-def _requeue(connection: Connection, tables: OutboxTables, subject: str | None, state: int) -> int:
+def requeue_rows(
+    connection: Connection, tables: OutboxTables, subject: str | None, state: int
+) -> int:
+    """Let the rows in a state wait to be sent; return how many there were."""
     return connection.execute(
         sa.update(tables.rows)
-        .where(tables.rows.c.batch_id == state, _in_subject(tables, subject))
+        .where(tables.rows.c.batch_id == state, _subject_condition(tables, subject))
         .values(batch_id=WAITING, failure=None)
     ).rowcount
 
 
-def _in_subject(tables: OutboxTables, subject: str | None) -> sa.ColumnElement[bool]:
+def _subject_condition(tables: OutboxTables, subject: str | None) -> sa.ColumnElement[bool]:
     return sa.true() if subject is None else tables.rows.c.subject == subject

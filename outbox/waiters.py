@@ -17,7 +17,7 @@ from ..protocol.errors import (
     Reason,
 )
 from .database import Transactions
-from .lease import deletions
+from .lease import deletion_count
 from .round import SettledBatches
 from .tables import FAILED, REFUSED, OutboxTables
 
@@ -34,7 +34,7 @@ class RowWaiters:
     def __init__(self, database: Transactions, tables: OutboxTables, *, poll_ms: int) -> None:
         self._database = database
         self._tables = tables
-        self._look_ms = poll_ms
+        self._poll_ms = poll_ms
         self._futures: dict[int, asyncio.Future[None]] = {}
 
     async def wait(self, row_id: int, token: int) -> None:
@@ -53,12 +53,14 @@ class RowWaiters:
         future = self._futures[row_id] = asyncio.get_running_loop().create_future()
         try:
             while not future.done():
-                await asyncio.wait([future], timeout=self._look_ms / 1000)
+                await asyncio.wait([future], timeout=self._poll_ms / 1000)
                 if not future.done():
                     state, failure, current_token = await self._database.run(
-                        _outcome, self._tables, row_id
+                        _read_outcome, self._tables, row_id
                     )
-                    if state == ROW_MISSING and deletions(current_token) != deletions(token):
+                    if state == ROW_MISSING and deletion_count(current_token) != deletion_count(
+                        token
+                    ):
                         failure = "an operator has deleted rows, and this may be one of them"
                     token = current_token
                     if state == REFUSED:
@@ -119,7 +121,9 @@ def _complete(future: asyncio.Future[None], error: KeylaneError | None) -> None:
         future.set_exception(error)
 
 
-def _outcome(connection: Connection, tables: OutboxTables, row_id: int) -> tuple[int, str, int]:
+def _read_outcome(
+    connection: Connection, tables: OutboxTables, row_id: int
+) -> tuple[int, str, int]:
     """
     Return a row's `batch_id` or ROW_MISSING, the reason of its failure or refusal, and the lease's
     token.

@@ -26,6 +26,7 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
+from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
@@ -35,13 +36,13 @@ from ..rpc.race import shield, start_closing_task
 from .placing import LogicQueue
 from .send_budget import ProducerStats
 from .sender import SubjectSender
-from .sending import Sending
+from .sending import MessageSender
 from .settings import (
     ARGUMENT_HINTS,
     ProducerSettings,
-    checked_strategy,
+    parse_strategy,
 )
-from .waiting_keys import WaitingMessages, producer_stats, waiting_messages
+from .waiting_keys import WaitingMessages, build_stats, list_waiting_messages
 
 log = logging.getLogger("keylane.producer")
 CHUNK_COUNT_FIRST, CHUNK_COUNT_MAX = 8, 512
@@ -49,7 +50,7 @@ CHUNK_BYTES = 32 * 1024
 """The approximate size, in bytes, of the chunks that `send_all` takes from its iterable."""
 
 
-class Producer(Sending[V], Generic[V]):
+class Producer(MessageSender[V], Generic[V]):
     """
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
@@ -116,7 +117,7 @@ class Producer(Sending[V], Generic[V]):
         """
         refuse_unknown_arguments("Producer", others, ProducerSettings, ARGUMENT_HINTS)
         super().__init__(
-            order_strategy=checked_strategy(order_strategy),
+            order_strategy=parse_strategy(order_strategy),
             partitioner=partitioner,
             codec=codec,
             settings=settings,
@@ -149,7 +150,7 @@ class Producer(Sending[V], Generic[V]):
         """
         network = self._connections.open(on_fork=self._on_fork)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
-        self._begin(meta)
+        self._begin_opening(meta)
         self._close_task = None
         self._opened = asyncio.Event()
         try:
@@ -171,7 +172,7 @@ class Producer(Sending[V], Generic[V]):
 
     def _on_fork(self) -> None:
         """Drop the senders in a forked child; the parent still sends their queued messages."""
-        self._parent_senders = self._take_senders()
+        self._parent_senders = self._remove_senders()
 
     async def __aexit__(
         self,
@@ -191,9 +192,9 @@ class Producer(Sending[V], Generic[V]):
             UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
-        await self._budget.wait_for_room()
+        await self._budget.wait_for_capacity()
         if self._scheduled is not None:
-            await self._scheduled.wait_for_room()
+            await self._scheduled.wait_for_capacity()
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
@@ -270,7 +271,7 @@ class Producer(Sending[V], Generic[V]):
                 except Exception as error:  # noqa: BLE001 - raised after the chunk is queued
                     failure = error
                 if budget.full:
-                    await budget.wait_for_room()
+                    await budget.wait_for_capacity()
                 chunk_bytes = self._queue_chunk(subject, chunk)
                 if chunk_bytes:
                     count += len(chunk)
@@ -280,7 +281,7 @@ class Producer(Sending[V], Generic[V]):
                     for pair in chunk:
                         key, value = _key_and_value(pair)
                         if budget.full:
-                            await budget.wait_for_room()
+                            await budget.wait_for_capacity()
                         self.send(subject, value, key=key)
                         count += 1
                 if failure is not None:
@@ -290,10 +291,10 @@ class Producer(Sending[V], Generic[V]):
                 if not count % await_every:
                     await asyncio.sleep(0)
         except Exception as error:
-            why = error.message if isinstance(error, KeylaneError) else repr(error)
+            reason = error.message if isinstance(error, KeylaneError) else repr(error)
             text = (
                 f"{counted(count, 'message was', 'messages were')} queued; the next one was "
-                f"refused: {why:.200}"
+                f"refused: {reason:.200}"
             )
             raise DeliveryError(Reason.PARTLY_QUEUED, text, queued=count) from error
 
@@ -355,13 +356,32 @@ class Producer(Sending[V], Generic[V]):
 
         self._home.check()
         return await TableSender(
-            sender=self._senders.get(subject) or self._new_sender(subject),
+            sender=self._senders.get(subject) or self._create_sender(subject),
             send=lambda value, key: self._send_encoded(subject, value, key=key),
             drain=self.drain,
-            draw=self._rng.getrandbits,
+            draw_bits=self._rng.getrandbits,
             now_ns=self._now_ns,
             settings=self._settings,
         ).send(rows, partial=partial)
+
+    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
+        """
+        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
+
+        Returns:
+            CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
+            subject was deleted, or does not accept messages of its size.
+
+        Raises:
+            NotFoundError: the broker does not know the message, or no longer knows it.
+            BusyError: the message is being delivered to a subject that does not answer; try again.
+            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
+            ClosedError: the producer is not open, or was closed during the call.
+            UsageError: the producer is open in another process or event loop.
+        """
+        self._home.check()
+        assert self._scheduled is not None
+        return await self._scheduled.cancel(receipt)
 
     async def flush(self) -> None:
         """
@@ -374,37 +394,37 @@ class Producer(Sending[V], Generic[V]):
             UsageError: the producer is open in another process or event loop.
         """
         self._home.check_not_elsewhere()
-        self._roll()
-        await self._all_settled()
-        error = self._unreported()
+        self._queue_open_batches()
+        await self._wait_until_settled()
+        error = self._take_unreported_error()
         if error is not None:
             raise error
 
-    def _roll(self) -> bool:
+    def _queue_open_batches(self) -> bool:
         """Close the open batches so that they are sent, and return True if any message is
         unsettled.
         """
         for sender in self._senders.values():
-            sender.roll()
+            sender.queue_open_batches()
         return self._budget.messages > 0 or (
             self._scheduled is not None and not self._scheduled.is_empty
         )
 
-    async def _all_settled(self) -> None:
+    async def _wait_until_settled(self) -> None:
         await self._budget.wait_until_empty()
         if self._scheduled is not None:
             await self._scheduled.wait_until_settled()
 
-    def _unreported(self) -> GivenUpError | None:
+    def _take_unreported_error(self) -> GivenUpError | None:
         """Return the error for given-up messages that were not awaited, if there are any."""
-        scheduled = None if self._scheduled is None else self._scheduled.unreported()
-        return self._budget.unreported() or scheduled
+        scheduled = None if self._scheduled is None else self._scheduled.take_unreported_error()
+        return self._budget.take_unreported_error() or scheduled
 
     @property
     def stats(self) -> ProducerStats:
         """The counts since the producer was opened."""
         waited_ms = self._connections.throttled_ms
-        return producer_stats(self._budget, self._senders.values(), throttled_ms=waited_ms)
+        return build_stats(self._budget, self._senders.values(), throttled_ms=waited_ms)
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
@@ -424,8 +444,8 @@ class Producer(Sending[V], Generic[V]):
         self._home.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
             raise InvalidRequestError(f"limit is 1 or more, not {limit!r:.40}")
-        scheduled = () if self._scheduled is None else self._scheduled.waiting()
-        return waiting_messages(self._senders.values(), limit, scheduled=scheduled)
+        scheduled = () if self._scheduled is None else self._scheduled.list_waiting()
+        return list_waiting_messages(self._senders.values(), limit, scheduled=scheduled)
 
     async def close(self, *, flush: bool = True) -> None:
         """
@@ -456,8 +476,8 @@ class Producer(Sending[V], Generic[V]):
         try:
             if flush:
                 async with asyncio.timeout(self._settings.close_timeout_ms / 1000):
-                    while self._roll():  # other tasks may send during the wait
-                        await self._all_settled()
+                    while self._queue_open_batches():  # other tasks may send during the wait
+                        await self._wait_until_settled()
         except TimeoutError:
             pass
         except BaseException:
@@ -468,8 +488,8 @@ class Producer(Sending[V], Generic[V]):
             if self._close_task is None:
                 # Remove the senders now: a `send` that runs before the closing task must be
                 # refused.
-                senders = [*self._take_senders().values()]
-                self._close_task = start_closing_task(self._end(senders), name="closing")
+                senders = [*self._remove_senders().values()]
+                self._close_task = start_closing_task(self._close_senders(senders), name="closing")
             try:
                 await shield(self._close_task)
             except asyncio.CancelledError:
@@ -477,33 +497,33 @@ class Producer(Sending[V], Generic[V]):
                 raise
             if not flush:
                 self._log_unreported()
-        error = self._unreported()
+        error = self._take_unreported_error()
         if error is not None:
             raise error
 
-    def _log_unreported(self, why: str = "closed") -> None:
+    def _log_unreported(self, reason: str = "closed") -> None:
         """Log the number of given-up messages that were not awaited; for callers that cannot raise
         it.
         """
-        error = self._unreported()
+        error = self._take_unreported_error()
         if error is not None:
-            log.warning("%s: %s", why, error.message)
+            log.warning("%s: %s", reason, error.message)
 
-    async def _end(self, senders: list[SubjectSender]) -> None:
+    async def _close_senders(self, senders: list[SubjectSender]) -> None:
         """Close the senders and the connections, which gives up the remaining messages.
 
         Runs as a task of its own, so neither a cancelled `close` nor the end of the event loop
         interrupts it.
         """
 
-        async def end() -> None:
+        async def close_all() -> None:
             for sender in senders:
                 await sender.close()
             if self._scheduled is not None:
                 await self._scheduled.close()
             await self._connections.close()
 
-        await finish_despite_cancel(end)
+        await finish_despite_cancel(close_all)
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:

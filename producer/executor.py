@@ -42,8 +42,8 @@ from ..rpc.client import BrokerClient
 from ..rpc.network import Calling, Channel, Gathering, is_answered
 from ..rpc.race import start_task
 from .executor_state import STEADY, ExecutorEvent, ExecutorState, MessageGroup, SendResult
-from .failure import Step, decide_after_failure, wait_stage
-from .flight import CROWD, ExecutorOwner, Turn
+from .failure import Step, decide_after_failure, decide_wait_stage
+from .flight import BUSY_PARTITIONS_MAX, ExecutorOwner, SendScheduler
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch, first_receipt
 from .send_budget import SendBudget
@@ -81,7 +81,7 @@ class Executor:
         rng: random.Random,
         budget: SendBudget,
         epochs: Iterator[int],
-        turn: Turn,
+        send_scheduler: SendScheduler,
     ) -> None:
         self.group = group
         self.partition = partition
@@ -112,8 +112,8 @@ class Executor:
         """True from a failed call until no pending batch has failed or is doubtful; meanwhile only
         the task sends.
         """
-        self._turn = turn
-        self._broker_load = turn.load_of(partition.address)
+        self._send_scheduler = send_scheduler
+        self._broker_load = send_scheduler.get_load(partition.address)
         self._counts_in_load = False
         """True while `_broker_load` counts this partition."""
         self.wait_is_over = False
@@ -125,10 +125,10 @@ class Executor:
         self._pauses = settings.backoff.pauses(rng)
         """The backoff between tries, reset whenever a batch is stored."""
         self._failure_log = LogFilter()
-        self._step_error: Exception | None = None
+        self._push_error: Exception | None = None
         """An exception from sending outside the task, kept until the task raises it."""
         retries = retry_until_done(
-            self._try, self._handle_failure, self._pauses, self._to_keylane_error
+            self._send_until_failure, self._handle_failure, self._pauses, self._to_keylane_error
         )
         self._task = start_task(retries, name=f"send {group.partition_name}")
 
@@ -138,41 +138,43 @@ class Executor:
         if self._settings.linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
         if not self._calls:  # otherwise their replies trigger the send
-            self.open.send_early = self._turn.add(self)
+            self.open.send_early = self._send_scheduler.schedule(self)
 
-    def roll(self) -> None:
+    def queue_open_batch(self) -> None:
         """Queue the open batch, if it has messages, and open a new one."""
         if self.open.values:
-            self._queue.append(self._close_open())
-            self._turn.add(self)
+            self._queue.append(self._close_open_batch())
+            self._send_scheduler.schedule(self)
 
-    def _close_open(self) -> OutgoingBatch:
+    def _close_open_batch(self) -> OutgoingBatch:
         """Return the open batch, closed, and open a new one."""
-        batch, following = self.open, OutgoingBatch(self._loop)
+        batch, next_batch = self.open, OutgoingBatch(self._loop)
         count = batch.count = len(batch.values)
-        self._budget.enter(count, batch.full_size - batch.room, expired=batch.expired)
-        self.open = following
+        self._budget.reserve(
+            count, batch.full_size - batch.remaining_bytes, expired_count=batch.expired_count
+        )
+        self.open = next_batch
         return batch
 
     def on_full(self) -> None:
         """Send the open batch, which is full, now: the broker can store it while the next batch
         fills.
         """
-        self._queue.append(self._close_open())
+        self._queue.append(self._close_open_batch())
         self.push()
 
-    def queue(self, batch: OutgoingBatch) -> None:
+    def queue_batch(self, batch: OutgoingBatch) -> None:
         """Queue a closed batch of new messages."""
-        self._budget.enter(batch.count, batch.size)
-        self.take_over([batch])
+        self._budget.reserve(batch.count, batch.size)
+        self.queue_batches([batch])
 
-    def take_over(self, batches: list[OutgoingBatch]) -> None:
+    def queue_batches(self, batches: list[OutgoingBatch]) -> None:
         """Queue batches that left another executor behind those already queued."""
-        self.roll()
+        self.queue_open_batch()
         self._queue.extend(batches)
-        self._turn.add(self)
+        self._send_scheduler.schedule(self)
 
-    def rewrite_unsent(self, transform: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
+    def replace_unsent(self, transform: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
         Replace the batches that were never sent by the results of `transform`.
 
@@ -182,13 +184,13 @@ class Executor:
         """
         if not self.batches:
             return
-        self.roll()
-        rewritten = {
+        self.queue_open_batch()
+        replacements = {
             batch: batch if batch.send_count else transform(batch) for batch in self._in_flight
         }
-        self._in_flight = deque(batch for batch in rewritten.values() if batch is not None)
+        self._in_flight = deque(batch for batch in replacements.values() if batch is not None)
         self._to_resend = deque(
-            batch for batch in map(rewritten.get, self._to_resend) if batch is not None
+            batch for batch in map(replacements.get, self._to_resend) if batch is not None
         )
         self._queue = deque(batch for batch in map(transform, self._queue) if batch is not None)
         self._after_give_up()
@@ -209,16 +211,16 @@ class Executor:
         return self._waits.cause
 
     @property
-    def waiting_for(self) -> str:
+    def wait_reason(self) -> str:
         """Return why messages wait; empty if none wait."""
         return self._waits.cause.reason if not self.idle or self.state.refuses else ""
 
     def apply_event(self, event: ExecutorEvent) -> None:
         """Update the state after news of the partition from a route, the history or a refusal."""
-        self.state = self.state.after(event)
+        self.state = self.state.apply(event)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
-    async def _try(self) -> bool:
+    async def _send_until_failure(self) -> bool:
         """Wait for messages, and send until a failure or until the channel can no longer be used.
 
         Always returns False, because the loop never ends by itself.
@@ -236,7 +238,7 @@ class Executor:
             self._record_result(ExecutorEvent.ANSWERED)
             self._log_recovery()
         else:
-            await self._stream(channel)
+            await self._send_batches(channel)
         return False
 
     def _to_keylane_error(self, raised: Exception) -> KeylaneError:
@@ -256,7 +258,7 @@ class Executor:
         self._record_result(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
         unrecoverable = doubtful and await is_unrecoverable(self, error, self._owner.fetch_history)
-        if self._after_failure(error, unrecoverable=unrecoverable):
+        if self._react_to_failure(error, unrecoverable=unrecoverable):
             return True
         self._budget.retries += 1
         log.debug("%s: %s; retrying", self.group.partition_name, error.message)
@@ -264,7 +266,7 @@ class Executor:
 
     def _record_result(self, event: ExecutorEvent) -> None:
         """Update the state after a try, ANSWERED or FAILED, and notify the owner of a change."""
-        state = self.state.after(event)
+        state = self.state.apply(event)
         if state != self.state:
             self.state = state
             self._owner.on_availability_changed()
@@ -280,14 +282,14 @@ class Executor:
             and (self._calls or self._broker is self._channel_broker)
         ):
             try:
-                self._fill(channel)
+                self._fill_window(channel)
                 if not self._settings.linger_ms or self._calls or not self.open.values:
                     return
             except Exception as fault:  # noqa: BLE001 - raised by the task
-                self._step_error = fault
+                self._push_error = fault
         self._wake.set()
 
-    async def _stream(self, channel: Channel) -> None:
+    async def _send_batches(self, channel: Channel) -> None:
         """Send until the channel can no longer be used. After a failure, wait for all pending
         calls, then raise it.
         """
@@ -300,16 +302,16 @@ class Executor:
         try:
             while True:
                 self._wake.clear()
-                if self._step_error is not None:
-                    fault = self._step_error
-                    self._step_error = None
+                if self._push_error is not None:
+                    fault = self._push_error
+                    self._push_error = None
                     raise fault
                 self._settle_stored()
                 if calls and calls[0][1].done():
                     calls[0][1].result()  # raises the failure
                 if not calls and (channel.closed or self._broker is not self._channel_broker):
                     return
-                self._fill(channel)
+                self._fill_window(channel)
                 await self._pause(idle=not calls)
         except asyncio.CancelledError:  # the executor is closed
             for _, call in calls:
@@ -335,7 +337,7 @@ class Executor:
                         if can_settle:
                             self._settle(batch, call.result()[0])
             if not calls:
-                self._leave_load()
+                self._leave_broker_load()
 
     async def _pause(self, *, idle: bool) -> None:
         """Wait until the task is woken, or until the open batch has lingered for `linger_ms`."""
@@ -347,7 +349,7 @@ class Executor:
             async with asyncio.timeout(max(0, self._settings.linger_ms - waited_ms) / 1000):
                 await self._wake.wait()
 
-    def _fill(self, channel: Channel) -> None:
+    def _fill_window(self, channel: Channel) -> None:
         """Send batches until the window is full or no further batch may be sent."""
         calls, to_resend = self._calls, self._to_resend
         while not calls or len(calls) < self._settings.in_flight_max:
@@ -358,11 +360,11 @@ class Executor:
                 # doubtful batch.
                 break
             else:
-                batch = self._take(idle=not calls)
+                batch = self._dequeue(idle=not calls)
             if batch is None:
                 break
             try:
-                calls.append((batch, self._call(channel, batch)))
+                calls.append((batch, self._send_batch(channel, batch)))
             except Exception:
                 to_resend.appendleft(batch)  # it must be sent before any other batch
                 raise
@@ -370,13 +372,13 @@ class Executor:
                 break  # the open batch waits for a reply
         if calls and not self._counts_in_load:
             self._counts_in_load = True
-            self._broker_load.partitions += 1
+            self._broker_load.busy_partitions += 1
 
-    def _leave_load(self) -> None:
+    def _leave_broker_load(self) -> None:
         """Stop counting this partition as busy, so that waiting partitions may send."""
         if self._counts_in_load:
             self._counts_in_load = False
-            self._broker_load.answered()
+            self._broker_load.release_partition()
 
     def _update_recovering(self) -> bool:
         self._is_recovering = any(
@@ -384,7 +386,7 @@ class Executor:
         )
         return self._is_recovering
 
-    def _take(self, *, idle: bool) -> OutgoingBatch | None:
+    def _dequeue(self, *, idle: bool) -> OutgoingBatch | None:
         """Put the next queued batch in flight and return it; with `idle`, the open batch, unless it
         waits for its linger or for other partitions.
         """
@@ -394,15 +396,15 @@ class Executor:
             if not idle or not self.open.values:
                 return None
             if (
-                self._settings.linger_ms or self._broker_load.partitions >= CROWD
-            ) and self._holds_back():
+                self._settings.linger_ms or self._broker_load.busy_partitions >= BUSY_PARTITIONS_MAX
+            ) and self._is_held_back():
                 return None
             self.wait_is_over = False
-            batch = self._close_open()
+            batch = self._close_open_batch()
         self._in_flight.append(batch)
         return batch
 
-    def _holds_back(self) -> bool:
+    def _is_held_back(self) -> bool:
         """Return True while the open batch waits for its linger or for replies to other
         partitions.
         """
@@ -411,15 +413,15 @@ class Executor:
         load = self._broker_load
         if (
             self.wait_is_over
-            or not load.crowded
+            or not load.is_crowded
             or 4 * self.open.size >= self._settings.batch_bytes
         ):
             return False
-        load.wait(self)
+        load.enqueue(self)
         return True
 
-    def _call(self, channel: Channel, batch: OutgoingBatch) -> Calling:
-        fresh = batch.data is None
+    def _send_batch(self, channel: Channel, batch: OutgoingBatch) -> Calling:
+        is_new = batch.data is None
         data = batch.pack(
             partition_id=self.partition.partition_id,
             producer_id=self._producer_id,
@@ -427,22 +429,22 @@ class Executor:
             sequence=self._next_sequence,
             compression=Compression[self._settings.compression.upper()],
         )
-        if fresh:
+        if is_new:
             self._next_sequence += batch.count
         batch.send_count += 1
-        answered = partial(self._answered, batch)
+        on_answer = partial(self._on_answer, batch)
         try:
             return channel.begin(
                 Append(self.partition.partition_id),
                 data,
                 timeout_ms=self._settings.call_timeout_ms,
-                on_answer=answered,
+                on_answer=on_answer,
             )
         except Exception:
             batch.doubtful = True  # some of it may have been sent
             raise
 
-    def _answered(self, batch: OutgoingBatch, call: Calling) -> None:
+    def _on_answer(self, batch: OutgoingBatch, call: Calling) -> None:
         """Settle the stored batches and send those that waited for them, as soon as the reply
         arrives.
         """
@@ -457,11 +459,11 @@ class Executor:
             self._settle_stored()
             if self._channel is not None:
                 if not self._calls:
-                    self._leave_load()
+                    self._leave_broker_load()
                 if self._is_recovering or self._in_flight or self._queue or self.open.values:
                     self.push()
         except Exception as fault:  # noqa: BLE001 - raised by the task
-            self._step_error = fault
+            self._push_error = fault
             self._wake.set()
 
     def _settle_stored(self) -> None:
@@ -480,7 +482,9 @@ class Executor:
             self._pauses.reset()
             self._log_recovery()
         if batch in self._in_flight:  # otherwise it is settled already, before a later error
-            self._budget.stored(batch, first_receipt(answer, self.partition, static=self._static))
+            self._budget.settle_stored(
+                batch, first_receipt(answer, self.partition, static=self._static)
+            )
             self._in_flight.remove(batch)
         if self._waits.cause is not NOT_WAITING:
             self._waits.end()
@@ -498,16 +502,16 @@ class Executor:
             self._owner.on_emptied(self)
 
     # ── after a failure ───────────────────────────────────────────────────────────────────────────
-    def _after_failure(self, error: KeylaneError, *, unrecoverable: bool) -> bool:
+    def _react_to_failure(self, error: KeylaneError, *, unrecoverable: bool) -> bool:
         """Handle the failure of the oldest batch, and return True to retry without a pause."""
-        if not self._in_flight and self._take(idle=True) is None:
+        if not self._in_flight and self._dequeue(idle=True) is None:
             return False
         if self.state.lost:
-            self._leave_lost()
+            self._leave_lost_partition()
             return True
-        if isinstance(error, MessageTooLargeError) and self._give_up_large(error):
+        if isinstance(error, MessageTooLargeError) and self._give_up_large_messages(error):
             return True
-        step = self._next_step(error, unrecoverable=unrecoverable)
+        step = self._decide_step(error, unrecoverable=unrecoverable)
         has_new_id = isinstance(error, SequenceReusedError | ProducerFencedError)
         if has_new_id:
             self._producer_id = self._identity.renew(self._producer_id, self.group.partition_name)
@@ -520,29 +524,29 @@ class Executor:
                     # Under a new id or epoch the broker cannot recognize a batch that it may have
                     # stored.
                     batch.reset(refused=False)
-                self._new_epoch()
+                self._begin_epoch()
             return False
         if step is Step.GIVE_UP:
-            self._give_up_oldest(error)
+            self._give_up_oldest_batch(error)
             return True
         self._leave_partition(error, step)
         return step is Step.REROUTE
 
-    def _next_step(self, error: KeylaneError, *, unrecoverable: bool) -> Step:
+    def _decide_step(self, error: KeylaneError, *, unrecoverable: bool) -> Step:
         """Count a failure for every closed batch, and decide the next step."""
         now_ms = self._clock.boot_ms()
         self._waits.begin(error, now_ms, self.batches, self.partition.address)
         for batch in (*self._in_flight, *self._queue):
-            batch.failed(now_ms)
-        head = self._in_flight[0]
+            batch.record_failure(now_ms)
+        oldest = self._in_flight[0]
         since_ms = self._waits.since_ms
         assert since_ms is not None
-        assert head.failed_at_ms is not None
-        stage = wait_stage(
+        assert oldest.failed_at_ms is not None
+        stage = decide_wait_stage(
             self._settings,
             may_leave=self._may_leave,
-            tries=head.tries,
-            waited_ms=now_ms - head.failed_at_ms,
+            tries=oldest.tries,
+            waited_ms=now_ms - oldest.failed_at_ms,
             failing_ms=now_ms - since_ms,
         )
         step = decide_after_failure(
@@ -550,9 +554,9 @@ class Executor:
             stage,
             closed=self.state.closed,
             unrecoverable=unrecoverable,
-            doubtful=head.doubtful,  # later batches are stored only if this one is
+            doubtful=oldest.doubtful,  # later batches are stored only if this one is
         )
-        if step is Step.REROUTE and not self._owner.has_spare(self):
+        if step is Step.REROUTE and not self._owner.has_alternative(self):
             return Step.RETRY
         return step
 
@@ -568,41 +572,41 @@ class Executor:
         # A sealed partition has not stored the batch that it refused, even if an earlier try got no
         # reply; and no batch is stored unless all earlier ones are.
         refused = sealed or not self._in_flight[0].doubtful
-        leaving = self._take_all()
-        for batch in leaving:
+        batches = self._remove_batches()
+        for batch in batches:
             batch.reset(refused=refused)
         if step is Step.REROUTE:
             log.warning(
                 "%s: %s to another partition, declared as reordered: %s",
                 self.group.partition_name,
-                counted(sum(map(len, leaving)), "message goes", "messages go"),
+                counted(sum(map(len, batches)), "message goes", "messages go"),
                 error.message,
             )
         self._waits.suspend()
-        self._owner.take_back(self, leaving, step)
+        self._owner.reassign_batches(self, batches, step)
         self._notify_if_empty()
 
-    def _take_all(self) -> list[OutgoingBatch]:
+    def _remove_batches(self) -> list[OutgoingBatch]:
         """Remove all batches, the oldest first, and begin a new epoch."""
-        self._new_epoch()
-        self.roll()
+        self._begin_epoch()
+        self.queue_open_batch()
         batches = [*self._in_flight, *self._queue]
         self._in_flight.clear()
         self._queue.clear()
         return batches
 
-    def _give_up_oldest(self, error: KeylaneError) -> None:
-        head = self._in_flight[0]
-        self._budget.give_up(head, error)
+    def _give_up_oldest_batch(self, error: KeylaneError) -> None:
+        oldest = self._in_flight[0]
+        self._budget.give_up(oldest, error)
         self._in_flight.popleft()
         for batch in self._in_flight:
             # The broker cannot recognize the batch under a new epoch. It is stored only if the
             # oldest batch is.
-            batch.reset(refused=not head.doubtful)
-        self._new_epoch()
+            batch.reset(refused=not oldest.doubtful)
+        self._begin_epoch()
         self._after_give_up()
 
-    def _give_up_large(self, error: MessageTooLargeError) -> bool:
+    def _give_up_large_messages(self, error: MessageTooLargeError) -> bool:
         """
         Give up the messages of the oldest batch that exceed the partition's size limit, and send
         the others again.
@@ -610,24 +614,24 @@ class Executor:
         This happens after the subject's limit was lowered. Returns False if no message exceeds
         it.
         """
-        head, limit = self._in_flight[0], error.limit_bytes
-        sizes = list(map(head.size_of, range(len(head))))
-        if limit is None or max(sizes) <= limit:
+        oldest, limit_bytes = self._in_flight[0], error.limit_bytes
+        sizes = list(map(oldest.size_of, range(len(oldest))))
+        if limit_bytes is None or max(sizes) <= limit_bytes:
             return False
         for batch in self._in_flight:
             batch.reset(refused=True)  # no batch after a refused one is stored
-        too_large, others = head.split_by(lambda index: sizes[index] > limit)
-        self._budget.replaced(head, too_large, others)
+        too_large, others = oldest.split(lambda index: sizes[index] > limit_bytes)
+        self._budget.replace(oldest, too_large, others)
         self._in_flight.popleft()
         if others is not None:
             self._in_flight.appendleft(others)
-        self._new_epoch()
+        self._begin_epoch()
         if too_large is not None:
             self._budget.give_up(too_large, error)
         self._after_give_up()
         return True
 
-    def _leave_lost(self) -> None:
+    def _leave_lost_partition(self) -> None:
         """Give up the batches that may be stored in the lost partition, with the fate UNKNOWN, and
         hand the others to the owner.
         """
@@ -635,13 +639,13 @@ class Executor:
             self._in_flight.remove(batch)
             error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
-        leaving = self._take_all()
+        batches = self._remove_batches()
         self.apply_event(ExecutorEvent.SEALED)
         self._waits.end()
-        self._owner.take_back(self, leaving, Step.NEW_ROUTE)
+        self._owner.reassign_batches(self, batches, Step.NEW_ROUTE)
         self._notify_if_empty()
 
-    def _new_epoch(self) -> None:
+    def _begin_epoch(self) -> None:
         """Begin a new epoch and renumber all batches; the broker refuses late batches of the old
         epoch.
         """
@@ -656,14 +660,14 @@ class Executor:
         """
         self.partition = msgspec.structs.replace(self.partition, address=address)
         self._broker = broker
-        self._broker_load.forget(self)
-        self._leave_load()
-        self._broker_load = self._turn.load_of(address)
-        self._turn.add(self)
+        self._broker_load.remove(self)
+        self._leave_broker_load()
+        self._broker_load = self._send_scheduler.get_load(address)
+        self._send_scheduler.schedule(self)
 
     async def close(self) -> list[OutgoingBatch]:
         """Stop the task, and return the unsettled batches."""
-        self.roll()
+        self.queue_open_batch()
         self._channel = None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -36,7 +36,7 @@ class SendResult(enum.Enum):
     REFUSES = "the broker refused and requires a newer route: messages are held until the next try"
 
 
-class Listing(enum.Enum):
+class RouteListing(enum.Enum):
     """How the latest route lists the partition."""
 
     OPEN = "open"
@@ -44,7 +44,7 @@ class Listing(enum.Enum):
     UNLISTED = "not listed: no broker serves it any longer"
 
 
-class Storing(enum.Enum):
+class StorageState(enum.Enum):
     """Whether the partition still stores messages."""
 
     TAKES = "it stores batches, as far as is known"
@@ -74,16 +74,16 @@ _SEND_RESULTS = {
     (SendResult.REFUSES, _E.FAILED): SendResult.FAILS,
 }
 _LISTING = {
-    (Listing.OPEN, _E.CLOSED_IN_ROUTE): Listing.CLOSED,
-    (Listing.OPEN, _E.NOT_IN_ROUTE): Listing.UNLISTED,
-    (Listing.CLOSED, _E.NOT_IN_ROUTE): Listing.UNLISTED,
-    (Listing.UNLISTED, _E.CLOSED_IN_ROUTE): Listing.CLOSED,
-    (Listing.UNLISTED, _E.OPEN_IN_ROUTE): Listing.CLOSED,
+    (RouteListing.OPEN, _E.CLOSED_IN_ROUTE): RouteListing.CLOSED,
+    (RouteListing.OPEN, _E.NOT_IN_ROUTE): RouteListing.UNLISTED,
+    (RouteListing.CLOSED, _E.NOT_IN_ROUTE): RouteListing.UNLISTED,
+    (RouteListing.UNLISTED, _E.CLOSED_IN_ROUTE): RouteListing.CLOSED,
+    (RouteListing.UNLISTED, _E.OPEN_IN_ROUTE): RouteListing.CLOSED,
 }
 _STORING = {
-    (Storing.TAKES, _E.SEALED): Storing.ENDED,
-    (Storing.TAKES, _E.LOSS_ACCEPTED): Storing.LOST,
-    (Storing.LOST, _E.SEALED): Storing.ENDED,
+    (StorageState.TAKES, _E.SEALED): StorageState.ENDED,
+    (StorageState.TAKES, _E.LOSS_ACCEPTED): StorageState.LOST,
+    (StorageState.LOST, _E.SEALED): StorageState.ENDED,
 }
 
 
@@ -91,10 +91,10 @@ class ExecutorState(NamedTuple):
     """The state of an executor, in three independent parts."""
 
     broker: SendResult
-    listing: Listing = Listing.OPEN
-    storing: Storing = Storing.TAKES
+    listing: RouteListing = RouteListing.OPEN
+    storing: StorageState = StorageState.TAKES
 
-    def after(self, event: ExecutorEvent) -> ExecutorState:
+    def apply(self, event: ExecutorEvent) -> ExecutorState:
         """Return the state after `event`: the object `STEADY` if it equals that."""
         state = ExecutorState(
             _SEND_RESULTS.get((self.broker, event), self.broker),
@@ -118,22 +118,22 @@ class ExecutorState(NamedTuple):
     @property
     def in_use(self) -> bool:
         """Return True until the partition stores nothing more and all messages have left."""
-        return self.storing is not Storing.ENDED
+        return self.storing is not StorageState.ENDED
 
     @property
     def lost(self) -> bool:
         """Return True from the accepted loss of the partition until its messages have left."""
-        return self.storing is Storing.LOST
+        return self.storing is StorageState.LOST
 
     @property
     def closed(self) -> bool:
         """Return True once the route no longer lists the partition as open."""
-        return self.listing is not Listing.OPEN
+        return self.listing is not RouteListing.OPEN
 
     @property
     def unlisted(self) -> bool:
         """Return True while the route does not list the partition."""
-        return self.listing is Listing.UNLISTED
+        return self.listing is RouteListing.UNLISTED
 
     @property
     def can_take_over(self) -> bool:

@@ -52,7 +52,7 @@ class WaitStage(enum.Enum):
     )
 
 
-_TRY_AGAIN = (
+_TRANSIENT_ERRORS = (
     UnreachableError,
     CapabilityEndedError,
     BrokerReadOnlyError,
@@ -64,11 +64,11 @@ _TRY_AGAIN = (
     InternalError,
     StorageError,
 )
-NOT_HERE = (PartitionUnknownError, WrongBrokerError)
+WRONG_BROKER_ERRORS = (PartitionUnknownError, WrongBrokerError)
 """Refusals that may come from the wrong broker, one that has taken over the right one's address."""
 
 
-def wait_stage(
+def decide_wait_stage(
     settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
 ) -> WaitStage:
     """
@@ -87,13 +87,13 @@ def wait_stage(
     return WaitStage.EARLY if failing_ms < settings.leave_after_ms else WaitStage.DUE
 
 
-def _may_pass(error: KeylaneError) -> bool:
+def _is_transient(error: KeylaneError) -> bool:
     """Return True if the broker may accept the same batch later, for example when a quota allows it
     again.
     """
     if isinstance(error, UnpackError):  # the same bytes would be sent again
         return False
-    return isinstance(error, _TRY_AGAIN) or error.retry is RetryRule.LATER
+    return isinstance(error, _TRANSIENT_ERRORS) or error.retry is RetryRule.LATER
 
 
 def decide_after_failure(
@@ -117,14 +117,16 @@ def decide_after_failure(
     if isinstance(error, ProducerFencedError) and doubtful:
         # The broker would recognize the batch only under the old epoch, which is fenced.
         return Step.GIVE_UP
-    may_be_stored = doubtful and isinstance(error, NOT_HERE)
+    may_be_stored = doubtful and isinstance(error, WRONG_BROKER_ERRORS)
     if may_be_stored and unrecoverable and stage is WaitStage.ENDLESS:
         return Step.GIVE_UP
-    exhausted = stage is WaitStage.EXHAUSTED
-    may_move = closed and not doubtful and _may_pass(error)
-    if may_move or (isinstance(error, (StaleRouteError, *NOT_HERE)) and not may_be_stored):
-        return Step.GIVE_UP if exhausted else Step.NEW_ROUTE
-    if not (_may_pass(error) or isinstance(error, NOT_HERE)) or exhausted:
+    is_exhausted = stage is WaitStage.EXHAUSTED
+    may_move = closed and not doubtful and _is_transient(error)
+    if may_move or (
+        isinstance(error, (StaleRouteError, *WRONG_BROKER_ERRORS)) and not may_be_stored
+    ):
+        return Step.GIVE_UP if is_exhausted else Step.NEW_ROUTE
+    if not (_is_transient(error) or isinstance(error, WRONG_BROKER_ERRORS)) or is_exhausted:
         return Step.GIVE_UP
     if stage is not WaitStage.DUE:
         return Step.RETRY

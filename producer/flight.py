@@ -1,12 +1,12 @@
 """Decides when executors send: together at the end of a turn of the event loop, or after a reply
 from their broker. Pure except for timers.
 
-    first message ─▶ Turn ─▶ push(): sent
+    first message ─▶ SendScheduler ─▶ push(): sent
     while many partitions of the broker have a batch in flight: BrokerLoad ─▶ push()
 
-Light traffic never reaches the limit CROWD, so its messages are sent at the end of the turn. If the
-previous turn also had a single message, a message is sent as soon as it is awaited. Under load, an
-open batch grows instead of being sent with a few messages, because each batch costs a header, a
+Light traffic never reaches BUSY_PARTITIONS_MAX, so its messages are sent at the end of the turn. If
+the previous turn also had a single message, a message is sent as soon as it is awaited. Under load,
+an open batch grows instead of being sent with a few messages, because each batch costs a header, a
 call and a reply.
 """
 
@@ -23,7 +23,7 @@ from .outgoing_batch import OutgoingBatch
 
 E_contra = TypeVar("E_contra", contravariant=True)
 
-CROWD = 16
+BUSY_PARTITIONS_MAX = 16
 """When this many partitions of a broker have a batch in flight, open batches of its other
 partitions wait for a reply.
 """
@@ -35,11 +35,13 @@ WAIT_S = 0.005
 class ExecutorOwner(Protocol[E_contra]):
     """The sender of a subject, as seen by its executors."""
 
-    def has_spare(self, executor: E_contra) -> bool:
+    def has_alternative(self, executor: E_contra) -> bool:
         """Return True if another executor is available."""
         ...
 
-    def take_back(self, executor: E_contra, batches: list[OutgoingBatch], step: Step) -> None:
+    def reassign_batches(
+        self, executor: E_contra, batches: list[OutgoingBatch], step: Step
+    ) -> None:
         """Accept batches that leave the executor, in order; `step` is NEW_ROUTE or REROUTE."""
         ...
 
@@ -66,7 +68,7 @@ class ExecutorOwner(Protocol[E_contra]):
 
 
 class PushableExecutor(Protocol):
-    """An executor, as seen by a `Turn` or a `BrokerLoad`, which let it send."""
+    """An executor, as seen by a `SendScheduler` or a `BrokerLoad`, which let it send."""
 
     open: OutgoingBatch
     wait_is_over: bool
@@ -83,23 +85,23 @@ class BrokerLoad:
     reply.
     """
 
-    __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "partitions")
+    __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "busy_partitions")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: dict[PushableExecutor, None] = {}
-        self.partitions = 0
+        self.busy_partitions = 0
         """The number of partitions with a batch in flight."""
 
     @property
-    def crowded(self) -> bool:
-        """Return True while open batches must wait: CROWD partitions or more have a batch in
-        flight.
+    def is_crowded(self) -> bool:
+        """Return True while open batches must wait: BUSY_PARTITIONS_MAX partitions or more have a
+        batch in flight.
         """
-        return self.partitions >= CROWD
+        return self.busy_partitions >= BUSY_PARTITIONS_MAX
 
-    def wait(self, executor: PushableExecutor) -> None:
+    def enqueue(self, executor: PushableExecutor) -> None:
         """Push `executor` when a reply has arrived and its predecessors have been pushed, or after
         WAIT_S.
         """
@@ -107,14 +109,14 @@ class BrokerLoad:
         if self._timer is None:
             self._timer = self._loop.call_later(WAIT_S, self._push_all)
 
-    def forget(self, executor: PushableExecutor) -> None:
+    def remove(self, executor: PushableExecutor) -> None:
         """Remove `executor` from the queue."""
         self._waiting.pop(executor, None)
 
-    def answered(self) -> None:
+    def release_partition(self) -> None:
         """Count one busy partition less, and push waiting executors while there is capacity."""
-        self.partitions -= 1
-        while self._waiting and not self.crowded:
+        self.busy_partitions -= 1
+        while self._waiting and not self.is_crowded:
             self._push(next(iter(self._waiting)))
 
     def _push_all(self) -> None:
@@ -125,10 +127,10 @@ class BrokerLoad:
     def _push(self, executor: PushableExecutor) -> None:
         self._waiting.pop(executor, None)
         executor.wait_is_over = True
-        _push(executor, self._loop)
+        _push_safely(executor, self._loop)
 
 
-class Turn:
+class SendScheduler:
     """
     The executors of a producer that send at the end of the current turn of the event loop.
 
@@ -136,78 +138,88 @@ class Turn:
         on_end: called at the end of the turn, before the executors send.
     """
 
-    __slots__ = ("_due", "_on_end", "_broker_loads", "_sent_early", "_was_single", "_loop", "begun")
+    __slots__ = (
+        "_due_executors",
+        "_on_end",
+        "_broker_loads",
+        "_sent_early",
+        "_was_single",
+        "_loop",
+        "is_scheduled",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
         self._loop = loop
         self._on_end = on_end
-        self.begun = False
+        self.is_scheduled = False
         """True if `on_end` will be called at the end of this turn."""
         self._was_single = False
         """True if the previous turn sent a single message, and this one has sent none yet."""
         self._sent_early = False
-        self._due: dict[PushableExecutor, None] = {}
+        self._due_executors: dict[PushableExecutor, None] = {}
         self._broker_loads: WeakValueDictionary[str | None, BrokerLoad] = WeakValueDictionary()
         """The load of each broker, by its address; executors keep the loads of their brokers
         alive.
         """
 
-    def begin(self) -> None:
+    def begin_turn(self) -> None:
         """Schedule `on_end` for the end of this turn."""
-        if not self.begun:
-            self._loop.call_soon(self._end)
-            self.begun = True
+        if not self.is_scheduled:
+            self._loop.call_soon(self._end_turn)
+            self.is_scheduled = True
 
-    def add(self, executor: PushableExecutor) -> Callable[[], object] | None:
+    def schedule(self, executor: PushableExecutor) -> Callable[[], object] | None:
         """Push `executor` at the end of this turn; return a callback that may push it earlier, or
         None.
         """
-        self._due[executor] = None
-        if not self.begun:
-            self._loop.call_soon(self._end)
-            self.begun = True
+        self._due_executors[executor] = None
+        if not self.is_scheduled:
+            self._loop.call_soon(self._end_turn)
+            self.is_scheduled = True
         return self._send_early if self._was_single else None
 
     def _send_early(self) -> None:
         """Send now, once in a turn, if only one executor is due, because its caller awaits a single
         message.
         """
-        if self._was_single and len(self._due) == 1:
+        if self._was_single and len(self._due_executors) == 1:
             self._was_single = False
             self._sent_early = True
             self._on_end()
-            self._push()
+            self._push_due()
 
-    def _end(self) -> None:
-        self.begun = False
+    def _end_turn(self) -> None:
+        self.is_scheduled = False
         try:
             self._on_end()
         finally:
-            due = self._due
+            due_executors = self._due_executors
             if self._sent_early:
-                self._was_single = not due
+                self._was_single = not due_executors
                 self._sent_early = False
             else:
-                self._was_single = len(due) == 1 and len(next(iter(due)).open.values) == 1
-            if due:
-                self._push()
+                self._was_single = (
+                    len(due_executors) == 1 and len(next(iter(due_executors)).open.values) == 1
+                )
+            if due_executors:
+                self._push_due()
 
-    def _push(self) -> None:
-        due = self._due
-        self._due = {}
+    def _push_due(self) -> None:
+        due_executors = self._due_executors
+        self._due_executors = {}
         channels: dict[Gathering, None] = {}
         try:
-            for executor in due:
+            for executor in due_executors:
                 channel = executor.gathering
                 if channel is not None and channel not in channels:
                     channels[channel] = None
                     channel.gather()
-                _push(executor, self._loop)
+                _push_safely(executor, self._loop)
         finally:
             for channel in channels:
-                _flush(channel, self._loop)  # the channel itself would flush one turn later
+                _flush_safely(channel, self._loop)  # the channel itself would flush one turn later
 
-    def load_of(self, address: str | None) -> BrokerLoad:
+    def get_load(self, address: str | None) -> BrokerLoad:
         """Return the load of the broker at `address`; all brokers without a known address share
         one.
         """
@@ -217,7 +229,7 @@ class Turn:
         return load
 
 
-def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
+def _flush_safely(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
     """Flush `channel`, and pass an exception to the event loop's handler, so the other channels are
     flushed too.
     """
@@ -227,7 +239,7 @@ def _flush(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
         loop.call_exception_handler({"message": "a connection failed to write", "exception": error})
 
 
-def _push(executor: PushableExecutor, loop: asyncio.AbstractEventLoop) -> None:
+def _push_safely(executor: PushableExecutor, loop: asyncio.AbstractEventLoop) -> None:
     """Push `executor`, and pass an exception, which is a bug in keylane, to the event loop's
     handler, so the other executors are pushed too.
     """

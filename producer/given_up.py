@@ -13,68 +13,72 @@ CAUSES_KEPT = 16
 """The maximum number of stored causes: `flush` names the first one with unreported messages."""
 
 
-class Unreported:
+class UnreportedMessages:
     """Counts given-up messages that no future has reported."""
 
-    __slots__ = ("_noun", "causes", "messages", "unknown")
+    __slots__ = ("_noun", "causes", "message_count", "unknown_count")
 
     def __init__(self, noun: str = "message") -> None:
         self._noun = noun
-        self.messages = 0
-        self.unknown = 0
-        """How many of `messages` may be stored."""
-        self.causes: list[GivenUp] = []
+        self.message_count = 0
+        self.unknown_count = 0
+        """How many of `message_count` may be stored."""
+        self.causes: list[GivenUpOutcome] = []
 
-    def error(self) -> GivenUpError | None:
+    def build_error(self) -> GivenUpError | None:
         """Return the error for `flush`, or None if every message was reported."""
-        if not self.messages:
+        if not self.message_count:
             return None
-        cause = next((given_up.cause for given_up in self.causes if given_up.unreported), None)
-        subject = counted(self.messages, f"{self._noun} was", f"{self._noun}s were")
-        if self.messages == 1:
-            fate = "it may be stored" if self.unknown else "it is not stored"
+        cause = next(
+            (given_up.cause for given_up in self.causes if given_up.unreported_count), None
+        )
+        subject = counted(self.message_count, f"{self._noun} was", f"{self._noun}s were")
+        if self.message_count == 1:
+            fate = "it may be stored" if self.unknown_count else "it is not stored"
         else:
-            fate = f"{self.unknown} of them may be stored"
+            fate = f"{self.unknown_count} of them may be stored"
         text = f"{subject} given up, {fate}"
         if cause is not None:
             text += f"; the first: {cause.message}"
-        error = GivenUpError(text, messages=self.messages, unknown=self.unknown)
-        error.fate = Fate.UNKNOWN if self.unknown else Fate.NOT_DONE
+        error = GivenUpError(text, messages=self.message_count, unknown=self.unknown_count)
+        error.fate = Fate.UNKNOWN if self.unknown_count else Fate.NOT_DONE
         error.__cause__ = cause
         return error
 
 
-class GivenUp:
+class GivenUpOutcome:
     """The outcome of messages given up for the same cause; `doubtful` if their last try may have
     stored them.
     """
 
-    __slots__ = ("_summary", "cause", "doubtful", "unreported")
+    __slots__ = ("_summary", "cause", "doubtful", "unreported_count")
 
-    def __init__(self, cause: KeylaneError, summary: Unreported, *, doubtful: bool = False) -> None:
+    def __init__(
+        self, cause: KeylaneError, summary: UnreportedMessages, *, doubtful: bool = False
+    ) -> None:
         self.cause = cause
         self.doubtful = doubtful
-        self.unreported = 0
+        self.unreported_count = 0
         self._summary = summary
 
-    def count(self, messages: int, unknown: int) -> None:
+    def add_messages(self, messages: int, unknown: int) -> None:
         """Add messages with this outcome, `unknown` of which may be stored."""
         summary = self._summary
-        self.unreported += messages
-        summary.messages += messages
-        summary.unknown += unknown
+        self.unreported_count += messages
+        summary.message_count += messages
+        summary.unknown_count += unknown
         if messages and len(summary.causes) < CAUSES_KEPT:
             summary.causes.append(self)
 
-    def reported(self, *, unknown: bool) -> None:
+    def mark_reported(self, *, unknown: bool) -> None:
         """Subtract a message whose future has raised this outcome."""
         summary = self._summary
-        self.unreported -= 1
-        summary.messages -= 1
-        summary.unknown -= unknown
-        if not self.unreported:  # all reported: another cause may take the slot
+        self.unreported_count -= 1
+        summary.message_count -= 1
+        summary.unknown_count -= unknown
+        if not self.unreported_count:  # all reported: another cause may take the slot
             summary.causes = [cause for cause in summary.causes if cause is not self]
 
-    def error(self, *, unknown: bool) -> KeylaneError:
+    def copy_error(self, *, unknown: bool) -> KeylaneError:
         """Return a copy of the cause for one caller, with the fate of its message."""
         return self.cause.copy(Fate.UNKNOWN if unknown else Fate.NOT_DONE)

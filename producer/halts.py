@@ -22,7 +22,7 @@ from .send_budget import SendBudget
 from .waiting import NO_ANSWER, NOT_SENT
 
 
-class Halts:
+class HaltedKeys:
     """The halted keys of one subject."""
 
     def __init__(self, subject: str, clock: Clock, budget: SendBudget) -> None:
@@ -44,7 +44,7 @@ class Halts:
         """Remove `key` from the halted keys."""
         self.keys.discard(key)
 
-    def expire(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
+    def expire_overdue(self, waiting: Iterable[tuple[OutgoingBatch, str]]) -> bool:
         """
         Halt the keys of all overdue messages, and give up the overdue messages that are in flight.
 
@@ -58,16 +58,16 @@ class Halts:
         now_ms = self._clock.boot_ms()
         any_overdue = False
         for batch, wait_reason in waiting:
-            overdue = _overdue_indexes(batch, now_ms)
-            any_overdue = any_overdue or bool(overdue)
-            for index in overdue:
+            overdue_indexes = _overdue_indexes(batch, now_ms)
+            any_overdue = any_overdue or bool(overdue_indexes)
+            for index in overdue_indexes:
                 if batch.keys[index]:
                     self.keys.add(batch.keys[index])
                 if batch.send_count:
                     error = self._timeout_error(batch, index, now_ms, wait_reason or NO_ANSWER)
                     self._budget.give_up_message(batch, index, error, doubtful=True)
-            if overdue and batch.send_count:
-                batch.drop_deadlines(overdue)
+            if overdue_indexes and batch.send_count:
+                batch.drop_deadlines(overdue_indexes)
         return any_overdue
 
     def withdraw(self, batch: OutgoingBatch, *, wait_reason: str) -> OutgoingBatch | None:
@@ -75,24 +75,28 @@ class Halts:
         return a batch of the others, or None if there are none.
         """
         now_ms = self._clock.boot_ms()
-        overdue = set(_overdue_indexes(batch, now_ms))
-        keys = self.keys
-        if not overdue and keys.isdisjoint(batch.keys):
+        overdue_indexes = set(_overdue_indexes(batch, now_ms))
+        halted_keys = self.keys
+        if not overdue_indexes and halted_keys.isdisjoint(batch.keys):
             return batch
-        withdrawn, remaining = batch.split_by(
-            lambda index: index in overdue or batch.keys[index] in keys
+        withdrawn_batch, remaining_batch = batch.split(
+            lambda index: index in overdue_indexes or batch.keys[index] in halted_keys
         )
-        self._budget.replaced(batch, withdrawn, remaining)
-        if withdrawn is not None:
-            timed_out = set(_overdue_indexes(withdrawn, now_ms))
-            for index in range(len(withdrawn)):
-                if index in timed_out:
-                    error = self._timeout_error(withdrawn, index, now_ms, wait_reason or NOT_SENT)
+        self._budget.replace(batch, withdrawn_batch, remaining_batch)
+        if withdrawn_batch is not None:
+            still_overdue = set(_overdue_indexes(withdrawn_batch, now_ms))
+            for index in range(len(withdrawn_batch)):
+                if index in still_overdue:
+                    error = self._timeout_error(
+                        withdrawn_batch, index, now_ms, wait_reason or NOT_SENT
+                    )
                 else:
-                    error = self._error(KeyHaltedError, withdrawn, index, KeyHaltedError.summary)
-                self._budget.give_up_message(withdrawn, index, error, doubtful=False)
-            self._budget.leave(withdrawn)
-        return remaining
+                    error = self._build_error(
+                        KeyHaltedError, withdrawn_batch, index, KeyHaltedError.summary
+                    )
+                self._budget.give_up_message(withdrawn_batch, index, error, doubtful=False)
+            self._budget.release(withdrawn_batch)
+        return remaining_batch
 
     def _timeout_error(
         self, batch: OutgoingBatch, index: int, now_ms: int, cause: str
@@ -102,9 +106,9 @@ class Halts:
         waited = seconds(now_ms - at_ms + timeout_ms)
         key = key_digest(batch.keys[index])
         text = f"a message of {self._subject!r}, {key}, was not acked in {waited}: {cause}"
-        return self._error(DeliveryTimeoutError, batch, index, text)
+        return self._build_error(DeliveryTimeoutError, batch, index, text)
 
-    def _error(
+    def _build_error(
         self, kind: type[KeylaneError], batch: OutgoingBatch, index: int, text: str
     ) -> KeylaneError:
         packed = batch.properties_of(index)
@@ -124,5 +128,5 @@ def _overdue_indexes(batch: OutgoingBatch, now_ms: int) -> list[int]:
     return [
         index
         for index, (at_ms, _timeout_ms) in batch.deadlines.items()
-        if at_ms <= now_ms and not batch.settled(index)
+        if at_ms <= now_ms and not batch.is_settled(index)
     ]

@@ -51,7 +51,7 @@ class HeldMessages:
         self._budget = budget
         self._loop = asyncio.get_running_loop()
         self._report = WaitReport()
-        self.batches: list[OutgoingBatch] = [self._new_batch()]
+        self.batches: list[OutgoingBatch] = [OutgoingBatch(self._loop)]
 
     @property
     def cause(self) -> WaitCause:
@@ -60,9 +60,6 @@ class HeldMessages:
 
     def __len__(self) -> int:
         return sum(map(len, self.batches))
-
-    def _new_batch(self) -> OutgoingBatch:
-        return OutgoingBatch(self._loop)
 
     def is_full(self, batch: OutgoingBatch, value_bytes: int) -> bool:
         """Return True if a message with a value of this size needs a new batch."""
@@ -79,39 +76,34 @@ class HeldMessages:
         """Append a new message, and return its batch and index."""
         batch = self.batches[-1]
         if self.is_full(batch, len(value)):
-            batch = self._new_batch()
+            batch = OutgoingBatch(self._loop)
             self.batches.append(batch)
         size = batch.size
         index = batch.add(key, value, packed_properties, sent_at_ns)
-        self._budget.enter(1, batch.size - size)
+        self._budget.reserve(1, batch.size - size)
         return batch, index
 
-    def put_first(self, batches: list[OutgoingBatch]) -> None:
+    def prepend(self, batches: list[OutgoingBatch]) -> None:
         """Hold batches that left a partition in front of all others."""
         self.batches = [*batches, *self.batches]
 
     def replace(self, batches: Iterable[OutgoingBatch]) -> None:
         """Replace all held batches by these; new messages go to a new batch."""
-        self.batches = [*batches, self._new_batch()]
+        self.batches = [*batches, OutgoingBatch(self._loop)]
 
-    def take_all(self) -> list[OutgoingBatch]:
-        """Remove and return all batches, without removing them from the budget."""
-        batches = self.batches
-        self.replace(())
-        return batches
-
-    def take_sendable(
+    def remove_sendable(
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        Remove and return all batches, after giving up the messages that the route does not allow;
-        it was unknown when they were queued.
+        Remove and return all batches, but not from the budget, after giving up the messages that
+        the route does not allow; it was unknown when they were queued.
 
         Args:
             queue_starts: the subject's logic queues.
             message_bytes_max: the subject's message size limit, in bytes.
         """
-        batches = self.take_all()
+        batches = self.batches
+        self.replace(())
         for batch in batches:
             for index, destination in (batch.destinations or {}).items():
                 try:
@@ -122,23 +114,25 @@ class HeldMessages:
                 for index in range(len(batch)):
                     size = batch.size_of(index)
                     if size > message_bytes_max:
-                        large = message_too_large(size, message_bytes_max)
-                        self._budget.give_up_message(batch, index, large, doubtful=False)
+                        size_error = message_too_large(size, message_bytes_max)
+                        self._budget.give_up_message(batch, index, size_error, doubtful=False)
         return batches
 
-    def hold_again(
-        self, last: OutgoingBatch | None, batch: OutgoingBatch, index: int
+    def append_again(
+        self, last_batch: OutgoingBatch | None, batch: OutgoingBatch, index: int
     ) -> OutgoingBatch:
-        """Hold a message again that `take_sendable` removed, behind those in the batch `last`, and
-        return its new batch.
+        """Hold a message again that `remove_sendable` removed, behind those in the batch
+        `last_batch`, and return its new batch.
         """
-        if last is None or self.is_full(last, len(batch.values[index])):
-            last = self._new_batch()
-            self.batches.insert(len(self.batches) - 1, last)
-        size, expired = last.size, last.expired
-        last.adopt(batch, index)
-        self._budget.enter(1, last.size - size, expired=last.expired - expired)
-        return last
+        if last_batch is None or self.is_full(last_batch, len(batch.values[index])):
+            last_batch = OutgoingBatch(self._loop)
+            self.batches.insert(len(self.batches) - 1, last_batch)
+        size, expired_count = last_batch.size, last_batch.expired_count
+        last_batch.adopt(batch, index)
+        self._budget.reserve(
+            1, last_batch.size - size, expired_count=last_batch.expired_count - expired_count
+        )
+        return last_batch
 
     def give_up(self, error: KeylaneError) -> None:
         """Give up all messages for `error`."""
@@ -151,19 +145,19 @@ class HeldMessages:
     def report(self, cause: WaitCause) -> None:
         """Log at growing intervals why messages are held, and log when none are any longer."""
         now_ms = self._clock.boot_ms()
-        held = len(self)
-        self._cause = cause if held else NO_PARTITION
-        if not held:
-            took_ms = self._report.end(now_ms)
-            if took_ms is not None:
-                log.warning("%s: sending resumed after %.0f s", self._subject, took_ms / 1000)
+        message_count = len(self)
+        self._cause = cause if message_count else NO_PARTITION
+        if not message_count:
+            waited_ms = self._report.end(now_ms)
+            if waited_ms is not None:
+                log.warning("%s: sending resumed after %.0f s", self._subject, waited_ms / 1000)
             return
         oldest_ms = oldest_age_ms([batch for batch in self.batches if len(batch)], self._clock)
-        if self._report.is_report_due(now_ms, oldest_ms):
+        if self._report.record_wait(now_ms, oldest_ms):
             log.warning(
                 "%s: %s held back, the oldest for %.0f s: %s",
                 self._subject,
-                counted(held, "message is", "messages are"),
+                counted(message_count, "message is", "messages are"),
                 oldest_ms / 1000,
                 self.cause.reason,
             )

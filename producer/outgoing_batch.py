@@ -29,10 +29,10 @@ from ..protocol.frames import Appended
 from ..protocol.message import Receipt
 from ..protocol.record import Compression
 from ..protocol.routing import Partition
-from .given_up import GivenUp
+from .given_up import GivenUpOutcome
 from .placing import Destination
 
-Outcome = Receipt | GivenUp
+Outcome = Receipt | GivenUpOutcome
 REORDERED = 1
 """Marks a keyed message that left its partition."""
 POSSIBLE = 2
@@ -48,13 +48,13 @@ class OutgoingBatch:
         "_all_bound",
         "_future",
         "_reported",
-        "_runs",
+        "_time_runs",
         "_message_waiters",
         "count",
         "data",
         "deadlines",
         "doubtful",
-        "expired",
+        "expired_count",
         "first_deadline_ms",
         "failed_at_ms",
         "full_size",
@@ -69,13 +69,13 @@ class OutgoingBatch:
         "destinations",
         "plain_receipt",
         "properties",
-        "room",
+        "remaining_bytes",
         "send_count",
         "sequence",
         "sent_at_ns",
         "is_notified",
         "tries",
-        "turn",
+        "turn_number",
         "values",
         "waiters",
     )
@@ -86,10 +86,10 @@ class OutgoingBatch:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.sent_at_ns = -1
-        """The send time of the next messages, in nanoseconds; `at` sets it."""
-        self.turn = -1
+        """The send time of the next messages, in nanoseconds; `set_sent_at` sets it."""
+        self.turn_number = -1
         """The event loop turn in which the last message was added."""
-        self._runs: list[tuple[int, int]] = []
+        self._time_runs: list[tuple[int, int]] = []
         """Runs of messages with the same send time: the index of the first message, and the time in
         nanoseconds.
         """
@@ -101,12 +101,12 @@ class OutgoingBatch:
         """The number of messages, set when the batch is closed; `send` does not maintain it."""
         self.send_early: Callable[[], object] | None = None
         """A callback for the first await of a message; it may send the batch immediately."""
-        self.room = 0
+        self.remaining_bytes = 0
         """The remaining bytes, with overhead, that plain messages may use before the batch is
         checked again; see `grant`. Negative if messages used more.
         """
         self.full_size = 0
-        """The `size` of the batch once `room` is used up."""
+        """The `size` of the batch once `remaining_bytes` is used up."""
         self.marks: bytearray | None = None
         """The marks, REORDERED and POSSIBLE, up to the last marked message; None if there is
         none.
@@ -147,7 +147,7 @@ class OutgoingBatch:
         """The original batch and index of each adopted message, where its future waits; None if the
         messages are the batch's own.
         """
-        self.expired = 0
+        self.expired_count = 0
         """The number of messages given up before the batch settled."""
         self._reported: set[int] | None = None
         self._message_waiters: dict[int, asyncio.Future[None]] | None = None
@@ -163,28 +163,28 @@ class OutgoingBatch:
         return len(self.values)
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
-    def at(self, sent_at_ns: int) -> None:
+    def set_sent_at(self, sent_at_ns: int) -> None:
         """Set the send time of the messages that are added next."""
         self.sent_at_ns = sent_at_ns
-        self._runs.append((len(self.values), sent_at_ns))
+        self._time_runs.append((len(self.values), sent_at_ns))
 
     @property
     def size(self) -> int:
         """The bytes of keys, values and properties, including their overhead in the batch."""
-        return self.full_size - self.room
+        return self.full_size - self.remaining_bytes
 
-    def grant(self, room: int) -> None:
-        """Allow plain messages to use `room` bytes, instead of the previous grant; each message
-        reduces it.
+    def grant(self, remaining_bytes: int) -> None:
+        """Allow plain messages to use `remaining_bytes` bytes, instead of the previous grant; each
+        message reduces it.
         """
-        self.full_size += room - self.room
-        self.room = room
+        self.full_size += remaining_bytes - self.remaining_bytes
+        self.remaining_bytes = remaining_bytes
 
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
         """Append a message, and return its index."""
         index = len(self.values)
         if sent_at_ns != self.sent_at_ns:
-            self.at(sent_at_ns)
+            self.set_sent_at(sent_at_ns)
         if packed_properties:
             self._add_properties(index, packed_properties)
         self.put(key, value, len(key) + len(value) + len(packed_properties) + BYTES_PER_MESSAGE)
@@ -195,7 +195,7 @@ class OutgoingBatch:
         """Append a message without properties, with the current send time, and return its index;
         `size` includes its overhead in the batch.
         """
-        self.room -= size
+        self.remaining_bytes -= size
         values = self.values
         index = len(values)
         values.append(value)
@@ -204,7 +204,7 @@ class OutgoingBatch:
 
     def extend(self, keys: list[bytes], values: list[bytes], size: int) -> None:
         """Append several messages, as `put` does."""
-        self.room -= size
+        self.remaining_bytes -= size
         self.keys += keys
         self.values += values
 
@@ -238,7 +238,7 @@ class OutgoingBatch:
         elif batch.failed_at_ms is None or batch.failed_at_ms > self.failed_at_ms:
             self.failed_at_ms = batch.failed_at_ms
         new_index = len(self)
-        self.expired += bool(batch.expired) and batch.settled(index)
+        self.expired_count += bool(batch.expired_count) and batch.is_settled(index)
         self.origins.append(batch.origins[index] if batch.origins else (batch, index))
         self.add(
             batch.keys[index],
@@ -255,7 +255,7 @@ class OutgoingBatch:
         if batch.deadlines is not None and index in batch.deadlines:
             self.set_deadline(new_index, *batch.deadlines[index])
 
-    def split_by(
+    def split(
         self, predicate: Callable[[int], bool]
     ) -> tuple[OutgoingBatch | None, OutgoingBatch | None]:
         """Split the messages that are not withdrawn into two new batches: those that satisfy
@@ -263,7 +263,7 @@ class OutgoingBatch:
         """
         parts: list[OutgoingBatch | None] = [None, None]
         for index in range(len(self)):
-            if self.expired and self.is_withdrawn(index):
+            if self.expired_count and self.is_withdrawn(index):
                 continue
             side = 0 if predicate(index) else 1
             part = parts[side]
@@ -285,30 +285,32 @@ class OutgoingBatch:
 
     def iter_unsettled(self) -> Iterator[tuple[bytes, int, int]]:
         """Yield the key, the size in bytes and the send time of each unsettled message."""
-        return self._unsettled(self.keys, self.values)
+        return self._iter_unsettled(self.keys, self.values)
 
-    def _unsettled(
+    def _iter_unsettled(
         self, keys: list[bytes], values: list[bytes]
     ) -> Iterator[tuple[bytes, int, int]]:
-        times = chain.from_iterable(repeat(at_ns, count) for at_ns, count in self._times())
+        times = chain.from_iterable(
+            repeat(at_ns, count) for at_ns, count in self._iter_send_times()
+        )
         for index, (key, value, sent_at_ns) in enumerate(zip(keys, values, times, strict=True)):
-            if not (self.expired and self.settled(index)):
+            if not (self.expired_count and self.is_settled(index)):
                 size = len(key) + len(value) + len(self.properties_of(index))
                 yield key, size, sent_at_ns
 
     @property
     def first_sent_at_ns(self) -> int:
         """The send time of the first message, in nanoseconds."""
-        return self._runs[0][1]
+        return self._time_runs[0][1]
 
     def sent_at_of(self, index: int) -> int:
         """Return the send time of message `index`, in nanoseconds."""
-        return self._runs[bisect_right(self._runs, index, key=itemgetter(0)) - 1][1]
+        return self._time_runs[bisect_right(self._time_runs, index, key=itemgetter(0)) - 1][1]
 
-    def _times(self) -> Iterator[tuple[int, int]]:
+    def _iter_send_times(self) -> Iterator[tuple[int, int]]:
         """Yield the send times in order, each with the number of its messages."""
-        edges = [first for first, _ in self._runs] + [len(self)]
-        for (_, sent_at_ns), (start, end) in zip(self._runs, pairwise(edges), strict=True):
+        edges = [first for first, _ in self._time_runs] + [len(self)]
+        for (_, sent_at_ns), (start, end) in zip(self._time_runs, pairwise(edges), strict=True):
             yield sent_at_ns, end - start
 
     def size_of(self, index: int) -> int:
@@ -364,13 +366,14 @@ class OutgoingBatch:
         """Encode the batch at the first call, and return the same bytes at every call."""
         if self.data is None:
             self.sequence = sequence
-            runs, properties = self._runs, self.properties
+            runs, properties = self._time_runs, self.properties
             first_sent_at_ns = runs[0][1]
             if runs[0] is runs[-1]:
                 times = first_sent_at_ns.to_bytes(8, "little") * self.count
             else:
                 times = b"".join(
-                    sent_at_ns.to_bytes(8, "little") * count for sent_at_ns, count in self._times()
+                    sent_at_ns.to_bytes(8, "little") * count
+                    for sent_at_ns, count in self._iter_send_times()
                 )
             if properties is not None:
                 properties = properties + [b""] * (self.count - len(properties))
@@ -394,7 +397,7 @@ class OutgoingBatch:
         self.data = None
         self.sequence = -1
 
-    def failed(self, now_ms: int) -> None:
+    def record_failure(self, now_ms: int) -> None:
         """Count a failed try of this or an earlier batch."""
         self.tries += 1
         if self.failed_at_ms is None:
@@ -439,12 +442,12 @@ class OutgoingBatch:
         """Return True if message `index` may be stored although it is not acked."""
         return self.doubtful or bool(self.mark_of(index) & POSSIBLE)
 
-    def unknown_count(self) -> int:
+    def count_unknown(self) -> int:
         """Return the number of unsettled messages that may be stored."""
         if not self.doubtful and self.marks is None:
             return 0
         return sum(
-            self.may_be_stored(index) and not self.settled(index) for index in range(len(self))
+            self.may_be_stored(index) and not self.is_settled(index) for index in range(len(self))
         )
 
     # ── outcomes ──────────────────────────────────────────────────────────────────────────────────
@@ -474,13 +477,13 @@ class OutgoingBatch:
                 if self.waiters or self._future is not None:
                     self._notify()
                 return self.count
-            return sum(self._settle_one(index, outcome, index) for index in range(len(self)))
+            return sum(self._settle_own(index, outcome, index) for index in range(len(self)))
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
     def settle_message(self, index: int, outcome: Outcome) -> bool:
         """Settle message `index`; return False if it was settled already."""
         if self.origins is None:
-            return self._settle_one(index, outcome, 0)
+            return self._settle_own(index, outcome, 0)
         return self._settle_origin(index, outcome, 0)
 
     def _settle_origin(self, index: int, outcome: Outcome, distance: int) -> bool:
@@ -489,9 +492,9 @@ class OutgoingBatch:
         mark = self.mark_of(index)
         if mark:
             origin.mark(origin_index, mark)
-        return origin._settle_one(origin_index, outcome, distance)
+        return origin._settle_own(origin_index, outcome, distance)
 
-    def _settle_one(self, index: int, outcome: Outcome, distance: int) -> bool:
+    def _settle_own(self, index: int, outcome: Outcome, distance: int) -> bool:
         """Settle one of the batch's own messages; `outcome` belongs to the message `distance`
         places before it.
         """
@@ -501,7 +504,7 @@ class OutgoingBatch:
         if not isinstance(self.outcome, list) or self.outcome[index] is not None:
             return False
         self.outcome[index] = (
-            outcome if isinstance(outcome, GivenUp) else _receipt_at(outcome, distance)
+            outcome if isinstance(outcome, GivenUpOutcome) else _receipt_at(outcome, distance)
         )
         if not self.is_notified:
             self._notify()  # each SendFuture now waits for its own message
@@ -538,13 +541,13 @@ class OutgoingBatch:
         """
         return self._message_waiters is not None
 
-    def settled(self, index: int) -> bool:
+    def is_settled(self, index: int) -> bool:
         """Return True once message `index` has an outcome, which for an adopted message is stored
         in its original batch.
         """
         if self.origins is not None:
             origin, origin_index = self.origins[index]
-            return origin.settled(origin_index)
+            return origin.is_settled(origin_index)
         outcome = self.outcome
         if isinstance(outcome, list):
             return outcome[index] is not None
@@ -557,10 +560,14 @@ class OutgoingBatch:
         A message with a key that was given up in flight is still sent with its batch, because newer
         messages of its key that were in flight behind it must not be stored without it.
         """
-        origin, at = (self, index) if self.origins is None else self.origins[index]
-        outcome = origin.outcome[at] if isinstance(origin.outcome, list) else origin.outcome
-        sent_on = isinstance(outcome, GivenUp) and outcome.doubtful and not self.is_unbound(index)
-        return outcome is not None and not sent_on
+        origin, origin_index = (self, index) if self.origins is None else self.origins[index]
+        outcome = (
+            origin.outcome[origin_index] if isinstance(origin.outcome, list) else origin.outcome
+        )
+        is_still_sent = (
+            isinstance(outcome, GivenUpOutcome) and outcome.doubtful and not self.is_unbound(index)
+        )
+        return outcome is not None and not is_still_sent
 
     def message_future(self, index: int) -> asyncio.Future[None]:
         """Return a future that is done when message `index` is settled, or when the caller must
@@ -581,14 +588,14 @@ class OutgoingBatch:
             return _receipt_at(outcome, index)
         own_outcome = outcome[index] if isinstance(outcome, list) else outcome
         assert own_outcome is not None
-        if isinstance(own_outcome, GivenUp):
+        if isinstance(own_outcome, GivenUpOutcome):
             unknown = own_outcome.doubtful or bool(mark & POSSIBLE)
             if self._reported is None:
                 self._reported = set()
             if index not in self._reported:
                 self._reported.add(index)
-                own_outcome.reported(unknown=unknown)
-            raise own_outcome.error(unknown=unknown)
+                own_outcome.mark_reported(unknown=unknown)
+            raise own_outcome.copy_error(unknown=unknown)
         return msgspec.structs.replace(
             _receipt_at(own_outcome, index if own_outcome is outcome else 0),
             duplicate="possible" if mark & POSSIBLE else own_outcome.duplicate,

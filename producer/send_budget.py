@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..protocol.errors import GivenUpError, KeylaneError
 from ..protocol.message import Receipt
-from .given_up import GivenUp, Unreported
+from .given_up import GivenUpOutcome, UnreportedMessages
 from .outgoing_batch import OutgoingBatch
 
 MEMORY_PER_MESSAGE = 160
@@ -45,7 +45,7 @@ class ProducerStats:
 
 class SendBudget:
     """
-    Counts the messages in a producer's closed batches, and their memory, from `enter` until they
+    Counts the messages in a producer's closed batches, and their memory, from `reserve` until they
     are settled.
 
     A task that awaits each of its messages may continue to queue while the limit is exceeded,
@@ -68,15 +68,15 @@ class SendBudget:
         self.failed = 0
         self.retries = 0
         """Failed tries after which batches were sent again."""
-        self._unreported = Unreported()
+        self._unreported = UnreportedMessages()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
         """The tasks that have not awaited their last message over the limit; empty unless the limit
         is reached.
         """
-        self._room: asyncio.Event | None = None
+        self._capacity_event: asyncio.Event | None = None
         """Set when more than half of the limit is free; None if no task waits for that."""
-        self._empty: asyncio.Event | None = None
+        self._empty_event: asyncio.Event | None = None
         """Set when no message remains; None if no task waits for that."""
 
     def _update_full(self) -> None:
@@ -87,91 +87,91 @@ class SendBudget:
         if self._on_full_changed is not None:
             self._on_full_changed()
 
-    def enter(self, messages: int, size: int, *, expired: int = 0) -> None:
-        """Add queued messages, of `size` bytes in their batch; `expired` of them were already given
-        up.
+    def reserve(self, messages: int, size: int, *, expired_count: int = 0) -> None:
+        """Add queued messages, of `size` bytes in their batch; `expired_count` of them were already
+        given up.
         """
-        self.messages += messages - expired
+        self.messages += messages - expired_count
         self.bytes += size + messages * MEMORY_PER_MESSAGE
         if self.bytes >= self._bytes_max and not self.full:
             self._update_full()
 
-    def leave(self, batch: OutgoingBatch) -> None:
+    def release(self, batch: OutgoingBatch) -> None:
         """Subtract a batch that is settled, or whose messages are in other batches now."""
         count = batch.count
-        self.messages -= count - batch.expired
-        self.bytes -= batch.full_size - batch.room + count * MEMORY_PER_MESSAGE
+        self.messages -= count - batch.expired_count
+        self.bytes -= batch.full_size - batch.remaining_bytes + count * MEMORY_PER_MESSAGE
         assert self.messages >= 0
         assert self.bytes >= 0
         if self.full and self.bytes < self._bytes_max:
             self._update_full()
-        if self._room is not None and self.bytes * 2 < self._bytes_max:
-            self._room.set()
-            self._room = None
-        if self._empty is not None and not self.messages:
-            self._empty.set()
-            self._empty = None
+        if self._capacity_event is not None and self.bytes * 2 < self._bytes_max:
+            self._capacity_event.set()
+            self._capacity_event = None
+        if self._empty_event is not None and not self.messages:
+            self._empty_event.set()
+            self._empty_event = None
 
-    def replaced(self, batch: OutgoingBatch, *parts: OutgoingBatch | None) -> None:
+    def replace(self, batch: OutgoingBatch, *parts: OutgoingBatch | None) -> None:
         """Count the batches in `parts`, which now have the messages of `batch`, in its place."""
         for part in parts:
             if part is not None:
-                self.enter(part.count, part.size, expired=part.expired)
-        self.leave(batch)
+                self.reserve(part.count, part.size, expired_count=part.expired_count)
+        self.release(batch)
 
-    def stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:
+    def settle_stored(self, batch: OutgoingBatch, receipt: Receipt) -> None:
         """Settle a batch whose messages are stored at consecutive offsets from `receipt.offset`."""
         self.acked += batch.settle(receipt)
-        self.leave(batch)
+        self.release(batch)
 
     def give_up(self, batch: OutgoingBatch, error: KeylaneError) -> None:
         """Give up the messages of a batch because of `error`."""
-        outcome = GivenUp(error, self._unreported, doubtful=batch.doubtful)
-        unknown = batch.unknown_count()
+        outcome = GivenUpOutcome(error, self._unreported, doubtful=batch.doubtful)
+        unknown = batch.count_unknown()
         count = batch.settle(outcome)
-        outcome.count(count, unknown)
+        outcome.add_messages(count, unknown)
         self.failed += count
-        self.leave(batch)
+        self.release(batch)
 
     def give_up_message(
         self, batch: OutgoingBatch, index: int, error: KeylaneError, *, doubtful: bool
     ) -> None:
         """Give up one message of a batch, which stays queued or in flight itself."""
-        outcome = GivenUp(error, self._unreported, doubtful=doubtful)
+        outcome = GivenUpOutcome(error, self._unreported, doubtful=doubtful)
         if not batch.settle_message(index, outcome):
             return
-        outcome.count(1, doubtful or batch.may_be_stored(index))
-        batch.expired += 1
+        outcome.add_messages(1, doubtful or batch.may_be_stored(index))
+        batch.expired_count += 1
         self.failed += 1
         self.messages -= 1
-        if self._empty is not None and not self.messages:
-            self._empty.set()
-            self._empty = None
+        if self._empty_event is not None and not self.messages:
+            self._empty_event.set()
+            self._empty_event = None
 
-    def unreported(self) -> GivenUpError | None:
+    def take_unreported_error(self) -> GivenUpError | None:
         """Return the error for the unawaited messages given up since the last call, if there are
         any.
         """
         summary = self._unreported
-        self._unreported = Unreported()
-        return summary.error()
+        self._unreported = UnreportedMessages()
+        return summary.build_error()
 
     # ── over the limit ────────────────────────────────────────────────────────────────────────────
     def may_exceed(self, task: object) -> bool:
         """Return True if `task` may queue a message over the limit."""
         return task not in self._unawaited and len(self._unawaited) < UNAWAITED_MAX
 
-    def exceeded(self, task: object) -> None:
+    def record_unawaited(self, task: object) -> None:
         """Record that `task` has a message over the limit that it does not await."""
         if self.full:
             self._unawaited.add(task)
 
-    def awaited(self, task: object) -> None:
+    def record_awaited(self, task: object) -> None:
         """Record that `task` awaits its message over the limit."""
         self._unawaited.discard(task)
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────
-    async def wait_for_room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """
         Return immediately if more than a quarter of the limit is free; otherwise wait until more
         than half is.
@@ -179,13 +179,13 @@ class SendBudget:
         if self.bytes * 4 < self._bytes_max * 3:
             return
         while self.bytes * 2 >= self._bytes_max:
-            if self._room is None:
-                self._room = asyncio.Event()
-            await self._room.wait()
+            if self._capacity_event is None:
+                self._capacity_event = asyncio.Event()
+            await self._capacity_event.wait()
 
     async def wait_until_empty(self) -> None:
         """Wait until no message is queued or in flight."""
         while self.messages:
-            if self._empty is None:
-                self._empty = asyncio.Event()
-            await self._empty.wait()
+            if self._empty_event is None:
+                self._empty_event = asyncio.Event()
+            await self._empty_event.wait()

@@ -51,7 +51,7 @@ class SendFuture:
 
     def _wait(self) -> Generator[Any, None, Receipt]:
         batch, index = self._batch, self._index
-        while type(batch.outcome) is not Receipt and not batch.settled(index):
+        while type(batch.outcome) is not Receipt and not batch.is_settled(index):
             loop = asyncio.get_running_loop()
             if batch.loop is not loop:
                 error = UsageError(Reason.OTHER_LOOP, "the message was sent in another event loop")
@@ -77,7 +77,7 @@ class SendFuture:
     def done(self) -> bool:
         """Return True if the message is stored or given up."""
         batch = self._batch
-        return batch.plain_receipt is not None or batch.settled(self._index)
+        return batch.plain_receipt is not None or batch.is_settled(self._index)
 
     def result(self) -> Receipt:
         """
@@ -101,23 +101,23 @@ class SendFuture:
         key = self._index, callback
         listeners[key] = listeners.get(key, 0) + 1
 
-        def settled(_waiter: object = None) -> None:
-            times = listeners.get(key, 0)
-            if not times:
+        def call_if_settled(_waiter: object = None) -> None:
+            remaining_calls = listeners.get(key, 0)
+            if not remaining_calls:
                 return  # it was removed
             if self.done():
-                if times == 1:
+                if remaining_calls == 1:
                     del listeners[key]
                 else:
-                    listeners[key] = times - 1
+                    listeners[key] = remaining_calls - 1
                 callback(self)
             else:  # the batch's future may be done before this message is settled
-                self._batch.message_future(self._index).add_done_callback(settled)
+                self._batch.message_future(self._index).add_done_callback(call_if_settled)
 
         if self.done():
-            self._batch.loop.call_soon(settled)
+            self._batch.loop.call_soon(call_if_settled)
         else:
-            settled()
+            call_if_settled()
 
     def remove_done_callback(self, callback: Callable[[SendFuture], object]) -> int:
         """Remove `callback`, and return how often it had been added."""
@@ -173,9 +173,9 @@ class OverLimitFuture(BatchFuture, frozen=True, gc=True):
     task: object
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        self.budget.awaited(self.task)
+        self.budget.record_awaited(self.task)
         try:
             return (yield from SendFuture.__await__(self))
         finally:
             if not self.done():  # the wait was cancelled
-                self.budget.exceeded(self.task)
+                self.budget.record_unawaited(self.task)

@@ -41,8 +41,8 @@ from ..rpc.race import Race, start_task
 from .executor import Executor
 from .executor_state import ExecutorEvent, MessageGroup
 from .failure import Step
-from .flight import Turn
-from .halts import Halts
+from .flight import SendScheduler
+from .halts import HaltedKeys
 from .held import HeldMessages
 from .identity import Identity
 from .outgoing_batch import REORDERED, OutgoingBatch
@@ -58,9 +58,9 @@ CLIENT_TYPE = "producer"
 _OLDER_ROUTE = "older"
 """The key, in the failure log, for routes that are older than the current one."""
 URGENT_WAIT_MS = 500
-EXPIRE_MS_MIN, EXPIRE_MS_MAX = 10, 1_000
+EXPIRY_INTERVAL_MS_MIN, EXPIRY_INTERVAL_MS_MAX = 10, 1_000
 NO_EXECUTORS: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-EXPIRE_SHARE = 10
+EXPIRY_SHARE = 10
 """A message is given up at most this fraction of its time-out late: a tenth."""
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
@@ -84,7 +84,7 @@ class SubjectSender:
         clock: Clock,
         rng: random.Random,
         budget: SendBudget,
-        turn: Turn,
+        send_scheduler: SendScheduler,
         on_abort: Callable[[SubjectSender], None],
     ) -> None:
         self.subject = subject
@@ -111,20 +111,20 @@ class SubjectSender:
         self._clock = clock
         self._rng = rng
         self._budget = budget
-        self._turn = turn
+        self._send_scheduler = send_scheduler
         self._on_abort = on_abort
         self._route: Route | None = None
         self._failure_log = LogFilter()
         self._executors: dict[int, Executor] = {}
         self._epochs = itertools.count()
-        self.held = HeldMessages(
+        self.held_messages = HeldMessages(
             subject,
             settings=settings,
             clock=clock,
             budget=budget,
             broker_cause=self._refusing_broker_cause,
         )
-        self._halts = Halts(subject, clock, budget)
+        self._halted_keys = HaltedKeys(subject, clock, budget)
         self.queue_starts = QueueStarts(subject)
         self._partition_ids: list[int] = []
         self._primary_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
@@ -137,7 +137,7 @@ class SubjectSender:
         self._refusal: KeylaneError | None = None
         self._closing = False
         self._expiry_timer: asyncio.TimerHandle | None = None
-        self._expire_ms = EXPIRE_MS_MAX
+        self._expiry_interval_ms = EXPIRY_INTERVAL_MS_MAX
         """The interval between two searches for overdue messages, in milliseconds."""
         self._pauses = settings.backoff.pauses(rng)
         retries = retry_until_done(
@@ -185,8 +185,8 @@ class SubjectSender:
             KeyHaltedError: the key is halted; nothing was queued.
         """
         if key:
-            self._halts.check(key)
-        batch, index = self.held.add(key, value, packed_properties, sent_at_ns)
+            self._halted_keys.check(key)
+        batch, index = self.held_messages.add(key, value, packed_properties, sent_at_ns)
         if destination is not None:
             batch.set_destination(index, destination)
         if timeout_ms:
@@ -201,14 +201,14 @@ class SubjectSender:
             KeylaneError: the metaserver refused the route.
         """
         await self._route_known.wait()
-        self.check_alive()
+        self.raise_if_stopped()
 
-    def check_alive(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise the KeylaneError that stopped this sender, if there is one."""
         if self._refusal is not None:
             raise self._refusal.copy(Fate.NOT_DONE)
 
-    def check(self, executor: Executor, key: bytes, logical_id: int) -> bool:
+    def is_reordered(self, executor: Executor, key: bytes, logical_id: int) -> bool:
         """
         Return True if a message of this logical partition is reordered by sending it to `executor`.
 
@@ -217,7 +217,7 @@ class SubjectSender:
         """
         if not key:
             return False
-        self._halts.check(key)
+        self._halted_keys.check(key)
         return executor is not self._primary_table[logical_id]
 
     def annotate(
@@ -232,40 +232,46 @@ class SubjectSender:
 
     def _schedule_expiry(self, timeout_ms: int) -> None:
         """Make sure that overdue messages are searched often enough for this time-out."""
-        every_ms = min(EXPIRE_MS_MAX, max(EXPIRE_MS_MIN, timeout_ms // EXPIRE_SHARE))
-        if self._expiry_timer is None or every_ms < self._expire_ms:
-            self._expire_ms = every_ms
+        interval_ms = min(
+            EXPIRY_INTERVAL_MS_MAX, max(EXPIRY_INTERVAL_MS_MIN, timeout_ms // EXPIRY_SHARE)
+        )
+        if self._expiry_timer is None or interval_ms < self._expiry_interval_ms:
+            self._expiry_interval_ms = interval_ms
             if self._expiry_timer is not None:
                 self._expiry_timer.cancel()
             self._expiry_timer = asyncio.get_running_loop().call_later(
-                every_ms / 1000, self._expire
+                interval_ms / 1000, self._expire_overdue
             )
 
-    def _expire(self) -> None:
+    def _expire_overdue(self) -> None:
         """Give up overdue messages, and halt their keys."""
         self._expiry_timer = asyncio.get_running_loop().call_later(
-            self._expire_ms / 1000, self._expire
+            self._expiry_interval_ms / 1000, self._expire_overdue
         )
         executors = self.executors
         waiting = [
-            (batch, executor.waiting_for) for executor in executors for batch in executor.batches
+            (batch, executor.wait_reason) for executor in executors for batch in executor.batches
         ]
-        waiting += [(batch, self.held.cause.reason) for batch in self.held.batches]
-        if not self._halts.expire(waiting):
+        waiting += [
+            (batch, self.held_messages.cause.reason) for batch in self.held_messages.batches
+        ]
+        if not self._halted_keys.expire_overdue(waiting):
             return
-        withdraw = self._halts.withdraw
-        wait_reason = self.held.cause.reason
-        held = [
-            withdraw(batch, wait_reason=wait_reason) for batch in self.held.batches if len(batch)
+        withdraw = self._halted_keys.withdraw
+        wait_reason = self.held_messages.cause.reason
+        remaining_batches = [
+            withdraw(batch, wait_reason=wait_reason)
+            for batch in self.held_messages.batches
+            if len(batch)
         ]
-        self.held.replace(batch for batch in held if batch is not None)
+        self.held_messages.replace(batch for batch in remaining_batches if batch is not None)
         self.careful = True
         for executor in executors:
-            executor.rewrite_unsent(partial(withdraw, wait_reason=executor.waiting_for))
+            executor.replace_unsent(partial(withdraw, wait_reason=executor.wait_reason))
 
     def resume(self, key: bytes) -> None:
         """Allow messages of a halted key again."""
-        self._halts.resume(key)
+        self._halted_keys.resume(key)
         self._reassign_messages()
 
     @property
@@ -273,22 +279,22 @@ class SubjectSender:
         """The executors, sorted by partition id."""
         return [self._executors[key] for key in sorted(self._executors)]
 
-    def roll(self) -> None:
+    def queue_open_batches(self) -> None:
         """Close the open batches, which are then sent."""
         for executor in self._executors.values():
-            executor.roll()
+            executor.queue_open_batch()
 
     # ── the route ─────────────────────────────────────────────────────────────────────────────────
     def _warn_if_unclosed(self, _task: asyncio.Task[None]) -> None:
         """Log how many messages are lost if the event loop ended before the producer was closed."""
         batches = [batch for executor in self.executors for batch in executor.batches]
-        unsent = len(self.held) + sum(map(len, batches))
-        if unsent and not self._closing:
+        unsent_count = len(self.held_messages) + sum(map(len, batches))
+        if unsent_count and not self._closing:
             log.warning(
                 "a producer of %s was never closed: %s not acked and given up; use: "
                 "async with Producer(...), or await producer.close()",
                 self.subject,
-                counted(unsent, "message was", "messages were"),
+                counted(unsent_count, "message was", "messages were"),
             )
 
     async def _follow_next_route(self) -> bool:
@@ -298,16 +304,16 @@ class SubjectSender:
         if self._refusal is not None:
             await self._abort(self._refusal)
             return True
-        if self._apply(await self._fetch_route()):
+        if self._apply_route(await self._fetch_route()):
             await self._locate_unlisted_brokers()
             if failures := self._failure_log.end_failures(
                 self._clock.boot_ms(), None, _OLDER_ROUTE
             ):
                 log.info("route of %s is updated again, after %s", self.subject, failures)
             self._pauses.reset()
-            self.held.report(NO_PARTITION)
+            self.held_messages.report(NO_PARTITION)
         else:
-            self.held.report(OLDER_ROUTE)
+            self.held_messages.report(OLDER_ROUTE)
             await asyncio.sleep(self._pauses.next_ms() / 1000)
         return False
 
@@ -330,7 +336,7 @@ class SubjectSender:
                 return True
             if line := self._failure_log.count_failure(error.message, self._clock.boot_ms()):
                 log.info("route of %s: %s", self.subject, line)
-        self.held.report(route_cause(error))
+        self.held_messages.report(route_cause(error))
         return False
 
     async def _fetch_route(self) -> Route:
@@ -339,27 +345,27 @@ class SubjectSender:
 
         While a broker is missing the calls are short, so a new call soon follows the next failure.
         """
-        known = self._route
+        current_route = self._route
         urgent = self._refresh_requested.is_set() or self._is_broker_missing()
         self._refresh_requested.clear()
-        if known is None:
+        if current_route is None:
             return await self._meta.route_to_send(
                 self.subject, wait_ms=URGENT_WAIT_MS, order_strategy=self._order_strategy
             )
-        fetch = partial(
+        fetch_newer = partial(
             self._meta.route,
             self.subject,
-            known_version=known.version,
+            known_version=current_route.version,
             order_strategy=self._order_strategy,
-            subject_id=known.subject_id,
+            subject_id=current_route.subject_id,
         )
         if urgent:
-            return await fetch(wait_ms=URGENT_WAIT_MS)
+            return await fetch_newer(wait_ms=URGENT_WAIT_MS)
         async with Race() as race:
-            call = race.start(fetch(wait_ms=PULL_WAIT_MS_MAX))
+            call = race.start(fetch_newer(wait_ms=PULL_WAIT_MS_MAX))
             race.start(self._refresh_requested.wait())
             await race.first()
-            return call.result() if call.done() else known
+            return call.result() if call.done() else current_route
 
     def _refusing_broker_cause(self) -> WaitCause:
         """Return the error cause of an open partition whose broker refuses messages; NO_PARTITION
@@ -367,20 +373,20 @@ class SubjectSender:
         """
         for executor in self.executors:
             state = executor.state
-            if state.refuses and not state.closed and executor.waiting_for:
+            if state.refuses and not state.closed and executor.wait_reason:
                 return executor.cause
         return NO_PARTITION
 
     def _is_broker_missing(self) -> bool:
         """Return True if a range has no partition, or the broker of a partition fails."""
-        return None in self._primary_table or not all(map(_answers, self._executors.values()))
+        return None in self._primary_table or not all(map(_is_available, self._executors.values()))
 
     async def _abort(self, error: KeylaneError) -> None:
         self._on_abort(self)
         await self._give_up_all(error)
         self._executors.clear()
 
-    def _apply(self, route: Route) -> bool:
+    def _apply_route(self, route: Route) -> bool:
         """Apply a route to the executors; return False, and ignore it, if it is older than the
         current one.
         """
@@ -402,19 +408,19 @@ class SubjectSender:
         self._partition_ids = [partition.partition_id for partition in route_table(route)]
         for partition in route.open_partitions():
             if partition.partition_id not in self._executors:
-                self._executors[partition.partition_id] = self._new_executor(partition, route)
+                self._executors[partition.partition_id] = self._create_executor(partition, route)
         self._follow_brokers(route.partitions)
-        listed = {partition.partition_id for partition in route.partitions}
+        listed_ids = {partition.partition_id for partition in route.partitions}
         for partition_id, executor in list(self._executors.items()):
             if partition_id in open_ids:
                 executor.apply_event(ExecutorEvent.OPEN_IN_ROUTE)
                 continue
-            closed = partition_id in listed
+            is_listed = partition_id in listed_ids
             executor.apply_event(
-                ExecutorEvent.CLOSED_IN_ROUTE if closed else ExecutorEvent.NOT_IN_ROUTE
+                ExecutorEvent.CLOSED_IN_ROUTE if is_listed else ExecutorEvent.NOT_IN_ROUTE
             )
             if executor.idle:
-                self._retire(executor)
+                self._close_executor(executor)
         self._reassign_messages()
         return True
 
@@ -463,17 +469,17 @@ class SubjectSender:
             if address is not None and address != executor.partition.address:
                 executor.follow_broker(address, self._broker_at(address))
 
-    def _retire(self, executor: Executor) -> None:
+    def _close_executor(self, executor: Executor) -> None:
         """Close the executor of a closed partition, which has no messages any longer."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             start_task(executor.close())
 
     def on_emptied(self, executor: Executor) -> None:
         """Close an executor without messages, and release the newer messages of its range."""
-        self._retire(executor)
+        self._close_executor(executor)
         self._reassign_messages()
 
-    def _new_executor(self, partition: Partition, route: Route) -> Executor:
+    def _create_executor(self, partition: Partition, route: Route) -> Executor:
         address = partition.address
         group = MessageGroup(CLIENT_TYPE, self.subject, partition.name, partition.broker_group)
         return Executor(
@@ -489,7 +495,7 @@ class SubjectSender:
             rng=self._rng,
             budget=self._budget,
             epochs=self._epochs,
-            turn=self._turn,
+            send_scheduler=self._send_scheduler,
         )
 
     # ── leaving a partition ───────────────────────────────────────────────────────────────────────
@@ -516,39 +522,43 @@ class SubjectSender:
         """
         route = self._route
         if route is None:
-            self.careful = bool(self._halts.keys)
+            self.careful = bool(self._halted_keys.keys)
             return
-        usable = {
+        usable_executors = {
             partition_id: executor
             for partition_id, executor in self._executors.items()
             if executor.state.in_use
         }
-        self._primary_table = [usable.get(partition_id) for partition_id in self._partition_ids]
-        spare = self._spare_executors()
-        self._update_fallbacks(usable, spare)
-        self.careful = bool(self._fallbacks or self._halts.keys)
-        targets: dict[int, Executor | None] = {}
-        for partition_id, primary in usable.items():
+        self._primary_table = [
+            usable_executors.get(partition_id) for partition_id in self._partition_ids
+        ]
+        candidates = self._fallback_candidates()
+        self._update_fallbacks(usable_executors, candidates)
+        self.careful = bool(self._fallbacks or self._halted_keys.keys)
+        target_by_id: dict[int, Executor | None] = {}
+        for partition_id, primary in usable_executors.items():
             fallback = self._fallbacks.get(partition_id, primary)
-            targets[partition_id] = (
+            target_by_id[partition_id] = (
                 None if primary.state.refuses or fallback.state.refuses else fallback
             )
-        table = [targets.get(partition_id) for partition_id in self._partition_ids]
+        table = [target_by_id.get(partition_id) for partition_id in self._partition_ids]
         for executor in self._executors.values():
             if executor.state.closed:
                 start, end = executor.partition.range_start, executor.partition.range_end
                 table[start:end] = [None] * (end - start)
         self.table = self.keyless_table = table
-        if spare and not all(map(_answers, targets.values())):
+        if candidates and not all(map(_is_available, target_by_id.values())):
             self.keyless_table = [
-                executor if _answers(executor) else spare[logical_id % len(spare)]
+                executor if _is_available(executor) else candidates[logical_id % len(candidates)]
                 for logical_id, executor in enumerate(table)
             ]
         self._update_plain_table()
 
-    def _update_fallbacks(self, usable: dict[int, Executor], spare: list[Executor]) -> None:
+    def _update_fallbacks(
+        self, usable_executors: dict[int, Executor], candidates: list[Executor]
+    ) -> None:
         for partition_id, fallback in list(self._fallbacks.items()):
-            primary = usable.get(partition_id)
+            primary = usable_executors.get(partition_id)
             if primary is None or primary.state.available:
                 del self._fallbacks[partition_id]
             elif (
@@ -558,59 +568,61 @@ class SubjectSender:
             ):
                 # The fallback has no older messages of this range.
                 del self._fallbacks[partition_id]
-                if spare:
-                    self._fallbacks[partition_id] = self._rng.choice(spare)
+                if candidates:
+                    self._fallbacks[partition_id] = self._rng.choice(candidates)
 
     def _move_unbound(self) -> None:
         """Move unsent messages without a key or destination from unavailable executors to
         others.
         """
-        spare = self._spare_executors()
-        if not spare:
+        candidates = self._fallback_candidates()
+        if not candidates:
             return
 
         def move_unbound(batch: OutgoingBatch) -> OutgoingBatch | None:
             if not batch.has_unbound:
                 return batch
-            unbound, others = batch.split_by(batch.is_unbound)
-            self._budget.replaced(batch, unbound, others)
+            unbound, others = batch.split(batch.is_unbound)
+            self._budget.replace(batch, unbound, others)
             if unbound is not None:
-                self._rng.choice(spare).take_over([unbound])
+                self._rng.choice(candidates).queue_batches([unbound])
             return others
 
         for executor in self.executors:
             if not executor.state.available:
-                executor.rewrite_unsent(move_unbound)
+                executor.replace_unsent(move_unbound)
 
-    def _spare_executors(self) -> list[Executor]:
+    def _fallback_candidates(self) -> list[Executor]:
         """Return the executors that may take over messages of others, sorted by partition id."""
         return [executor for executor in self.executors if executor.state.can_take_over]
 
-    def has_spare(self, executor: Executor) -> bool:
+    def has_alternative(self, executor: Executor) -> bool:
         """Return True if batches of `executor` can be rerouted under BEST_TRIED."""
-        return bool(self._spare_others(executor))
+        return bool(self._fallback_candidates_for(executor))
 
-    def _spare_others(self, executor: Executor) -> list[Executor]:
+    def _fallback_candidates_for(self, executor: Executor) -> list[Executor]:
         """Return the executors to which batches of `executor` may be rerouted under BEST_TRIED."""
-        return [spare for spare in self._spare_executors() if spare is not executor]
+        return [candidate for candidate in self._fallback_candidates() if candidate is not executor]
 
-    def take_back(self, executor: Executor, batches: list[OutgoingBatch], step: Step) -> None:
+    def reassign_batches(
+        self, executor: Executor, batches: list[OutgoingBatch], step: Step
+    ) -> None:
         """Reroute batches that left their partition to another executor, or hold them until there
         is a newer route.
         """
         if step is Step.REROUTE:
-            fallback = self._rng.choice(self._spare_others(executor))
+            fallback = self._rng.choice(self._fallback_candidates_for(executor))
             for partition_id, current in self._fallbacks.items():
                 if current is executor:
                     self._fallbacks[partition_id] = fallback
             self._fallbacks[executor.partition.partition_id] = fallback
             for batch in batches:
                 batch.mark_reordered()
-            fallback.take_over(batches)
+            fallback.queue_batches(batches)
             self._reassign_messages()
             return
         # Newer messages of the range wait after these until there is a newer route.
-        self.held.put_first(batches)
+        self.held_messages.prepend(batches)
         self._refresh_requested.set()
         self._reassign_messages()
 
@@ -618,13 +630,13 @@ class SubjectSender:
         """Pass held messages to their executors, the oldest first; those without an executor stay
         held.
         """
-        held = self.held.take_sendable(self.queue_starts, self.message_bytes_max)
-        receiving: dict[int, Executor] = {}
-        still_held: OutgoingBatch | None = None
-        for batch in held:
-            self._budget.leave(batch)
+        batches = self.held_messages.remove_sendable(self.queue_starts, self.message_bytes_max)
+        receivers: dict[int, Executor] = {}
+        last_held_batch: OutgoingBatch | None = None
+        for batch in batches:
+            self._budget.release(batch)
             for index, key in enumerate(batch.keys):
-                if batch.expired and batch.is_withdrawn(index):
+                if batch.expired_count and batch.is_withdrawn(index):
                     continue
                 size = len(batch.values[index])
                 destination = batch.destination_of(index)
@@ -636,16 +648,16 @@ class SubjectSender:
                     logical_id
                 ]
                 if executor is None:
-                    still_held = self.held.hold_again(still_held, batch, index)
+                    last_held_batch = self.held_messages.append_again(last_held_batch, batch, index)
                     continue
-                if id(executor) not in receiving or self.held.is_full(executor.open, size):
-                    receiving[id(executor)] = executor
-                    executor.roll()
+                if id(executor) not in receivers or self.held_messages.is_full(executor.open, size):
+                    receivers[id(executor)] = executor
+                    executor.queue_open_batch()
                 executor.open.adopt(batch, index)
                 if key and executor is not self._primary_table[logical_id]:
                     executor.open.mark(len(executor.open) - 1, REORDERED)
-        for executor in receiving.values():
-            executor.roll()
+        for executor in receivers.values():
+            executor.queue_open_batch()
 
     async def close(self) -> None:
         """Stop all executors, and give up the unsettled messages."""
@@ -661,16 +673,16 @@ class SubjectSender:
         self._route_known.set()
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
-        unsettled: list[OutgoingBatch] = []
+        unsettled_batches: list[OutgoingBatch] = []
         try:
             for executor in self.executors:
-                unsettled += await executor.close()
+                unsettled_batches += await executor.close()
         finally:
-            self.held.put_first(unsettled)
-        self.held.give_up(error)
+            self.held_messages.prepend(unsettled_batches)
+        self.held_messages.give_up(error)
 
 
-def _answers(executor: Executor | None) -> TypeGuard[Executor]:
+def _is_available(executor: Executor | None) -> TypeGuard[Executor]:
     return executor is not None and executor.state.available
 
 

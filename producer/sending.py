@@ -32,21 +32,21 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import nowhere, thread_check
+from ..rpc.home import LoopBoundClient, nowhere, thread_check
 from .executor import Executor
-from .flight import Turn
+from .flight import SendScheduler
 from .identity import Identity
 from .outgoing_batch import OutgoingBatch
 from .placing import Destination, LogicQueue, choose_destination
-from .scheduled.sending import ScheduledCancels, ScheduledFuture, ScheduledSender
+from .scheduled.sending import ScheduledFuture, ScheduledSender
 from .send_budget import SendBudget
 from .send_future import BatchFuture, OverLimitFuture, SendFuture
 from .sender import NO_EXECUTORS, SubjectSender
 from .settings import (
     ProducerSettings,
-    checked_partitioner,
-    checked_settings,
-    checked_timeout,
+    check_partitioner,
+    check_settings,
+    check_timeout,
 )
 
 CLOCK_NOT_READ = -1
@@ -56,7 +56,7 @@ _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
 
-def _columns() -> tuple[list[bytes], list[bytes]]:
+def _empty_columns() -> tuple[list[bytes], list[bytes]]:
     """Return empty columns for keys and values."""
     return [], []
 
@@ -74,13 +74,15 @@ def keyword_only_after(positional: int) -> Callable[[F], F]:
 
     def decorate(method: F) -> F:
         signature = inspect.signature(method)
-        by_position, others = [], []
+        positional_parameters, keyword_parameters = [], []
         for number, parameter in enumerate(signature.parameters.values()):
             if number <= positional:  # self is one more
-                by_position.append(parameter)
+                positional_parameters.append(parameter)
             elif number > positional + 1:
-                others.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        public_signature = signature.replace(parameters=[*by_position, *others])
+                keyword_parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+        public_signature = signature.replace(
+            parameters=[*positional_parameters, *keyword_parameters]
+        )
         method.__signature__ = public_signature  # type: ignore[attr-defined]  # inspect looks there
         return method
 
@@ -97,7 +99,7 @@ class _NoSender:
 _NO_SENDER = cast(SubjectSender, _NoSender())
 
 
-class Sending(ScheduledCancels, Generic[V]):
+class MessageSender(LoopBoundClient, Generic[V]):
     """The part of a producer that accepts messages."""
 
     def __init__(
@@ -113,9 +115,9 @@ class Sending(ScheduledCancels, Generic[V]):
         environment: Environment | None,
     ) -> None:
         self._order_strategy = order_strategy
-        self._partitioner = checked_partitioner(partitioner)
+        self._partitioner = check_partitioner(partitioner)
         self._codec = check_codecs(codec)
-        self._settings = checked_settings(settings)
+        self._settings = check_settings(settings)
         self._timeout_ms = self._settings.delivery_timeout_ms
         self._batch_bytes = self._settings.batch_bytes
         self._batch_count = self._settings.batch_count
@@ -145,6 +147,7 @@ class Sending(ScheduledCancels, Generic[V]):
         """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
+        self._scheduled: ScheduledSender | None = None
         self._turn_batches: list[OutgoingBatch] = []
         """The batches to which messages were added in this turn."""
         self._senders: dict[str, SubjectSender] = {}
@@ -152,25 +155,25 @@ class Sending(ScheduledCancels, Generic[V]):
         """The senders for plain messages: `_senders`, or none while the queue is full."""
         self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
 
-    def _begin(self, meta: MetaClient) -> None:
+    def _begin_opening(self, meta: MetaClient) -> None:
         """Reset all state for a new opening, including any that a fork copied."""
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
-        self._turn = Turn(self._loop, self._end_turn)
-        plain = self._codec is None and self._partitioner is None and not self._timeout_ms
-        self._may_send_plain = thread_check() if plain else nowhere
+        self._send_scheduler = SendScheduler(self._loop, self._end_turn)
+        is_plain = self._codec is None and self._partitioner is None and not self._timeout_ms
+        self._may_send_plain = thread_check() if is_plain else nowhere
         environment = environment_of(self._environment)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns
         self._rng: random.Random = environment.new_rng()
         self._draw = self._rng.getrandbits
         self._identity = Identity(environment.draw_identity)
-        self._take_senders()
+        self._remove_senders()
         self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
         self._scheduled = ScheduledSender(
             meta,
-            encode=self._encoded,
+            encode=self._encode,
             broker_at=self._connections.broker_at,
             draw=environment.draw_identity,
             order_strategy=self._order_strategy,
@@ -289,14 +292,14 @@ class Sending(ScheduledCancels, Generic[V]):
         if executor is None:
             return self._send_carefully(subject, value, None, key)
         batch = executor.open
-        if size < batch.room:
+        if size < batch.remaining_bytes:
             return BatchFuture(batch, batch.put(key, value, size))
         batch = self._open_batch(executor)
         index = batch.put(key, value, size)
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
-    def _queue_chunk(self, subject: str, chunk: Sequence[tuple[bytes, V]]) -> int:
+    def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes, V]]) -> int:
         """
         Queue messages as `send` does, but without futures. Queues nothing unless all of them are
         plain, small and routed.
@@ -308,20 +311,20 @@ class Sending(ScheduledCancels, Generic[V]):
             The bytes queued, including the overhead in batches; 0 if nothing was queued.
         """
         sender = self._plain_senders.get(subject)
-        if sender is None or not self._may_send_plain() or set(map(type, chunk)) != _TUPLE:
+        if sender is None or not self._may_send_plain() or set(map(type, messages)) != _TUPLE:
             return 0
         try:
             keys, values = cast(
-                tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*chunk, strict=True))
+                tuple[tuple[bytes, ...], tuple[bytes, ...]], tuple(zip(*messages, strict=True))
             )
         except ValueError:  # not pairs
             return 0
         if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
             return 0
-        plain, draw = sender.plain_table, self._draw
-        executors = [plain[_hash(key) & 1023 if key else draw(10)] for key in keys]
+        table, draw_bits = sender.plain_table, self._draw
+        executors = [table[_hash(key) & 1023 if key else draw_bits(10)] for key in keys]
         columns: defaultdict[Executor | None, tuple[list[bytes], list[bytes]]] = defaultdict(
-            _columns
+            _empty_columns
         )
         message_columns = map(columns.__getitem__, executors)
         for key, value, (group_keys, group_values) in zip(
@@ -340,7 +343,7 @@ class Sending(ScheduledCancels, Generic[V]):
             None in columns
             or size > self._large_bytes
             or size > sender.message_bytes_max
-            or len(chunk) > self._batch_count
+            or len(messages) > self._batch_count
             or max(map(len, keys)) > KEY_BYTES_MAX
         ):
             return 0
@@ -349,7 +352,7 @@ class Sending(ScheduledCancels, Generic[V]):
         ):
             assert executor is not None
             if len(executor.open.values) + len(group_keys) > self._batch_count:
-                executor.roll()
+                executor.queue_open_batch()
             batch = self._open_batch(executor)
             batch.extend(group_keys, group_values, group_size)
             self._send_if_full(executor, batch)
@@ -358,16 +361,17 @@ class Sending(ScheduledCancels, Generic[V]):
     def _open_batch(self, executor: Executor) -> OutgoingBatch:
         """Return the open batch of an executor, prepared for messages of the current turn."""
         batch = executor.open
-        if batch.turn != self._turn_number:
+        if batch.turn_number != self._turn_number:
             is_new = not batch.values
             if is_new and self._turn_ns != CLOCK_NOT_READ:
                 self._home.check()
-                batch.at(self._now_ns())  # a fresh time, which the other batches do not share
+                # A fresh time, which the other batches do not share.
+                batch.set_sent_at(self._now_ns())
             else:
-                batch.at(self._time_ns())
+                batch.set_sent_at(self._read_time_ns())
             if is_new:
                 executor.on_first_message()
-            batch.turn = self._turn_number
+            batch.turn_number = self._turn_number
             self._turn_batches.append(batch)
         return batch
 
@@ -415,16 +419,16 @@ class Sending(ScheduledCancels, Generic[V]):
         except (TypeError, ValueError):  # not a string
             sender = None
         if sender is None:  # outside the `except`, to avoid chained errors
-            sender = self._new_sender(subject)
+            sender = self._create_sender(subject)
         if not self._may_send_plain():  # two threads would corrupt a batch; or no message is plain
-            value = self._encoded(subject, value)
+            value = self._encode(subject, value)
         if type(value) is not bytes or type(key) is not bytes:
             refuse_text(value=value, key=key)
         packed = pack_properties(properties, tags)
         size = len(value) + len(key) + len(packed)
         if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
             check_message_size(len(key), len(value), len(packed), sender.message_bytes_max)
-        timeout_ms = self._timeout_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        timeout_ms = self._timeout_ms if timeout_ms is None else check_timeout(timeout_ms)
         destination: Destination | None = None
         if queue is not None or self._partitioner is not None:
             destination = choose_destination(queue, self._partitioner, key)
@@ -437,11 +441,11 @@ class Sending(ScheduledCancels, Generic[V]):
             logical_id = self._rng.getrandbits(10)
             executor = sender.keyless_table[logical_id]
         if executor is None:
-            return sender.hold(key, value, packed, self._time_ns(), timeout_ms, destination)
-        reordered = sender.careful and sender.check(executor, key, logical_id)
+            return sender.hold(key, value, packed, self._read_time_ns(), timeout_ms, destination)
+        reordered = sender.careful and sender.is_reordered(executor, key, logical_id)
         if size > self._large_bytes:
             self._home.check()
-            executor.roll()
+            executor.queue_open_batch()
         batch = self._open_batch(executor)
         index = batch.add(key, value, packed, batch.sent_at_ns)
         if destination is not None:
@@ -451,7 +455,7 @@ class Sending(ScheduledCancels, Generic[V]):
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
-    def _encoded(self, subject: str, value: Any) -> Any:
+    def _encode(self, subject: str, value: Any) -> Any:
         """Encode a value by the subject's codec; without a codec, return it unchanged.
 
         Raises:
@@ -469,14 +473,14 @@ class Sending(ScheduledCancels, Generic[V]):
         finally:
             self._codec = codec
 
-    def _time_ns(self) -> int:
+    def _read_time_ns(self) -> int:
         """Return the time of the current turn of the event loop, for which the clock is read only
         once.
         """
         self._home.check()  # too slow for each message: a third of a send
         if self._turn_ns == CLOCK_NOT_READ:
             self._turn_ns = self._now_ns()
-            self._turn.begin()
+            self._send_scheduler.begin_turn()
         return self._turn_ns
 
     def _end_turn(self) -> None:
@@ -485,8 +489,8 @@ class Sending(ScheduledCancels, Generic[V]):
         batches = self._turn_batches
         self._turn_batches = []
         for batch in batches:  # revoke the grant: the next message has another time
-            batch.full_size -= batch.room
-            batch.room = 0
+            batch.full_size -= batch.remaining_bytes
+            batch.remaining_bytes = 0
 
     def _send_scheduled_or_over_limit(
         self,
@@ -512,10 +516,10 @@ class Sending(ScheduledCancels, Generic[V]):
             raise QueueFullError(queued_bytes=budget.bytes)
         future = self._send_carefully(subject, value, None, key, **named, over_limit=True)
         assert isinstance(future, SendFuture)
-        budget.exceeded(task)
+        budget.record_unawaited(task)
         return OverLimitFuture(future._batch, future._index, budget, task)
 
-    def _new_sender(self, subject: str) -> SubjectSender:
+    def _create_sender(self, subject: str) -> SubjectSender:
         """Create the sender for a subject, if the producer is open and the name is valid."""
         self._home.check()
         if not self._open or self._meta is None or self._identity is None:
@@ -531,12 +535,12 @@ class Sending(ScheduledCancels, Generic[V]):
             clock=self._clock,
             rng=self._rng,
             budget=self._budget,
-            turn=self._turn,
+            send_scheduler=self._send_scheduler,
             on_abort=self._remove_sender,
         )
         return sender
 
-    def _take_senders(self) -> dict[str, SubjectSender]:
+    def _remove_senders(self) -> dict[str, SubjectSender]:
         """Remove and return all senders."""
         senders = self._senders
         self._senders = {}

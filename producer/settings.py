@@ -134,7 +134,7 @@ ARGUMENT_HINTS = {
 TIMEOUT_MS_MAX = 1_000_000_000_000
 
 
-def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
+def parse_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None:
     """Parse an order strategy.
 
     Raises:
@@ -147,7 +147,7 @@ def checked_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | No
         raise ConfigError(f"order_strategy is {spelled}, not {strategy!r:.40}") from None
 
 
-def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
+def check_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
     """Return the partitioner.
 
     Raises:
@@ -158,7 +158,7 @@ def checked_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
     return partitioner
 
 
-def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
+def check_settings(settings: ProducerSettings | None) -> ProducerSettings:
     """Return the settings, or the defaults for None.
 
     Raises:
@@ -171,7 +171,7 @@ def checked_settings(settings: ProducerSettings | None) -> ProducerSettings:
     return settings
 
 
-def checked_timeout(timeout_ms: int) -> int:
+def check_timeout(timeout_ms: int) -> int:
     """Return the time-out.
 
     Raises:

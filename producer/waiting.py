@@ -99,7 +99,7 @@ class WaitReport:
         """The start of the current wait; None if nothing waits."""
         return self._since_ms
 
-    def is_report_due(self, now_ms: int, oldest_ms: int) -> bool:
+    def record_wait(self, now_ms: int, oldest_ms: int) -> bool:
         """
         Record that messages wait, and return True if a report is due: after 5 s, 1 min, 2 min, 4
         min …, at most an hour apart.
@@ -115,8 +115,8 @@ class WaitReport:
         if waited_ms < self._next_ms:
             return False
         while self._next_ms <= waited_ms:
-            grown = max(REPEAT_MS, 2 * self._next_ms)
-            self._next_ms = min(grown, self._next_ms + REPEAT_MS_MAX)
+            doubled_ms = max(REPEAT_MS, 2 * self._next_ms)
+            self._next_ms = min(doubled_ms, self._next_ms + REPEAT_MS_MAX)
         self._reported = True
         return True
 
@@ -170,7 +170,7 @@ class PartitionWaits:
         """
         self.cause = broker_cause(error, self._broker_group)
         oldest_ms = oldest_age_ms(batches, self._clock)
-        if self._report.is_report_due(now_ms, oldest_ms):
+        if self._report.record_wait(now_ms, oldest_ms):
             log.warning(
                 "%s at %s: %s, the oldest for %.0f s: %s",
                 self._name,
@@ -189,6 +189,6 @@ class PartitionWaits:
         self.cause = NOT_WAITING
         if self._report.since_ms is None:
             return
-        took_ms = self._report.end(self._clock.boot_ms())
-        if took_ms is not None:
-            log.warning("%s: sending resumed after %.0f s", self._name, took_ms / 1000)
+        waited_ms = self._report.end(self._clock.boot_ms())
+        if waited_ms is not None:
+            log.warning("%s: sending resumed after %.0f s", self._name, waited_ms / 1000)

@@ -59,7 +59,7 @@ class WaitingMessages:
     """The number of keys not listed; `messages` and `size_bytes` include their messages."""
 
 
-class _Entry:
+class _KeyEntry:
     """Accumulates the messages of one key."""
 
     __slots__ = ("batch", "executor", "key", "messages", "sender", "sent_at_ns", "size_bytes")
@@ -80,16 +80,16 @@ class _Entry:
         self.executor = executor
         self.batch = batch
 
-    def waiting_key(self) -> WaitingKey:
+    def build(self) -> WaitingKey:
         """Return the public entry, with the reason for the oldest message's wait."""
-        executor, cause = self.executor, self.sender.held.cause
+        executor, cause = self.executor, self.sender.held_messages.cause
         if executor is None and self.key:
             executor = _blocking_executor(self.sender.executors, self.key)
         partition: Partition | None = None
         if executor is not None:
             partition = executor.partition
             text = NO_ANSWER if executor is not self.executor or self.batch.send_count else NOT_SENT
-            cause = executor.cause if executor.waiting_for else WaitCause(text)
+            cause = executor.cause if executor.wait_reason else WaitCause(text)
         return WaitingKey(
             self.sender.subject,
             self.key,
@@ -107,16 +107,16 @@ def _blocking_executor(executors: Iterable[Executor], key: bytes) -> Executor | 
     """Return the executor whose messages must settle before held messages of this key are sent, or
     None.
     """
-    logical = logical_partition(key)
+    logical_id = logical_partition(key)
     for executor in executors:
         partition = executor.partition
         closed = executor.state.closed or executor.state.refuses
-        if closed and partition.range_start <= logical < partition.range_end:
+        if closed and partition.range_start <= logical_id < partition.range_end:
             return executor
     return None
 
 
-def waiting_messages(
+def list_waiting_messages(
     senders: Iterable[SubjectSender], limit: int, *, scheduled: Iterable[WaitingKey] = ()
 ) -> WaitingMessages:
     """
@@ -125,23 +125,26 @@ def waiting_messages(
     Args:
         scheduled: entries of scheduled messages, which have no sender.
     """
-    entries: list[_Entry | WaitingKey] = [*scheduled]
+    entries: list[_KeyEntry | WaitingKey] = [*scheduled]
     for sender in senders:
-        keyed: dict[bytes, _Entry] = {}
-        keyless: dict[Executor | None, _Entry] = {}
-        queued: list[tuple[Executor | None, OutgoingBatch]] = [
+        keyed_entries: dict[bytes, _KeyEntry] = {}
+        keyless_entries: dict[Executor | None, _KeyEntry] = {}
+        queued_batches: list[tuple[Executor | None, OutgoingBatch]] = [
             (executor, batch) for executor in sender.executors for batch in executor.batches
         ]
-        for executor, batch in [*queued, *((None, batch) for batch in sender.held.batches)]:
+        for executor, batch in [
+            *queued_batches,
+            *((None, batch) for batch in sender.held_messages.batches),
+        ]:
             for key, size, sent_at_ns in batch.iter_unsettled():
-                entry = keyed.get(key) if key else keyless.get(executor)
+                entry = keyed_entries.get(key) if key else keyless_entries.get(executor)
                 if entry is None:
-                    entry = _Entry(sender, key, sent_at_ns, executor, batch)
+                    entry = _KeyEntry(sender, key, sent_at_ns, executor, batch)
                     entries.append(entry)
                     if key:
-                        keyed[key] = entry
+                        keyed_entries[key] = entry
                     else:
-                        keyless[executor] = entry
+                        keyless_entries[executor] = entry
                 entry.messages += 1
                 entry.size_bytes += size
                 if sent_at_ns < entry.sent_at_ns:
@@ -152,12 +155,12 @@ def waiting_messages(
     return WaitingMessages(
         messages=sum(entry.messages for entry in entries),
         size_bytes=sum(entry.size_bytes for entry in entries),
-        keys=tuple(entry.waiting_key() if isinstance(entry, _Entry) else entry for entry in oldest),
+        keys=tuple(entry.build() if isinstance(entry, _KeyEntry) else entry for entry in oldest),
         more_keys=len(entries) - len(oldest),
     )
 
 
-def producer_stats(
+def build_stats(
     budget: SendBudget, senders: Collection[SubjectSender], *, throttled_ms: int = 0
 ) -> ProducerStats:
     """Return the statistics of a producer."""
@@ -168,18 +171,20 @@ def producer_stats(
         acked=budget.acked,
         failed=budget.failed,
         retries=budget.retries,
-        waiting={name: reason for sender in senders for name, reason in _reasons(sender).items()},
+        waiting={
+            name: reason for sender in senders for name, reason in _wait_reasons(sender).items()
+        },
         throttled_ms=throttled_ms,
     )
 
 
-def _reasons(sender: SubjectSender) -> dict[str, str]:
+def _wait_reasons(sender: SubjectSender) -> dict[str, str]:
     """Return the reasons for waits by partition name, and for held messages by subject name."""
     reasons = {
-        executor.group.partition_name: executor.waiting_for
+        executor.group.partition_name: executor.wait_reason
         for executor in sender.executors
-        if executor.waiting_for
+        if executor.wait_reason
     }
-    if sender.held:
-        reasons[sender.subject] = sender.held.cause.reason
+    if sender.held_messages:
+        reasons[sender.subject] = sender.held_messages.cause.reason
     return reasons

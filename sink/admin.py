@@ -53,14 +53,14 @@ async def forget(
 
     def work(connection: Connection) -> int:
         tables.check(connection)
-        fences, done = tables.fences, tables.done
+        fences, done_ranges = tables.fences, tables.done_ranges
         condition = (fences.c.subject == subject) & (fences.c.consumer_group == group)
         locked = sa.select(fences.c.id).where(condition).with_for_update()
         partitions = len(connection.execute(locked).all())
         # A subquery, because PostgreSQL allows 32,767 parameters, and a group has a fence for each
         # partition that it ever consumed.
         fence_ids = sa.select(fences.c.id).where(condition)
-        connection.execute(sa.delete(done).where(done.c.fence_id.in_(fence_ids)))
+        connection.execute(sa.delete(done_ranges).where(done_ranges.c.fence_id.in_(fence_ids)))
         return partitions
 
     return await _run(engine_or_url, tables, work)

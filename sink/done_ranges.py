@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from ..protocol.offsets import Range
 
 
-def offsets_not_in(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
+def offsets_outside(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
     """Return the `offsets` outside all `ranges`, which are half-open, disjoint and sorted."""
     firsts = [first for first, _ in ranges]
-    missing = []
+    pending = []
     for offset in offsets:
         index = bisect_right(firsts, offset) - 1
         if index < 0 or offset >= ranges[index][1]:
-            missing.append(offset)
-    return missing
+            pending.append(offset)
+    return pending
 
 
 def ranges_of(offsets: Iterable[int]) -> list[Range]:
@@ -46,11 +46,11 @@ def plan_merges(ranges: Sequence[Range]) -> list[Merge]:
     sorted.
     """
     merges: list[Merge] = []
-    start = 0
+    first_index = 0
     for index, (_, end) in enumerate(ranges):
         if index + 1 < len(ranges) and ranges[index + 1][0] == end:
             continue
-        if index > start:
-            merges.append(Merge(ranges[start][0], end))
-        start = index + 1
+        if index > first_index:
+            merges.append(Merge(ranges[first_index][0], end))
+        first_index = index + 1
     return merges

@@ -12,7 +12,7 @@ Invariants
     A transaction that recorded under a token cannot commit after another has raised the fence above
     that token, because both hold the lock until they commit.
     After raising a fence, an owner checks again which offsets are done before it records any.
-    An offset is in at most one row of `done`.
+    An offset is in at most one row of `done_ranges`.
     Only offsets below the cursor are merged; they are redelivered only after a reset. A concurrent
     block for the same message that began before the merge is refused: after its INSERT it checks
     for other rows that contain one of its offsets.
@@ -30,7 +30,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from ..protocol.errors import EffectDoneError, InvalidRequestError, LeaseLostError, Reason
 from ..protocol.offsets import Range
-from .done_ranges import offsets_not_in, plan_merges, ranges_of
+from .done_ranges import offsets_outside, plan_merges, ranges_of
 from .tables import SinkTables
 
 MERGE_ROWS_MAX = 2_000
@@ -62,7 +62,7 @@ class Source(NamedTuple):
         """True if the token belongs to a child partition, with whose fence it is compared."""
         return self.leased_id != self.partition_id
 
-    def fenced(self, current_token: int, offset: int) -> LeaseLostError:
+    def fenced_error(self, current_token: int, offset: int) -> LeaseLostError:
         """Return the error for a message whose owner has been replaced."""
         return LeaseLostError(
             Reason.EFFECT_FENCED,
@@ -85,7 +85,7 @@ class SourceState(NamedTuple):
     """The offsets whose effects are not done."""
 
 
-class Rows:
+class EffectRows:
     """Executes statements on the rows of one source, on the user's connection."""
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
@@ -116,28 +116,29 @@ class Rows:
             LeaseLostError: a newer owner has committed effects.
             SchemaError: the tables are missing.
         """
-        fences, done = self._tables.fences, self._tables.done
+        fences, done_ranges = self._tables.fences, self._tables.done_ranges
         near_rows = sa.and_(
-            done.c.fence_id == fences.c.id, self._near_condition(fences.c.id, offsets)
+            done_ranges.c.fence_id == fences.c.id, self._nearby_rows_condition(fences.c.id, offsets)
         )
         query = (
-            sa.select(fences.c.token, done.c.first_offset, done.c.next_offset)
-            .select_from(fences.outerjoin(done, near_rows))
+            sa.select(fences.c.token, done_ranges.c.first_offset, done_ranges.c.next_offset)
+            .select_from(fences.outerjoin(done_ranges, near_rows))
             .where(self._fence_condition)
-            .order_by(done.c.first_offset)
+            .order_by(done_ranges.c.first_offset)
         )
         try:
-            found = self._connection.execute(query).all()
+            selected_rows = self._connection.execute(query).all()
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        if not found:
+        if not selected_rows:
             return SourceState(0, list(offsets))
-        token = found[0][0]
+        token = selected_rows[0][0]
         if token > self._source.token and not self._source.uses_child_lease:
-            raise self._source.fenced(token, offsets[0])
-        ranges = [(first, end) for _, first, end in found if first is not None]
-        known = 0 if self._source.uses_child_lease else token  # several children may have owners
-        return SourceState(known, offsets_not_in(ranges, offsets))
+            raise self._source.fenced_error(token, offsets[0])
+        ranges = [(first, end) for _, first, end in selected_rows if first is not None]
+        # Several children may have owners.
+        known_token = 0 if self._source.uses_child_lease else token
+        return SourceState(known_token, offsets_outside(ranges, offsets))
 
     def record(self, state: SourceState) -> int:
         """
@@ -149,7 +150,7 @@ class Rows:
         offsets, token = state.pending, self._source.token
         if self._source.uses_child_lease:
             child_source = self._source._replace(partition_id=self._source.leased_id)
-            Rows(self._connection, self._tables, child_source).raise_fence(0, offsets[0])
+            EffectRows(self._connection, self._tables, child_source).raise_fence(0, offsets[0])
             fence_id, _ = self._lock_fence(shared=False)
         else:
             fence_id = self.raise_fence(state.token, offsets[0])
@@ -160,7 +161,7 @@ class Rows:
             for first, end in ranges_of(offsets)
         ]
         try:
-            self._connection.execute(sa.insert(self._tables.done), rows)
+            self._connection.execute(sa.insert(self._tables.done_ranges), rows)
         except IntegrityError as error:
             raise self._already_done_error(offsets[0]) from error
         return fence_id
@@ -179,11 +180,11 @@ class Rows:
         if state.token != self._source.token:
             return
         offsets = state.pending
-        latest = 0
+        latest_end = 0
         for first, end in self._locked_ranges(fence_id, offsets[0] - 1, offsets[-1]):
-            if first < latest:
+            if first < latest_end:
                 raise self._already_done_error(first)
-            latest = end
+            latest_end = end
 
     def raise_fence(self, known_token: int, offset: int) -> int:
         """
@@ -193,83 +194,90 @@ class Rows:
             LeaseLostError: the fence is above our token.
         """
         token = self._source.token
-        fence_id, current = self._lock_fence(shared=known_token == token)
-        if current > token:
-            raise self._source.fenced(current, offset)
-        if current < token:
+        fence_id, current_token = self._lock_fence(shared=known_token == token)
+        if current_token > token:
+            raise self._source.fenced_error(current_token, offset)
+        if current_token < token:
             fences = self._tables.fences
-            raised = sa.update(fences).where(fences.c.id == fence_id).values(token=token)
-            self._connection.execute(raised)
+            update = sa.update(fences).where(fences.c.id == fence_id).values(token=token)
+            self._connection.execute(update)
         return fence_id
 
-    def merge(self, fence_id: int, mark: int | None, cursor: int) -> int:
+    def merge(self, fence_id: int, start_offset: int | None, cursor: int) -> int:
         """
         Merge the rows of offsets in `[mark, cursor)`, and return the mark for the next merge.
 
         Rows that another transaction is merging are skipped.
 
         Args:
-            mark: the offset at which the merge starts; None for the first merge of an owner.
+            start_offset: the offset at which the merge starts; None for the first merge of an
+                owner.
         """
-        done = self._tables.done
-        if mark is None:
-            mark = self._first_mark(fence_id, cursor)
+        done_ranges = self._tables.done_ranges
+        if start_offset is None:
+            start_offset = self._first_merge_offset(fence_id, cursor)
         query = (
-            sa.select(done.c.first_offset, done.c.next_offset)
+            sa.select(done_ranges.c.first_offset, done_ranges.c.next_offset)
             .where(
-                done.c.fence_id == fence_id,
-                done.c.first_offset >= mark,
-                done.c.first_offset < cursor,
-                done.c.next_offset <= cursor,
+                done_ranges.c.fence_id == fence_id,
+                done_ranges.c.first_offset >= start_offset,
+                done_ranges.c.first_offset < cursor,
+                done_ranges.c.next_offset <= cursor,
             )
-            .order_by(done.c.first_offset)
+            .order_by(done_ranges.c.first_offset)
             .limit(MERGE_ROWS_MAX)
             .with_for_update(skip_locked=True)
         )
         ranges: list[Range] = [(first, end) for first, end in self._connection.execute(query)]
         merges = plan_merges(ranges)
         if merges:
-            here = done.c.fence_id == fence_id
+            of_fence = done_ranges.c.fence_id == fence_id
             first: Any = sa.bindparam("first")
             end: Any = sa.bindparam("end")
-            edges = [{"first": merge.first_offset, "end": merge.next_offset} for merge in merges]
-            rows_after = sa.and_(here, done.c.first_offset > first, done.c.first_offset < end)
-            self._connection.execute(sa.delete(done).where(rows_after), edges)
+            parameters = [
+                {"first": merge.first_offset, "end": merge.next_offset} for merge in merges
+            ]
+            rows_after = sa.and_(
+                of_fence, done_ranges.c.first_offset > first, done_ranges.c.first_offset < end
+            )
+            self._connection.execute(sa.delete(done_ranges).where(rows_after), parameters)
             self._connection.execute(
-                sa.update(done).where(here, done.c.first_offset == first).values(next_offset=end),
-                edges,
+                sa.update(done_ranges)
+                .where(of_fence, done_ranges.c.first_offset == first)
+                .values(next_offset=end),
+                parameters,
             )
         if not ranges:
-            return mark
-        last_of_run = (
+            return start_offset
+        last_merged_offset = (
             merges[-1].first_offset
             if merges and merges[-1].next_offset == ranges[-1][1]
             else ranges[-1][0]
         )
-        return max(mark, last_of_run)
+        return max(start_offset, last_merged_offset)
 
-    def _first_mark(self, fence_id: int, cursor: int) -> int:
+    def _first_merge_offset(self, fence_id: int, cursor: int) -> int:
         """Return the offset for an owner's first merge: FIRST_MERGE_ROWS rows below the cursor, or
         the lowest row.
         """
-        done = self._tables.done
+        done_ranges = self._tables.done_ranges
         query = (
-            sa.select(done.c.first_offset)
-            .where(done.c.fence_id == fence_id, done.c.first_offset < cursor)
-            .order_by(done.c.first_offset.desc())
+            sa.select(done_ranges.c.first_offset)
+            .where(done_ranges.c.fence_id == fence_id, done_ranges.c.first_offset < cursor)
+            .order_by(done_ranges.c.first_offset.desc())
             .limit(1)
             .offset(FIRST_MERGE_ROWS)
         )
-        mark: int | None = self._connection.execute(query).scalar()
-        return mark or 0
+        offset: int | None = self._connection.execute(query).scalar()
+        return offset or 0
 
     # ── statements ────────────────────────────────────────────────────────────────────────────────
-    def _near_condition(self, fence_id: Any, offsets: Sequence[int]) -> Any:
+    def _nearby_rows_condition(self, fence_id: Any, offsets: Sequence[int]) -> Any:
         """Return the SQL condition of rows that may contain one of `offsets`: those that begin
         among them, and the last row before.
         """
-        done = self._tables.done
-        earlier = done.alias("earlier")
+        done_ranges = self._tables.done_ranges
+        earlier = done_ranges.alias("earlier")
         low, high = offsets[0], offsets[-1]
         nearest = (
             sa.select(sa.func.max(earlier.c.first_offset))
@@ -277,7 +285,8 @@ class Rows:
             .scalar_subquery()
         )
         return sa.and_(
-            done.c.first_offset >= sa.func.coalesce(nearest, low), done.c.first_offset <= high
+            done_ranges.c.first_offset >= sa.func.coalesce(nearest, low),
+            done_ranges.c.first_offset <= high,
         )
 
     def _lock_fence(self, *, shared: bool) -> tuple[int, int]:
@@ -326,7 +335,7 @@ class Rows:
             EffectDoneError: the effect of a message is done.
         """
         pending = set(
-            offsets_not_in(self._locked_ranges(fence_id, offsets[0], offsets[-1]), offsets)
+            offsets_outside(self._locked_ranges(fence_id, offsets[0], offsets[-1]), offsets)
         )
         for offset in offsets:
             if offset not in pending:
@@ -336,18 +345,22 @@ class Rows:
         """Take shared locks on the rows that begin in `(low, high]` and on the last row before, and
         return their ranges.
         """
-        done = self._tables.done
+        done_ranges = self._tables.done_ranges
         rows = (
-            sa.select(done.c.first_offset, done.c.next_offset)
-            .where(done.c.fence_id == fence_id)
+            sa.select(done_ranges.c.first_offset, done_ranges.c.next_offset)
+            .where(done_ranges.c.fence_id == fence_id)
             .with_for_update(read=True)
         )
         # No subquery, which MariaDB would read in the old snapshot.
-        nearest = rows.where(done.c.first_offset <= low).order_by(done.c.first_offset.desc())
-        rows_after = rows.where(done.c.first_offset > low, done.c.first_offset <= high)
+        nearest = rows.where(done_ranges.c.first_offset <= low).order_by(
+            done_ranges.c.first_offset.desc()
+        )
+        rows_after = rows.where(
+            done_ranges.c.first_offset > low, done_ranges.c.first_offset <= high
+        )
         return [
             (first, end)
-            for query in (nearest.limit(1), rows_after.order_by(done.c.first_offset))
+            for query in (nearest.limit(1), rows_after.order_by(done_ranges.c.first_offset))
             for first, end in self._connection.execute(query)
         ]
 

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 from ..protocol.errors import InvalidRequestError
 from ..protocol.message import Delivery, Message
 from ..user_database.autocommit import check_transaction
-from .rows import Rows, Source, SourceState
+from .rows import EffectRows, Source, SourceState
 from .tables import DEFAULT_PREFIX, SinkTables, tables_of
 
 T = TypeVar("T")
@@ -43,9 +43,9 @@ class MessageHolder(Protocol):
 MERGE_EVERY = 256
 """Number of offsets between two merges of rows."""
 
-_checked: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
+_checked_engines: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
 """The engines whose tables were found to have the right version."""
-_marks: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
+_next_merge_offsets: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
 """The offset at which a partition's next merge starts. If it is lost, or its transaction was rolled
 back, rows only stay unmerged longer.
 """
@@ -60,12 +60,12 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
     """
 
     def __init__(
-        self, target: Target, messages: list[Message[Any]], todo: type[T], prefix: str
+        self, target: Target, messages: list[Message[Any]], result_type: type[T], prefix: str
     ) -> None:
         self._target = target
         self._tables = tables_of(prefix)
         self._messages = messages
-        self._todo = todo
+        self._result_type = result_type
         self._transaction: object = None
         self._guarded_connection: Connection | None = None
         self._commit_refused = False
@@ -143,7 +143,9 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         self._states = [
             (
                 source,
-                Rows(connection, self._tables, source).read_state(sorted(self._by_source[source])),
+                EffectRows(connection, self._tables, source).read_state(
+                    sorted(self._by_source[source])
+                ),
             )
             for source in sorted(self._by_source)
         ]
@@ -156,8 +158,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         for name, listener in self._listeners().items():
             event.listen(connection, name, listener)
         self._guarded_connection = connection
-        todo: Any = bool(pending) if self._todo is bool else pending
-        return todo  # type: ignore[no-any-return]  # the caller chose the type
+        result: Any = bool(pending) if self._result_type is bool else pending
+        return result  # type: ignore[no-any-return]  # the caller chose the type
 
     def _listeners(self) -> dict[str, Callable[..., None]]:
         return {
@@ -199,7 +201,7 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         for source, state in self._states:
             if not state.pending:
                 continue
-            rows = Rows(connection, self._tables, source)
+            rows = EffectRows(connection, self._tables, source)
             fence_id = rows.record(state)
             delivery = self._deliveries[source]
             # Check after the INSERT. While the cursor is at or below a message, its row cannot have
@@ -207,11 +209,11 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             if delivery is not None and (delivery.is_copied or state.pending[0] < delivery.cursor):
                 rows.check_not_merged(fence_id, state)
             if delivery is not None and _crosses_merge_boundary(state.pending):
-                mark = _marks.get(delivery)
-                _marks[delivery] = rows.merge(fence_id, mark, delivery.cursor)
+                start_offset = _next_merge_offsets.get(delivery)
+                _next_merge_offsets[delivery] = rows.merge(fence_id, start_offset, delivery.cursor)
 
     def _check_tables(self, connection: Connection) -> None:
-        engines = _checked.setdefault(self._tables, WeakSet())
+        engines = _checked_engines.setdefault(self._tables, WeakSet())
         if connection.engine not in engines:
             self._tables.check(connection)
             engines.add(connection.engine)
@@ -330,15 +332,15 @@ def fenced_batch(
             f"fenced_batch takes a list of messages, not "
             f"{type(messages).__name__}: fenced takes one"
         )
-    checked = [_check_message(message) for message in messages]
-    leases: dict[tuple[str, str, int], Source] = {}
-    for message in checked:
+    checked_messages = [_check_message(message) for message in messages]
+    source_by_lease: dict[tuple[str, str, int], Source] = {}
+    for message in checked_messages:
         source = _source_of(message)
-        other = leases.setdefault((source.subject, source.group, source.leased_id), source)
+        other = source_by_lease.setdefault((source.subject, source.group, source.leased_id), source)
         if other.token != source.token:
             oldest, newest = sorted((other, source), key=attrgetter("token"))
-            raise oldest.fenced(newest.token, message.offset)
-    return Fenced(_check_target(target), checked, list, prefix)
+            raise oldest.fenced_error(newest.token, message.offset)
+    return Fenced(_check_target(target), checked_messages, list, prefix)
 
 
 def _transaction_ended_error() -> InvalidRequestError:
@@ -377,8 +379,8 @@ def _connection_of(target: Session | Connection) -> Connection:
             "one database"
         ) from error
     transaction: Any = target.get_transaction()
-    begun = {id(entry[0]) for entry in transaction._connections.values()}
-    if len(begun) > 1:
+    connections = {id(entry[0]) for entry in transaction._connections.values()}
+    if len(connections) > 1:
         raise InvalidRequestError(
             "the transaction has two databases, which do not commit together: effects can be "
             "fenced only in a transaction of one database"

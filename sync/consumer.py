@@ -27,7 +27,7 @@ from ..consumer import (
     Lag,
     Position,
 )
-from ..consumer.handling.taken import listed
+from ..consumer.handling.taken import to_list
 from ..consumer.settings import ARGUMENT_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
@@ -43,41 +43,41 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Take(Generic[T]):
+class MessageRequest(Generic[T]):
     """
     Takes messages, and puts them back if the caller is interrupted, for example by Ctrl-C.
 
     Args:
-        take: takes the messages; runs on the event loop.
+        request: takes the messages; runs on the event loop.
         put_back: puts back messages that the caller did not receive; runs on the event loop.
     """
 
     def __init__(
-        self, take: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], None]
+        self, request: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], None]
     ) -> None:
-        self._take = take
+        self._request = request
         self._put_back = put_back
-        self._taken: list[T] = []
+        self._messages: list[T] = []
         self._abandoned = False
 
     def run(self, thread: LoopThread, convert: Callable[[T], R]) -> R:
         """Take messages and return `convert(messages)`. Raises the errors of `LoopThread.run`."""
         try:
-            thread.run(self._run)
-            return convert(self._taken[0])
+            thread.run(self._request_messages)
+            return convert(self._messages[0])
         except BaseException:
             thread.post(self._abandon)
             raise
 
-    async def _run(self) -> None:
-        self._taken.append(await self._take())
+    async def _request_messages(self) -> None:
+        self._messages.append(await self._request())
         if self._abandoned:
             self._abandon()
 
     def _abandon(self) -> None:
         self._abandoned = True
-        while self._taken:
-            self._put_back(self._taken.pop())
+        while self._messages:
+            self._put_back(self._messages.pop())
 
 
 class TakenMessage(Generic[V]):
@@ -246,7 +246,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         Raises:
             ConfigError: an argument is invalid, or only `keylane.Consumer` takes it.
         """
-        _refuse_others(others)
+        _refuse_arguments(others)
         for name in _CALLBACKS:
             if getattr(settings, name, None) is not None:
                 raise _handler_only_error(name)
@@ -264,7 +264,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._thread = LoopThread("consumer", end=self._consumer.close)
+        self._thread = LoopThread("consumer", close_client=self._consumer.close)
         self._exit_hook = ExitHook(self.close)
         self._was_open = False
 
@@ -280,13 +280,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
             UsageError: the consumer is open, or was opened before a fork.
             KeylaneError: see `keylane.Consumer.__aenter__`; `open` may be called again.
         """
-        self._thread.start()
-        try:
-            self._thread.run(self._consumer.__aenter__)
-        except BaseException:
-            self._thread.stop()
-            raise
-        self._exit_hook.enable()
+        self._thread.open_client(self._consumer.__aenter__, self._exit_hook)
         self._was_open = True
         return self
 
@@ -298,17 +292,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         Raises:
             UsageError: called by this consumer's filter; the consumer stays open.
         """
-        if self._thread.state != "open":
-            self._thread.stop()  # it may be closing, or its event loop may have ended
-            self._exit_hook.disable()
-            return
-        self._thread.check_caller()
-        try:
-            with contextlib.suppress(ClosedError):  # another thread has closed it
-                self._thread.run(self._consumer.close)
-        finally:
-            self._thread.stop()
-            self._exit_hook.disable()
+        self._thread.close_client(self._consumer.close, self._exit_hook)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -340,7 +324,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
             KeylaneError: an error ended the consumer.
         """
         try:
-            message = Take(self._next, self._put_back).run(self._thread, self._wrap)
+            request = partial(_anext_or_none, self._consumer)
+            message = MessageRequest(request, self._put_back).run(self._thread, self._wrap)
         except ClosedError:
             if not self._was_closed:
                 raise
@@ -352,20 +337,14 @@ class SyncConsumer(NonCopyable, Generic[V]):
     def _wrap(self, message: Message[V] | None) -> TakenMessage[V] | None:
         return None if message is None else TakenMessage(self._thread, message)
 
-    def _put_back(self, unseen: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
-        if unseen is not None:
-            self._consumer._put_back(unseen)
+    def _put_back(self, messages: Message[V] | list[Message[V]] | ArrowBatch | None) -> None:
+        if messages is not None:
+            self._consumer._put_back(messages)
 
     @property
     def _was_closed(self) -> bool:
         """True if the consumer was open and is closed, so that loops over it end."""
         return self._was_open and self._thread.state != "open"
-
-    async def _next(self) -> Message[V] | None:
-        try:
-            return await anext(self._consumer)
-        except StopAsyncIteration:
-            return None
 
     def getmany(
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
@@ -375,8 +354,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
         If Ctrl-C interrupts this, the next call returns the messages.
         """
-        take = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
-        return Take(take, self._put_back).run(
+        request = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
+        return MessageRequest(request, self._put_back).run(
             self._thread, lambda messages: [TakenMessage(self._thread, item) for item in messages]
         )
 
@@ -384,13 +363,14 @@ class SyncConsumer(NonCopyable, Generic[V]):
         """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does; call
         `batch.ack()` before taking the next one.
         """
-        return _Batches(partial(self._next_batch, self._consumer.batches()))
+        # Not a generator, because Ctrl-C would end that.
+        return iter(partial(self._next_batch, self._consumer.batches()), None)
 
     def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
         """Return the next batch, or None if the consumer is closed."""
         try:
-            take = partial(_anext_or_none, batches)
-            return Take(take, self._put_back).run(self._thread, self._wrap_batch)
+            request = partial(_anext_or_none, batches)
+            return MessageRequest(request, self._put_back).run(self._thread, self._wrap_batch)
         except ClosedError:
             if not self._was_closed:
                 raise
@@ -457,7 +437,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         return self._consumer.waiting_for
 
 
-def _refuse_others(others: Collection[str]) -> None:
+def _refuse_arguments(arguments: Collection[str]) -> None:
     """
     Refuse arguments that this consumer does not take.
 
@@ -465,11 +445,11 @@ def _refuse_others(others: Collection[str]) -> None:
         ConfigError: `keylane.Consumer` takes the argument.
         TypeError: no consumer takes it; the text says what to pass instead.
     """
-    for name in others:
+    for name in arguments:
         is_known = name in signature(Consumer).parameters and not name.startswith("_")
         if is_known or name in _HANDLER_SETTINGS:
             raise _handler_only_error(name)
-    refuse_unknown_arguments("Consumer", others, ConsumerSettings, ARGUMENT_HINTS)
+    refuse_unknown_arguments("Consumer", arguments, ConsumerSettings, ARGUMENT_HINTS)
 
 
 def _handler_only_error(name: str) -> ConfigError:
@@ -481,21 +461,8 @@ def _handler_only_error(name: str) -> ConfigError:
     )
 
 
-class _Batches(Iterator[TakenBatch]):
-    """The iterator of `batches`; it is not a generator, because Ctrl-C would end that."""
-
-    def __init__(self, take: Callable[[], TakenBatch | None]) -> None:
-        self._take = take
-
-    def __next__(self) -> TakenBatch:
-        batch = self._take()
-        if batch is None:
-            raise StopIteration
-        return batch
-
-
-async def _anext_or_none(batches: AsyncIterator[ArrowBatch]) -> ArrowBatch | None:
-    return await anext(batches, None)
+async def _anext_or_none(iterator: AsyncIterator[T]) -> T | None:
+    return await anext(iterator, None)
 
 
 def _unwrap(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
@@ -503,5 +470,5 @@ def _unwrap(messages: Iterable[TakenMessage[Any]]) -> list[Message[Any]]:
         raise InvalidRequestError(
             "pass a list of messages, as in consumer.ack([message]), or call message.ack()"
         )
-    checked: list[Any] = listed(messages)  # type: ignore[arg-type]  # it checks the types
-    return [item.message if isinstance(item, TakenMessage) else item for item in checked]
+    items: list[Any] = to_list(messages)  # type: ignore[arg-type]  # it checks the types
+    return [item.message if isinstance(item, TakenMessage) else item for item in items]

@@ -43,7 +43,7 @@ class LoopLogs:
         self._thread = 0
         self._queue: deque[tuple[logging.Logger, logging.LogRecord] | Any] = deque()
         """Records to handle, and locks of callers that wait until all earlier ones are handled."""
-        self._dropped = 0
+        self._dropped_count = 0
         self._wake = threading.Lock()
         """A lock that is held while no records wait. A `queue.Queue` could deadlock, because a
         finalizer may log while the same thread puts a record.
@@ -71,20 +71,20 @@ class LoopLogs:
         if get_ident() not in self._loops or not self._thread:
             return False
         if len(self._queue) < RECORDS_MAX:
-            self._put((logger, record))
+            self._enqueue((logger, record))
         else:
-            self._dropped += 1
+            self._dropped_count += 1
         return True
 
-    def wait_handled(self) -> None:
+    def wait_until_handled(self) -> None:
         """Wait until the queued records are handled, for SETTLE_S at most."""
         if self._queue and get_ident() != self._thread:
-            handled = threading.Lock()
-            handled.acquire()
-            self._put(handled)
-            handled.acquire(timeout=SETTLE_S)
+            handled_lock = threading.Lock()
+            handled_lock.acquire()
+            self._enqueue(handled_lock)
+            handled_lock.acquire(timeout=SETTLE_S)
 
-    def _put(self, item: Any) -> None:
+    def _enqueue(self, item: Any) -> None:
         self._queue.append(item)
         with suppress(RuntimeError):  # the thread is already awake
             self._wake.release()
@@ -95,21 +95,21 @@ class LoopLogs:
             while self._queue:
                 item = self._queue[0]  # stays queued until it is handled, for `wait_handled`
                 try:
-                    self._handle(item)
+                    self._handle_item(item)
                 except BaseException:  # noqa: BLE001 - a log handler raised
                     sys.excepthook(*sys.exc_info())
                 self._queue.popleft()
 
-    def _handle(self, item: Any) -> None:
+    def _handle_item(self, item: Any) -> None:
         if not isinstance(item, tuple):
             item.release()
             return
         _original_handlers[0](*item)
-        if self._dropped:
-            dropped = self._dropped
-            self._dropped = 0
+        if self._dropped_count:
+            dropped_count = self._dropped_count
+            self._dropped_count = 0
             logging.getLogger("keylane.sync").warning(
-                "%d log records were dropped, because the log handlers are too slow", dropped
+                "%d log records were dropped, because the log handlers are too slow", dropped_count
             )
 
 

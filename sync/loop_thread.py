@@ -70,24 +70,24 @@ class _Gate:
         return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
-class _Call(Generic[T]):
+class _LoopCall(Generic[T]):
     """Runs a caller's work on the loop."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self.gate = _Gate()
         self._work = work
-        self._task: asyncio.Task[T | _Exit] | None = None
+        self._task: asyncio.Task[T | _ExitOutcome] | None = None
         """The task of the work. Once the gate is open, it is done, or None if it never began."""
 
-    def begin(self, loop_run: _Run) -> None:
+    def begin(self, loop_run: _LoopRun) -> None:
         """Start the work; called on the loop."""
         if loop_run.stopping:
             self.gate.open()
             return
-        self._task = asyncio.get_running_loop().create_task(_outcome(self._work))
+        self._task = asyncio.get_running_loop().create_task(_run_work(self._work))
         self._task.add_done_callback(self._finish)
 
-    def _finish(self, task: asyncio.Task[T | _Exit]) -> None:
+    def _finish(self, task: asyncio.Task[T | _ExitOutcome]) -> None:
         if not task.cancelled():
             task.exception()  # mark it as retrieved: an interrupted caller never reads it
         self.gate.open()
@@ -102,19 +102,19 @@ class _Call(Generic[T]):
         if self._task is None or not self._task.done():
             raise asyncio.CancelledError
         outcome = self._task.result()
-        if isinstance(outcome, _Exit):
+        if isinstance(outcome, _ExitOutcome):
             raise outcome.error
         return outcome
 
 
-class _Run:
+class _LoopRun:
     """One run of the thread and its loop, from start to end."""
 
-    def __init__(self, run: Callable[[_Run], None], name: str) -> None:
+    def __init__(self, run: Callable[[_LoopRun], None], name: str) -> None:
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
         self.ident = 0
         """The id of the thread; 0 until it runs."""
-        self.started = _Gate()
+        self.started_gate = _Gate()
         """Opens when the loop runs, or has failed to start."""
         self.error: Exception | None = None
         """Why the loop did not start."""
@@ -125,7 +125,7 @@ class _Run:
         self._stop = asyncio.Event()
         self._gates: set[_Gate] = set()
         """The gates of waiting callers."""
-        self._claim = threading.Lock()
+        self._claim_lock = threading.Lock()
         """Acquired once, without waiting: by the thread when it begins to serve, or before that by
         an interrupted starter.
         """
@@ -137,21 +137,21 @@ class _Run:
         """Return True to the first caller only: the thread, which then serves, or its interrupted
         starter, so that the thread does not serve.
         """
-        return self._claim.acquire(blocking=False)
+        return self._claim_lock.acquire(blocking=False)
 
     async def serve_until_stopped(self) -> None:
         """Accept posted work until `stop`."""
         self._loop = asyncio.get_running_loop()
-        self.started.open()
+        self.started_gate.open()
         if not self.stopping:  # a later `stop` finds the loop
             await self._stop.wait()
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         """Record that the loop has ended, and wake all waiting callers."""
         self.stopping = self.ended = True
         for gate in list(self._gates):
             gate.open()
-        self.started.open()
+        self.started_gate.open()
 
     # ── on any thread ─────────────────────────────────────────────────────────────────────────────
     def post(self, call: Callable[..., object], *args: object) -> None:
@@ -164,7 +164,7 @@ class _Run:
         """Wait until the gate is open or the thread has ended; return False on a timeout."""
         self._gates.add(gate)
         try:
-            return self.ended or gate.wait(timeout_s)  # a later `end` opens the gate
+            return self.ended or gate.wait(timeout_s)  # a later `mark_ended` opens the gate
         finally:
             self._gates.discard(gate)
 
@@ -173,7 +173,7 @@ class _Run:
         self.stopping = True
         self.post(self._stop.set)
 
-    def wait_end(self) -> None:
+    def wait_until_ended(self) -> None:
         """Wait until the thread has ended; return at once in a forked child."""
         if process_id() != self._process_id:
             return
@@ -190,18 +190,21 @@ class LoopThread:
 
     Args:
         client_kind: the kind of client, for error texts.
-        end: closes the client if it is open; the last work on the loop.
+        close_client: closes the client if it is open; the last work on the loop.
     """
 
     def __init__(
-        self, client_kind: str, *, end: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self,
+        client_kind: str,
+        *,
+        close_client: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._client_kind = client_kind
-        self._end = end
+        self._close_client = close_client
         self._home = Home(client_kind)
-        self._current: _Run | None = None
+        self._latest_run: _LoopRun | None = None
         """The latest run."""
-        self._starts = threading.Lock()
+        self._start_lock = threading.Lock()
         """Held by a starter; no thread waits for it."""
 
     @property
@@ -209,7 +212,9 @@ class LoopThread:
         """One of "open", "closed" and "forked"."""
         if self.forked:
             return "forked"
-        return "open" if self._current is not None and not self._current.stopping else "closed"
+        return (
+            "open" if self._latest_run is not None and not self._latest_run.stopping else "closed"
+        )
 
     @property
     def forked(self) -> bool:
@@ -228,39 +233,39 @@ class LoopThread:
                 `start` may be called again.
         """
         self._home.check_not_forked()
-        if not self._starts.acquire(blocking=False):
+        if not self._start_lock.acquire(blocking=False):
             raise UsageError(
                 Reason.ALREADY_OPEN, f"the {self._client_kind} is being opened already"
             )
         try:
-            if self._current is not None:
-                if not self._current.stopping:
+            if self._latest_run is not None:
+                if not self._latest_run.stopping:
                     raise UsageError(
                         Reason.ALREADY_OPEN, f"the {self._client_kind} is open already"
                     )
                 self.check_caller()
-                self._current.wait_end()
-            self._current = self._start_run()
+                self._latest_run.wait_until_ended()
+            self._latest_run = self._start_run()
         finally:
-            self._starts.release()
+            self._start_lock.release()
 
-    def _start_run(self) -> _Run:
-        loop_run = _Run(self._run, f"keylane {self._client_kind}")
+    def _start_run(self) -> _LoopRun:
+        loop_run = _LoopRun(self._run_thread, f"keylane {self._client_kind}")
         try:
-            self._start(loop_run.thread)
-            loop_run.started.wait()
+            self._start_thread(loop_run.thread)
+            loop_run.started_gate.wait()
         except UsageError:
             raise
         except BaseException:  # an interrupt such as Ctrl-C: end a thread that has begun
             if not loop_run.claim():
-                self._current = loop_run  # the next `start` waits for its end
+                self._latest_run = loop_run  # the next `start` waits for its end
                 loop_run.stop()
             raise
         if loop_run.error is not None:
             raise loop_run.error
         return loop_run
 
-    def _start(self, thread: threading.Thread) -> None:
+    def _start_thread(self, thread: threading.Thread) -> None:
         """Start the thread. Raises UsageError if the system or an ending interpreter refuses."""
         try:
             loop_logs.LOGS.start()
@@ -273,30 +278,30 @@ class LoopThread:
             refusal.hint = NO_THREAD_HINT
             raise refusal from error
 
-    def _run(self, loop_run: _Run) -> None:
+    def _run_thread(self, loop_run: _LoopRun) -> None:
         was_served = False
         loop_run.ident = get_ident()
         try:
             _check_real_thread(self._client_kind)
             loop_logs.LOGS.register()
             with asyncio.Runner() as runner:
-                self._run_to_the_end(runner.get_loop(), loop_run)
+                self._run_until_served(runner.get_loop(), loop_run)
                 was_served = True
         except Exception as error:
             if was_served and not threading.main_thread().is_alive():
                 # The loop is closed; since Python 3.12, shutting down its thread pool starts a
                 # thread, which fails here.
                 return
-            if loop_run.started.is_open:
+            if loop_run.started_gate.is_open:
                 raise
             loop_run.error = (
                 error  # no loop could be created, for example without a file descriptor
             )
         finally:
             loop_logs.LOGS.unregister()
-            loop_run.end()
+            loop_run.mark_ended()
 
-    def _run_to_the_end(self, loop: asyncio.AbstractEventLoop, loop_run: _Run) -> None:
+    def _run_until_served(self, loop: asyncio.AbstractEventLoop, loop_run: _LoopRun) -> None:
         """Run `_serve` until it returns; if an error stops the loop, continue, so that the client
         is closed.
         """
@@ -311,14 +316,14 @@ class LoopThread:
                 )
                 loop_run.stop()
 
-    async def _serve(self, loop_run: _Run) -> None:
+    async def _serve(self, loop_run: _LoopRun) -> None:
         if not loop_run.claim():
             return  # the starter was interrupted
         self._home.enter(self, lambda: None)
         await loop_run.serve_until_stopped()
-        if self._end is not None:
+        if self._close_client is not None:
             try:
-                await self._end()
+                await self._close_client()
             except Exception:
                 log = logging.getLogger(f"keylane.{self._client_kind}")
                 log.exception("the %s could not be closed when it was stopped", self._client_kind)
@@ -338,10 +343,10 @@ class LoopThread:
         _check_seconds(timeout_s)
         self._home.check_not_forked()
         self.check_caller()
-        loop_run = self._current
+        loop_run = self._latest_run
         if loop_run is None or loop_run.stopping:
-            raise _with_hint(ClosedError(f"the {self._client_kind} is not open"))
-        call = _Call(work)
+            raise _add_hint(ClosedError(f"the {self._client_kind} is not open"))
+        call = _LoopCall(work)
         try:
             loop_run.post(call.begin, loop_run)
             if not loop_run.wait(call.gate, timeout_s):
@@ -350,9 +355,9 @@ class LoopThread:
                 )
             return call.result()
         except asyncio.CancelledError:
-            raise _with_hint(ClosedError(f"the {self._client_kind} was closed meanwhile")) from None
+            raise _add_hint(ClosedError(f"the {self._client_kind} was closed meanwhile")) from None
         except ClosedError as error:
-            _with_hint(error)
+            _add_hint(error)
             raise
         except BaseException:
             loop_run.post(call.cancel)
@@ -363,9 +368,9 @@ class LoopThread:
         for itself.
         """
         if (
-            self._current is not None
-            and self._current.ident == get_ident()
-            and not self._current.ended
+            self._latest_run is not None
+            and self._latest_run.ident == get_ident()
+            and not self._latest_run.ended
         ):
             error = UsageError(
                 Reason.OTHER_LOOP, f"the {self._client_kind} is called on its own event loop"
@@ -377,8 +382,8 @@ class LoopThread:
         """Schedule `call` on the loop, after earlier work of `run`; do nothing once the thread is
         stopping.
         """
-        if self._current is not None and not self._current.stopping and not self.forked:
-            self._current.post(call)
+        if self._latest_run is not None and not self._latest_run.stopping and not self.forked:
+            self._latest_run.post(call)
 
     def stop(self) -> None:
         """
@@ -389,23 +394,57 @@ class LoopThread:
         Raises:
             UsageError: called on the thread itself; nothing was stopped.
         """
-        loop_run = self._current
+        loop_run = self._latest_run
         if loop_run is None or self.forked:
             return
         self.check_caller()
         loop_run.stop()
-        loop_run.wait_end()
-        loop_logs.LOGS.wait_handled()
+        loop_run.wait_until_ended()
+        loop_logs.LOGS.wait_until_handled()
+
+    def open_client(
+        self, enter: Callable[[], Coroutine[Any, Any, object]], exit_hook: ExitHook
+    ) -> None:
+        """Start the thread, run `enter` on it, and enable the hook. Raises the errors of both."""
+        self.start()
+        try:
+            self.run(enter)
+        except BaseException:
+            self.stop()
+            raise
+        exit_hook.enable()
+
+    def close_client(
+        self, close: Callable[[], Coroutine[Any, Any, object]], exit_hook: ExitHook
+    ) -> None:
+        """
+        Run `close` on the thread if the client is open, stop the thread, and disable the hook.
+
+        Raises:
+            UsageError: called on the thread itself; the client stays open.
+            BaseException: `close` raised it.
+        """
+        if self.state != "open":
+            self.stop()  # it may be closing, or its event loop may have ended
+            exit_hook.disable()
+            return
+        self.check_caller()
+        try:
+            with suppress(ClosedError):  # another thread has closed it
+                self.run(close)
+        finally:
+            self.stop()
+            exit_hook.disable()
 
 
-class _Exit:
+class _ExitOutcome:
     """The outcome of work that raised SystemExit or KeyboardInterrupt."""
 
     def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
         self.error = error
 
 
-async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
+async def _run_work(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _ExitOutcome:
     """
     Return the result of the work.
 
@@ -415,7 +454,7 @@ async def _outcome(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _Exit:
     try:
         return await work()
     except (SystemExit, KeyboardInterrupt) as error:
-        return _Exit(error)
+        return _ExitOutcome(error)
 
 
 def _check_real_thread(client_kind: str) -> None:
@@ -435,7 +474,7 @@ def _check_real_thread(client_kind: str) -> None:
     raise error
 
 
-def _with_hint(error: ClosedError) -> ClosedError:
+def _add_hint(error: ClosedError) -> ClosedError:
     if error.hint == ClosedError.hint:
         error.hint = HINT
     return error

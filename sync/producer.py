@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from functools import partial
@@ -13,8 +12,6 @@ from ..producer import (
     Producer,
     ProducerSettings,
     ProducerStats,
-    ScheduledFuture,
-    SendFuture,
 )
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
@@ -79,13 +76,13 @@ class _QueuedSend(Generic[R]):
                 raise InvalidRequestError("timeout is another name for timeout_s: pass one of them")
             timeout_s = timeout
         try:
-            return self._thread.run(self._receipt, timeout_s)
+            return self._thread.run(self._wait_for_receipt, timeout_s)
         except ClosedError:
             if not self._future.done():
                 raise
             return self._future.result()
 
-    async def _receipt(self) -> R:
+    async def _wait_for_receipt(self) -> R:
         return await self._future
 
     def done(self) -> bool:
@@ -159,7 +156,9 @@ class SyncProducer(NonCopyable, Generic[V]):
             token=token,
             **others,
         )
-        self._thread = LoopThread("producer", end=partial(self._producer.close, flush=False))
+        self._thread = LoopThread(
+            "producer", close_client=partial(self._producer.close, flush=False)
+        )
         self._exit_hook = ExitHook(self.close)
 
     def __repr__(self) -> str:
@@ -175,13 +174,7 @@ class SyncProducer(NonCopyable, Generic[V]):
                 called again.
             UsageError: the producer is open, or was opened before a fork.
         """
-        self._thread.start()
-        try:
-            self._thread.run(self._producer.__aenter__)
-        except BaseException:
-            self._thread.stop()
-            raise
-        self._exit_hook.enable()
+        self._thread.open_client(self._producer.__aenter__, self._exit_hook)
         return self
 
     def close(self, *, flush: bool = True) -> None:
@@ -197,17 +190,8 @@ class SyncProducer(NonCopyable, Generic[V]):
             UsageError: called by a codec or partitioner of this producer, which stays open.
         """
         refuse_call(flag_problems(flush=flush))
-        if self._thread.state != "open":
-            self._thread.stop()  # it may be closing, or its event loop may have ended
-            self._exit_hook.disable()
-            return
-        self._thread.check_caller()
-        try:
-            with contextlib.suppress(ClosedError):  # another thread has closed it
-                self._thread.run(partial(self._producer.close, flush=flush))
-        finally:
-            self._thread.stop()
-            self._exit_hook.disable()
+        close = partial(self._producer.close, flush=flush)
+        self._thread.close_client(close, self._exit_hook)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -267,36 +251,20 @@ class SyncProducer(NonCopyable, Generic[V]):
                 queued.
             UsageError: called by a codec or partitioner of this producer.
         """
-        if deliver_at is not None:
-
-            def send_later(at: datetime | int = deliver_at) -> ScheduledFuture:
-                return self._producer.send(
-                    subject,
-                    value,
-                    key=key,
-                    deliver_at=at,
-                    properties=properties,
-                    tags=tags,
-                    queue=queue,
-                    timeout_ms=timeout_ms,
-                )
-
-            return ScheduledMessage(
-                self._thread, self._thread.run(partial(self._drain_and_send, send_later))
-            )
-
-        def send() -> SendFuture:
-            return self._producer.send(
-                subject,
-                value,
-                key=key,
-                properties=properties,
-                tags=tags,
-                queue=queue,
-                timeout_ms=timeout_ms,
-            )
-
-        return SentMessage(self._thread, self._thread.run(partial(self._drain_and_send, send)))
+        send: Callable[[], Any] = partial(
+            self._producer.send,
+            subject,
+            value,
+            key=key,
+            deliver_at=deliver_at,
+            properties=properties,
+            tags=tags,
+            queue=queue,
+            timeout_ms=timeout_ms,
+        )
+        future = self._thread.run(partial(self._drain_and_send, send))
+        kind = SentMessage if deliver_at is None else ScheduledMessage
+        return kind(self._thread, future)
 
     async def _drain_and_send(self, send: Callable[[], F]) -> F:
         await self._producer.drain()
@@ -327,10 +295,10 @@ class SyncProducer(NonCopyable, Generic[V]):
                 f"messages must be pairs (key, value), as [(b'customer-7', b'paid')], not "
                 f"{messages!r:.60}"
             )
-        source, count, has_more = iter(messages), 0, True
+        iterator, count, has_more = iter(messages), 0, True
         while has_more:
-            chunk = _Chunk(source)
-            has_more = chunk.full
+            chunk = _Chunk(iterator)
+            has_more = chunk.has_more
             count = self._thread.run(
                 partial(self._producer._queue_all, subject, chunk, CHUNK_MESSAGES, count)
             )
@@ -414,7 +382,7 @@ class _Chunk(Generic[V]):
             self._error = error
 
     @property
-    def full(self) -> bool:
+    def has_more(self) -> bool:
         """True if the source may have more messages."""
         return self._error is None and len(self._messages) == CHUNK_MESSAGES
 

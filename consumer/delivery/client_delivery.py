@@ -38,11 +38,11 @@ class DeliveryClient(Protocol):
         """
         ...
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Mark the message at `offset` as handled."""
         ...
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop counting `count` messages that were handed out and will not be handled by this
         consumer.
         """
@@ -96,13 +96,13 @@ class ClientDelivery(UserAcks):
         """Return the offset below which the broker has acks for all messages."""
         return self.client.cursor
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Mark the message at `offset` as handled."""
-        self.client.done(offset)
+        self.client.mark_handled(offset)
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop counting `count` messages that will not be handled by this consumer."""
-        self.client.forget(count)
+        self.client.discard_in_flight(count)
 
     def report_failure(self, message: Message, failure: Failure) -> None:
         """Make the broker record a failed attempt of a message, and its error."""

@@ -63,9 +63,9 @@ class PulledBatch:
 
     def messages(self) -> list[Message[Any]]:
         """Return the messages to hand out, in offset order."""
-        return self.wanted(self.client.decode(self.record, self.header))
+        return self.select_wanted(self.client.decode(self.record, self.header))
 
-    def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+    def select_wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Return the messages to hand out from `messages`, which are all messages of the batch."""
         return _in_ranges(messages, self.header, self.ranges)
 
@@ -101,7 +101,7 @@ class CutBatch:
             self.count += end - start
         self.has_only_first_attempts = False
 
-    def wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
+    def select_wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
         """Return the messages to handle from `messages`, which are all messages of the batch."""
         return _in_ranges(messages, self.header, self.ranges)
 

@@ -17,7 +17,7 @@ class SuspectLock:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
-    async def taken(self, limit_s: float) -> AsyncIterator[None]:
+    async def acquire(self, limit_s: float) -> AsyncIterator[None]:
         """Wait for the turn, in FIFO order, and hold it for the block, but for at most `limit_s`
         seconds, so that a handler that hangs does not block other suspects forever.
         """

@@ -38,7 +38,7 @@ class UnregisteredMessages:
             message = self.message
             self.message = None
             self._register_in_lanes([message])
-            message.delivery.taken(message)  # type: ignore[union-attr]
+            message.delivery.register_delivered(message)  # type: ignore[union-attr]
         if self.messages is not None:
             messages = self.messages
             self.messages = None
@@ -46,7 +46,7 @@ class UnregisteredMessages:
             self.runs = []
             self._register_in_lanes(messages)
             for delivery, run in runs:
-                delivery.taken_all(run)
+                delivery.register_all_delivered(run)
 
     def clear(self) -> None:
         """

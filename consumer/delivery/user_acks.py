@@ -30,7 +30,13 @@ class UserAcks(ABC):
     """
 
     # A sink keeps its state of a delivery for as long as the delivery lives.
-    __slots__ = ("__weakref__", "_nacked", "_taken", "unregistered", "may_be_unregistered")
+    __slots__ = (
+        "__weakref__",
+        "_nacked",
+        "_delivered_offsets",
+        "unregistered",
+        "may_be_unregistered",
+    )
 
     client: Any
     """The pull client under whose lease the messages are handled."""
@@ -42,13 +48,13 @@ class UserAcks(ABC):
     """True if later messages of a key do not wait for these."""
 
     def __init__(self) -> None:
-        self._taken: set[int] = set()
+        self._delivered_offsets: set[int] = set()
         """The offsets of messages that the user has and has not acked."""
         self._nacked: set[int] = set()
         """The offsets of messages that were given back and not yet handed out again."""
         self.unregistered: UnregisteredMessages | None = None
         """The consumer's unregistered messages; some may belong to this delivery although they are
-        not in `_taken`.
+        not in `_delivered_offsets`.
         """
         self.may_be_unregistered = self.runs
         """True if messages may be handed out without registering them: no message that was given
@@ -68,29 +74,29 @@ class UserAcks(ABC):
 
     runs = False
     """True for a delivery with `deadline_s`, whose handled messages may be reported together
-    through `done_all`.
+    through `mark_all_handled`.
     """
 
     @abstractmethod
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Mark the message at `offset` as handled."""
 
-    def done_all(self, messages: list[Message]) -> None:
+    def mark_all_handled(self, messages: list[Message]) -> None:
         """Mark messages, in offset order, as handled."""
         for message in messages:
-            self.done(message.offset)
+            self.mark_handled(message.offset)
 
-    def taken(self, message: Message) -> None:
+    def register_delivered(self, message: Message) -> None:
         """Register a message that was given to the user, who is to ack it."""
-        self._taken.add(message.offset)
+        self._delivered_offsets.add(message.offset)
         if self._nacked:
             self._nacked.discard(message.offset)
             self.may_be_unregistered = self.runs and not self._nacked
 
-    def taken_all(self, messages: list[Message]) -> None:
+    def register_all_delivered(self, messages: list[Message]) -> None:
         """Register several messages that were given to the user."""
         offsets = [message.offset for message in messages]
-        self._taken.update(offsets)
+        self._delivered_offsets.update(offsets)
         if self._nacked:
             self._nacked.difference_update(offsets)
             self.may_be_unregistered = self.runs and not self._nacked
@@ -99,10 +105,10 @@ class UserAcks(ABC):
         if self.unregistered is not None:
             self.unregistered.register()
 
-    def has_taken(self, message: Message) -> bool:
+    def is_delivered(self, message: Message) -> bool:
         """Return True if the user has the message and has neither acked it nor given it back."""
         self._register_messages()
-        return message.offset in self._taken
+        return message.offset in self._delivered_offsets
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """
@@ -114,16 +120,16 @@ class UserAcks(ABC):
                 synchronous handler cannot await, so its ack would be silently lost.
         """
         check_not_in_handler(message)
-        return self._take_ack(message)
+        return self._accept_ack(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
         """Give a message back for the user, to be handed out again after `after_s`. Raises
         InvalidRequestError as `ack` does.
         """
         check_not_in_handler(message)
-        return self._take_back(message, after_s)
+        return self._accept_nack(message, after_s)
 
-    async def _take_ack(self, message: Message) -> None:
+    async def _accept_ack(self, message: Message) -> None:
         """
         Ack a message that is not in a handler.
 
@@ -137,31 +143,31 @@ class UserAcks(ABC):
         if unregistered is not None:
             if unregistered.message is message and not client.acks_each:
                 unregistered.message = None
-                self.done(offset)
+                self.mark_handled(offset)
                 return
             unregistered.register()
-        if offset in self._taken:
-            self._taken.remove(offset)
-            self.done(offset)
+        if offset in self._delivered_offsets:
+            self._delivered_offsets.remove(offset)
+            self.mark_handled(offset)
             if not client.acks_each:
                 client.owner.release_acked_keys((message,))
                 return
         else:
-            self.check_not_given_back((message,))
+            self.check_not_nacked((message,))
         if client.acks_each:
-            await self.wait_durable([message])
+            await self.wait_until_acks_durable([message])
 
-    async def acked(self, offset: int) -> bool:
+    async def wait_until_acked(self, offset: int) -> bool:
         """Wait until the ack of a handled message is durable; return False if it never will be."""
-        durable: bool = await self.client.acks.durable(offset)
+        durable: bool = await self.client.acks.wait_until_durable(offset)
         return durable
 
-    async def answered(self, offset: int) -> bool:
+    async def wait_for_ack_reply(self, offset: int) -> bool:
         """Wait for the broker's reply to the ack; return False if the ack is not durable yet."""
-        durable: bool = await self.client.acks.answered(offset)
+        durable: bool = await self.client.acks.wait_for_ack_reply(offset)
         return durable
 
-    async def wait_durable(self, messages: list[Message]) -> None:
+    async def wait_until_acks_durable(self, messages: list[Message]) -> None:
         """
         Wait until the acks of handled messages are durable; only then are later messages of their
         keys handed out.
@@ -176,23 +182,23 @@ class UserAcks(ABC):
         ack_task, ready = start_task(self._release_when_durable(messages)), None
         client, offset = self.client, messages[0].offset
         while not (await asyncio.wait((ack_task,), timeout=ACK_STALL_S))[0]:
-            previous, ready = ready, client.owner.lying
+            previous, ready = ready, client.owner.ready_redelivery
             if ready is not None and ready is previous and client.acks.handled.at_range_limit:
                 raise _range_limit_error(client.partition_id, offset)
         if not ack_task.result():
             raise LeaseLostError(partition_id=client.partition_id, offset=offset)
 
     async def _release_when_durable(self, messages: list[Message]) -> bool:
-        durable = await self.acked(max(message.offset for message in messages))
+        durable = await self.wait_until_acked(max(message.offset for message in messages))
         if durable:
             self.client.owner.release_acked_keys(messages)
         return durable
 
-    def take_acks(self, messages: list[Message]) -> bool:
+    def accept_acks(self, messages: list[Message]) -> bool:
         """Ack messages none of which was given back; return False if all were acked already."""
         self._register_messages()
         offsets = {message.offset for message in messages}
-        taken = self._taken
+        taken = self._delivered_offsets
         if len(offsets) < len(messages) or not taken.issuperset(offsets):
             offsets &= taken
             acked = {message.offset: message for message in messages if message.offset in taken}
@@ -201,12 +207,12 @@ class UserAcks(ABC):
             return False
         taken -= offsets
         messages.sort(key=_by_offset)
-        self.done_all(messages)
+        self.mark_all_handled(messages)
         if not self.client.acks_each:
             self.client.owner.release_acked_keys(messages)
         return True
 
-    def check_not_given_back(self, messages: Iterable[Message]) -> None:
+    def check_not_nacked(self, messages: Iterable[Message]) -> None:
         """Raise InvalidRequestError if the user gave one of the messages back, because it will be
         delivered again.
         """
@@ -219,7 +225,7 @@ class UserAcks(ABC):
                     "ack it when it is delivered again"
                 )
 
-    async def _take_back(self, message: Message, after_s: float) -> None:
+    async def _accept_nack(self, message: Message, after_s: float) -> None:
         """
         Give back a message that is not in a handler.
 
@@ -230,17 +236,17 @@ class UserAcks(ABC):
         client = self.client
         client.check_can_ack(message.offset)
         self._register_messages()
-        if message.offset not in self._taken:
+        if message.offset not in self._delivered_offsets:
             raise InvalidRequestError(
                 f"message {message.offset} of partition {message.partition_id} is already acked or "
                 "given back"
             )
         for returned in client.owner.nack(message, after_s):
-            returned.delivery.take_back(returned.offset)
+            returned.delivery.record_nack(returned.offset)
 
-    def take_back(self, offset: int) -> None:
+    def record_nack(self, offset: int) -> None:
         """Record that the user has given back the message at `offset`."""
-        self._taken.discard(offset)
+        self._delivered_offsets.discard(offset)
         self._nacked.add(offset)
         self.may_be_unregistered = False
 

@@ -19,7 +19,7 @@ from ...protocol.errors import HandlerTimeoutError
 from ...protocol.message import Message
 from ...protocol.text import counted
 from ..log_names import message_name
-from ..pulling.acked_first import AckedFirstClient
+from ..pulling.acked_first import AckFirstClient
 from ..pulling.pull_client import client_of
 from .handlers import await_result
 
@@ -30,7 +30,7 @@ between are counted.
 """
 
 
-class AckedFirst:
+class AckFirstHandler:
     """
     A handler whose messages are acked before it is called.
 
@@ -42,7 +42,7 @@ class AckedFirst:
     def __init__(self, handler: Callable[[Any], Any], *, boot_ms: Callable[[], int]) -> None:
         self._handler = handler
         self._boot_ms = boot_ms
-        self.timed_out: Callable[[], HandlerTimeoutError | None] = lambda: None
+        self.take_timeout_error: Callable[[], HandlerTimeoutError | None] = lambda: None
         """Returns, once, the error of the running task's handler if it was cancelled because of its
         time-out.
         """
@@ -59,7 +59,7 @@ class AckedFirst:
         await self._handle(messages, messages)
 
     async def _handle(self, argument: Any, messages: list[Message]) -> None:
-        client = cast(AckedFirstClient, client_of(messages[0]))
+        client = cast(AckFirstClient, client_of(messages[0]))
         if not await client.ack_first(messages):
             return
         error: BaseException | None = None
@@ -69,7 +69,7 @@ class AckedFirst:
                 await await_result(result)
         except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - there is no retry
             error = raised
-        timeout = self.timed_out()
+        timeout = self.take_timeout_error()
         if timeout is not None or error is not None:
             self._log_lost(messages, timeout or error)
         if timeout is None and isinstance(error, asyncio.CancelledError):

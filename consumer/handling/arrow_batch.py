@@ -27,19 +27,19 @@ larger copies need fresh memory.
 class ArrowOwner(Protocol):
     """Keeps the state of a consumer's batches."""
 
-    def is_in_hand(self, batch: ArrowBatch) -> bool:
+    def is_unacked(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         ...
 
-    def is_given_back(self, batch: ArrowBatch) -> bool:
+    def is_requeued(self, batch: ArrowBatch) -> bool:
         """Return True if the batch was given back and has not been handed out again."""
         ...
 
-    def acked(self, batch: ArrowBatch) -> None:
+    def record_ack(self, batch: ArrowBatch) -> None:
         """Record that the batch in hand is acked."""
         ...
 
-    def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
+    def requeue(self, batch: ArrowBatch, wait_ms: int) -> None:
         """Take the batch in hand back, for at least `wait_ms`."""
         ...
 
@@ -103,25 +103,25 @@ class ArrowBatch:
         """
         client = self._client
         client.check_can_ack(self.start_offset)
-        if self._acking is None and self._owner.is_in_hand(self):
-            client.done_range(self.start_offset, self.next_offset)
+        if self._acking is None and self._owner.is_unacked(self):
+            client.mark_range_handled(self.start_offset, self.next_offset)
             if not client.acks_each:
-                self._owner.acked(self)
+                self._owner.record_ack(self)
                 return
             self._acking = start_task(self._release_when_durable())
         if self._acking is not None:
             if not await shield(self._acking):
                 raise LeaseLostError(partition_id=self.partition_id, offset=self.start_offset)
-        elif self._owner.is_given_back(self):
+        elif self._owner.is_requeued(self):
             raise InvalidRequestError(f"{self!r} was given back; ack it when it is delivered again")
 
     async def _release_when_durable(self) -> bool:
         """Wait until the ack is durable, and then allow the next batch, even if the caller's wait
         was cancelled.
         """
-        durable = await self._client.acked(self.next_offset - 1)
-        if durable and self._owner.is_in_hand(self):
-            self._owner.acked(self)
+        durable = await self._client.wait_until_acked(self.next_offset - 1)
+        if durable and self._owner.is_unacked(self):
+            self._owner.record_ack(self)
         return durable
 
     async def nack(self, *, after_s: float = 0) -> None:
@@ -138,9 +138,9 @@ class ArrowBatch:
         """
         self._client.check_can_ack(self.start_offset)
         wait_ms = limited_wait_ms(parse_wait_ms(after_s), self.attempt)
-        if self._acking is not None or not self._owner.is_in_hand(self):
+        if self._acking is not None or not self._owner.is_unacked(self):
             raise InvalidRequestError(f"{self!r} is already acked or given back")
-        self._owner.give_back(self, wait_ms)
+        self._owner.requeue(self, wait_ms)
 
 
 def check_arrow() -> None:

@@ -20,14 +20,14 @@ from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
-    __slots__ = ("due_ns", "given_back", "in_hand", "stored")
+    __slots__ = ("due_ns", "requeued_batch", "unacked_batch", "stored")
 
     def __init__(self) -> None:
         self.stored: deque[PulledBatch] = deque()
-        self.in_hand: ArrowBatch | None = None
-        self.given_back: ArrowBatch | None = None
+        self.unacked_batch: ArrowBatch | None = None
+        self.requeued_batch: ArrowBatch | None = None
         self.due_ns = 0
-        """When `given_back` may be handed out again, on the boot clock."""
+        """When `requeued_batch` may be handed out again, on the boot clock."""
 
 
 class ArrowStream:
@@ -84,23 +84,23 @@ class ArrowStream:
             client = self._round_robin[0]
             self._round_robin.rotate(-1)
             partition = self._partitions[client]
-            if partition.in_hand is not None or client.paused:
+            if partition.unacked_batch is not None or client.paused:
                 continue
             if now_ns >= client.deadline_ns:
                 self._forget(client, partition)
                 continue
             batch = self._next_batch(partition, now_ns)
             if batch is not None:
-                partition.in_hand = batch
+                partition.unacked_batch = batch
                 return batch
         return None
 
     def _next_batch(self, partition: _Partition, now_ns: int) -> ArrowBatch | None:
-        returned = partition.given_back
+        returned = partition.requeued_batch
         if returned is not None:
             if now_ns < partition.due_ns:
                 return None
-            partition.given_back = None
+            partition.requeued_batch = None
             returned.attempt += 1
             return returned
         if not partition.stored:
@@ -118,31 +118,31 @@ class ArrowStream:
             (
                 partition.due_ns
                 for client, partition in self._partitions.items()
-                if partition.given_back is not None and not client.paused
+                if partition.requeued_batch is not None and not client.paused
             ),
             default=None,
         )
 
-    def is_in_hand(self, batch: ArrowBatch) -> bool:
+    def is_unacked(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         partition = self._partitions.get(batch._client)
-        return partition is not None and partition.in_hand is batch
+        return partition is not None and partition.unacked_batch is batch
 
-    def is_given_back(self, batch: ArrowBatch) -> bool:
+    def is_requeued(self, batch: ArrowBatch) -> bool:
         """Return True if the batch was given back and has not been handed out again."""
         partition = self._partitions.get(batch._client)
-        return partition is not None and partition.given_back is batch
+        return partition is not None and partition.requeued_batch is batch
 
-    def acked(self, batch: ArrowBatch) -> None:
+    def record_ack(self, batch: ArrowBatch) -> None:
         """Record that the batch in hand is acked."""
-        self._partitions[batch._client].in_hand = None
+        self._partitions[batch._client].unacked_batch = None
         self._wake()
 
-    def give_back(self, batch: ArrowBatch, wait_ms: int) -> None:
+    def requeue(self, batch: ArrowBatch, wait_ms: int) -> None:
         """Take the batch in hand back, for at least `wait_ms`."""
         partition = self._partitions[batch._client]
-        partition.in_hand = None
-        partition.given_back = batch
+        partition.unacked_batch = None
+        partition.requeued_batch = batch
         partition.due_ns = self._boot_ns() + wait_ms * 1_000_000
         self._wake()
 
@@ -150,8 +150,8 @@ class ArrowStream:
         """Take back a batch that never reached the program: it is handed out again at once, as the
         same attempt.
         """
-        if self.is_in_hand(batch):
-            self.give_back(batch, 0)
+        if self.is_unacked(batch):
+            self.requeue(batch, 0)
             batch.attempt -= 1
 
     def drop(self, client: PullClient) -> None:
@@ -165,11 +165,11 @@ class ArrowStream:
     def _forget(client: PullClient, partition: _Partition) -> None:
         count = _waiting(partition)
         partition.stored.clear()
-        partition.given_back = None
+        partition.requeued_batch = None
         if count:
-            client.forget(count)
+            client.discard_in_flight(count)
 
 
 def _waiting(partition: _Partition) -> int:
-    returned = 0 if partition.given_back is None else len(partition.given_back)
+    returned = 0 if partition.requeued_batch is None else len(partition.requeued_batch)
     return returned + sum(batch.count for batch in partition.stored)

@@ -23,11 +23,11 @@ from ...protocol.parked import Failure
 class BatchClient(Protocol):
     """The part of a pull client that a batch uses."""
 
-    def done_all(self, messages: list[Message[Any]]) -> None:
+    def mark_all_handled(self, messages: list[Message[Any]]) -> None:
         """Mark messages as handled."""
         ...
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop counting `count` messages that will not be handled by this consumer."""
         ...
 
@@ -155,23 +155,23 @@ class Batch:
         deadlines_ns: list[int] = [delivery.deadline_ns for delivery in deliveries]
         return min(deadlines_ns)
 
-    def done(self, _offset: int) -> None:
+    def mark_handled(self, _offset: int) -> None:
         """Mark all messages as handled."""
         if not self.acks_per_delivery:
-            self.client.done_all(self.messages)
+            self.client.mark_all_handled(self.messages)
             return
         for message in self.messages:
-            message.delivery.done(message.offset)  # type: ignore[union-attr]
+            message.delivery.mark_handled(message.offset)  # type: ignore[union-attr]
 
-    async def answered(self, _offset: int) -> bool:
+    async def wait_for_ack_reply(self, _offset: int) -> bool:
         """Wait for the broker's replies to all acks; return False if some are not durable yet."""
         last_offsets = self._last_offsets().items()
-        return all([await delivery.answered(offset) for delivery, offset in last_offsets])
+        return all([await delivery.wait_for_ack_reply(offset) for delivery, offset in last_offsets])
 
-    async def acked(self, _offset: int) -> bool:
+    async def wait_until_acked(self, _offset: int) -> bool:
         """Wait until all acks are durable; return False if some never will be."""
         last_offsets = self._last_offsets().items()
-        return all([await delivery.acked(offset) for delivery, offset in last_offsets])
+        return all([await delivery.wait_until_acked(offset) for delivery, offset in last_offsets])
 
     def _last_offsets(self) -> dict[Any, int]:
         """Return the last offset of each delivery."""
@@ -191,13 +191,13 @@ class Batch:
         first_failure = replace(failure, attempts=first.attempt - 1)
         first.delivery.report_hang(first, first_failure, running_ms)  # type: ignore[union-attr]
 
-    def forget(self, _count: int) -> None:
+    def discard_in_flight(self, _count: int) -> None:
         """Stop counting all messages: none will be handled by this consumer."""
         if not self.acks_per_delivery:
-            self.client.forget(len(self.messages))
+            self.client.discard_in_flight(len(self.messages))
             return
         for message in self.messages:
-            message.delivery.forget(1)  # type: ignore[union-attr]
+            message.delivery.discard_in_flight(1)  # type: ignore[union-attr]
 
     # ── smaller batches ───────────────────────────────────────────────────────────────────────────
     def split(self) -> list[Message]:
@@ -212,13 +212,13 @@ class Batch:
         distinct = list(dict.fromkeys(units))
         if len(distinct) == 1:
             middle = (len(self.messages) + 1) // 2
-            kept, rest = self.messages[:middle], self.messages[middle:]
+            first_half, second_half = self.messages[:middle], self.messages[middle:]
         else:
             first = set(distinct[: (len(distinct) + 1) // 2])
             pairs = list(zip(self.messages, units, strict=True))
-            kept = [message for message, unit in pairs if unit in first]
-            rest = [message for message, unit in pairs if unit not in first]
-        self.messages = kept
+            first_half = [message for message, unit in pairs if unit in first]
+            second_half = [message for message, unit in pairs if unit not in first]
+        self.messages = first_half
         if ordered:
-            self._keys = {message.key for message in kept if message.key}
-        return rest
+            self._keys = {message.key for message in first_half if message.key}
+        return second_half

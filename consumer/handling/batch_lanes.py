@@ -171,8 +171,7 @@ class BatchLanes:
         max_records: the most messages in a batch.
         lingers: True: a batch of fewer messages is taken only after `end_linger`.
         ordered: False: every message is treated as if it had no key.
-        wake: called when more batches may be available than the one for the worker that freed the
-            keys.
+        wake: called when freed keys may let other workers take batches too.
     """
 
     def __init__(
@@ -215,14 +214,14 @@ class BatchLanes:
         """Do nothing: a batch is registered when it is taken."""
 
     @property
-    def arrived(self) -> bool:
+    def arrivals(self) -> bool:
         """Return True if a batch may be available."""
         return bool(self._due_batches) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
         """Return True if a batch may be available."""
-        return self.arrived
+        return self.arrivals
 
     def _is_due(self, queue: _Queue) -> bool:
         count = queue.count
@@ -295,11 +294,11 @@ class BatchLanes:
 
     def take_due(self, partition_id: int) -> list[Batch]:
         """Remove and return the due retries of a partition; their keys stay busy."""
-        due = [batch for batch in self._due_batches if batch.leased_id == partition_id]
+        due_batches = [batch for batch in self._due_batches if batch.leased_id == partition_id]
         self._due_batches = deque(
             batch for batch in self._due_batches if batch.leased_id != partition_id
         )
-        return due
+        return due_batches
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; return True if there are any."""
@@ -531,13 +530,13 @@ class BatchLanes:
                 self._held[key] = remaining
             else:
                 del self._held[key]
-        due = [batch for batch in self._due_batches if predicate(batch.messages[0])]
+        due_batches = [batch for batch in self._due_batches if predicate(batch.messages[0])]
         self._due_batches = deque(
             batch for batch in self._due_batches if not predicate(batch.messages[0])
         )
-        for batch in due:
+        for batch in due_batches:
             self.release(batch)
-        return count, due
+        return count, due_batches
 
     def drop_batches(self, client: Any) -> int:
         """Drop the unopened batches of a pull client, and return how many messages they have."""

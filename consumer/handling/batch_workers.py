@@ -27,7 +27,7 @@ from ..pulling.pull_client import PullClient
 from ..settings import FailurePolicy
 from .batch import Batch
 from .batch_lanes import WHOLE_TRIES, BatchLanes
-from .failing import Failing
+from .failing import FailureRules
 from .handler_log import HandlerLog
 from .handlers import BatchHandler
 from .lanes import Lanes, UnopenedBatch
@@ -61,7 +61,7 @@ class BatchWorkers(Workers):
         cancels: bool = True,
         ordered: bool = True,
         acks_each: bool = False,
-        failing: Failing | None = None,
+        failure_rules: FailureRules | None = None,
     ) -> None:
         def handle(batch: Message) -> Any:
             return handler(cast(Batch, batch).messages.copy())
@@ -78,7 +78,7 @@ class BatchWorkers(Workers):
             cancels=cancels,
             ordered=ordered,
             acks_each=acks_each,
-            failing=failing,
+            failure_rules=failure_rules,
         )
         self._messages_per_handler = max_records
         self._messages_per_turn = max(1, MESSAGES_PER_TURN // max_records)
@@ -128,7 +128,9 @@ class BatchWorkers(Workers):
         super()._schedule_retry(message, error, now_ns)
         self._batch_lanes.fail(batch)
         if other_half is not None:
-            failure = self._failing.failure(only_retry(error) or error, other_half.attempt)
+            failure = self._failure_rules.build_failure(
+                only_retry(error) or error, other_half.attempt
+            )
             other_half.report_failure(cast(Message, other_half), failure)
             self._batch_lanes.fail(other_half)
             self._schedule_soon(other_half)
@@ -143,8 +145,8 @@ class BatchWorkers(Workers):
         is_requested = isinstance(only_retry(error) or error, Retry)
         if (
             is_requested
-            and self._failing.policy is FailurePolicy.RETRY
-            and not self._failing.in_place
+            and self._failure_rules.policy is FailurePolicy.RETRY
+            and not self._failure_rules.in_place
         ):
             return True
         return super()._is_last(message, error)
@@ -162,7 +164,7 @@ class BatchWorkers(Workers):
         now_ns = self._boot_ns()
         due_ns = now_ns + self._backoff.wait_ms(1, self._rng) * 1_000_000
         message = cast(Message, batch)
-        self._retries.wait(message, due_ns)
+        self._retries.add(message, due_ns)
         self._count_retrying(message, 1)
         self._set_retry_timer(due_ns, now_ns)
 
@@ -177,16 +179,18 @@ class BatchWorkers(Workers):
         now_ms = self._now_ms()
         failed = self._retries.drop(lambda batch: cast(Batch, batch).client is client)
         self._retries.resume(client.partition_id)
-        count, due = self._batch_lanes.drop(client.partition_id, client.has_handed_out)
+        count, due_batches = self._batch_lanes.drop(client.partition_id, client.has_handed_out)
         for message in failed:
             self._count_retrying(message, -1)
             self._batch_lanes.release(cast(Batch, message))
-        for batch in due:
+        for batch in due_batches:
             self._retries.end(cast(Message, batch), self._boot_ns())
-        batches = [*cast(list[Batch], failed), *due]
+        batches = [*cast(list[Batch], failed), *due_batches]
         for batch in batches:
-            self._log_line(self._handler_log.given_up(cast(Message, batch), now_ms))
-        client.forget(count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client))
+            self._log_line(self._handler_log.record_given_up(cast(Message, batch), now_ms))
+        client.discard_in_flight(
+            count + sum(map(len, batches)) + self._batch_lanes.drop_batches(client)
+        )
         if self._lanes.has_waiting:
             self._idle_workers.wake_all()
         self._start_due_retries()

@@ -26,7 +26,7 @@ def _zero_ms() -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class Failing:
+class FailureRules:
     """
     The failure policy of a consumer, which may change while handlers run.
 
@@ -49,7 +49,7 @@ class Failing:
     client: str = ""
     wall_ms: Callable[[], int] = _zero_ms
 
-    def adopt(self, settings: ConsumerSettings) -> None:
+    def apply_settings(self, settings: ConsumerSettings) -> None:
         """Apply new settings, also to messages that already wait for their next attempt."""
         self.policy = settings.failure_policy
         self.tries_max = settings.tries_max
@@ -102,24 +102,24 @@ class Failing:
             and not message.delivery.is_loose  # type: ignore[union-attr]
         )
 
-    def failure(self, error: BaseException, attempts: int) -> Failure:
+    def build_failure(self, error: BaseException, attempts: int) -> Failure:
         """Return the record of an error."""
         return failure_of(error, client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
-    def given_back(self, attempts: int, error: BaseException | None = None) -> Failure:
+    def build_nack_failure(self, attempts: int, error: BaseException | None = None) -> Failure:
         """Return the record of a message that the program gave back, or whose loop body raised
         `error`.
         """
         if error is not None:
-            return self.failure(error, attempts)
+            return self.build_failure(error, attempts)
         return nack_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
-    def passed_over(self, attempts: int) -> Failure:
+    def build_unacked_failure(self, attempts: int) -> Failure:
         """Return the record of a message of a shared group that the program neither acked nor gave
         back in time.
         """
         return ack_timeout_failure(client=self.client, at_ms=self.wall_ms(), attempts=attempts)
 
-    def hang_failure(self, what: str, attempt: int) -> Failure:
+    def build_hang_failure(self, what: str, attempt: int) -> Failure:
         """Return the record of a message whose attempt number `attempt` does not end."""
         return hanging_failure(what, client=self.client, at_ms=self.wall_ms(), attempts=attempt - 1)

@@ -86,7 +86,7 @@ class HandlerLog:
         """How many of those were handled, or dropped (`_given_up`), since the last summary."""
         self._summary_times: Repeats | None = None
 
-    def failed(
+    def record_failure(
         self,
         message: Message,
         kind: str,
@@ -135,7 +135,7 @@ class HandlerLog:
             traceback,
         )
 
-    def running(self, message: Message, since_ms: int, now_ms: int) -> LogLine | None:
+    def record_running(self, message: Message, since_ms: int, now_ms: int) -> LogLine | None:
         """Record that a handler has been running on `message` since `since_ms`."""
         if now_ms - since_ms < HANGS_MS:
             return None
@@ -152,18 +152,20 @@ class HandlerLog:
             f"{self._waiting_suffix(message, ';')}"
         )
 
-    def stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that the `running` handler has finished with `message`; a failure is already
-        logged.
+    def record_stopped(self, message: Message, now_ms: int) -> LogLine | None:
+        """Record that the `record_running` handler has finished with `message`; a failure is
+        already logged.
         """
         failing = self._failing.get(_message_id(message))
-        return self.handled(message, now_ms) if failing is not None and failing.hangs else None
+        return (
+            self.record_handled(message, now_ms) if failing is not None and failing.hangs else None
+        )
 
-    def handled(self, message: Message, now_ms: int) -> LogLine | None:
+    def record_handled(self, message: Message, now_ms: int) -> LogLine | None:
         """Record that a message that had failed or hung is handled."""
         return self._end(message, now_ms, handled=True)
 
-    def set_aside(
+    def record_set_aside(
         self,
         message: Message,
         kind: str,
@@ -181,8 +183,8 @@ class HandlerLog:
             pause_ms: milliseconds until it is retried automatically; None: it is not.
             asked_for: True if the handler requested a retry, so that no traceback is logged.
         """
-        known = self._failing.pop(_message_id(message), None)
-        if known is not None and not known.repeats.open:
+        failing = self._failing.pop(_message_id(message), None)
+        if failing is not None and not failing.repeats.open:
             self._unlogged_count -= 1
         traceback = (
             pause_ms is not None
@@ -200,23 +202,25 @@ class HandlerLog:
         return LogLine(f"{message_name(message)} {outcome}: {kind} after {attempts}", traceback)
 
     @property
-    def in_trouble(self) -> bool:
+    def has_open_failures(self) -> bool:
         """Return True while any message that has failed or hung is not finished."""
         return bool(self._failing)
 
-    def given_up_all(self, predicate: Callable[[Message], bool], now_ms: int) -> list[LogLine]:
-        """Record each message that matches the predicate as dropped; see `given_up`."""
+    def record_all_given_up(
+        self, predicate: Callable[[Message], bool], now_ms: int
+    ) -> list[LogLine]:
+        """Record each message that matches the predicate as dropped; see `record_given_up`."""
         messages = [each.message for each in self._failing.values() if predicate(each.message)]
         lines = [self._end(message, now_ms, handled=False) for message in messages]
         return [line for line in lines if line is not None]
 
-    def given_up(self, message: Message, now_ms: int) -> LogLine | None:
+    def record_given_up(self, message: Message, now_ms: int) -> LogLine | None:
         """Record that a message is no longer retried by this consumer; return None if it neither
         failed nor hung.
         """
         return self._end(message, now_ms, handled=False)
 
-    def summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
+    def build_summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
         """Return a summary of the messages without a line if it is due, or at once with `last`. To
         be called about once a second.
         """
@@ -269,12 +273,12 @@ class HandlerLog:
 
     def _failing_message(self, message: Message, since_ms: int) -> _FailingMessage:
         message_id = _message_id(message)
-        known = self._failing.get(message_id)
-        if known is None:
-            known = self._failing[message_id] = _FailingMessage(message, Repeats(since_ms))
+        failing = self._failing.get(message_id)
+        if failing is None:
+            failing = self._failing[message_id] = _FailingMessage(message, Repeats(since_ms))
             self._name = consumer_name(message.subject, getattr(message.delivery, "group", ""))
             self._unlogged_count += 1
-        return known
+        return failing
 
     def _mark_logged(self, failing: _FailingMessage, now_ms: int) -> None:
         self._unlogged_count -= not failing.repeats.open
@@ -290,11 +294,11 @@ class HandlerLog:
             self._given_up += not handled
             return None
         tries = counted(message.attempt, "attempt")
-        after = f"after {tries} and {seconds(now_ms - failing.repeats.since_ms)}"
+        tries_suffix = f"after {tries} and {seconds(now_ms - failing.repeats.since_ms)}"
         outcome = (
-            f"{self._done} {after}"
+            f"{self._done} {tries_suffix}"
             if handled
-            else f"is given up here {after}, because its lease has ended or its "
+            else f"is given up here {tries_suffix}, because its lease has ended or its "
             f"partition is handed "
             "over; the next owner tries it again"
         )

@@ -37,20 +37,20 @@ _consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
-    __slots__ = ("due_ns", "messages", "in_hand")
+    __slots__ = ("due_ns", "messages", "unacked")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         """The waiting messages, in offset order."""
         self.due_ns: dict[tuple[int, int], int] = {}
         """When a message that was given back may be handed out again, by message id."""
-        self.in_hand: dict[int, Message] = {}
+        self.unacked: dict[int, Message] = {}
         """The messages that are neither acked nor given back, by `id`, in the order in which they
         were handed out.
         """
 
 
-class InHand:
+class UnackedMessages:
     """The lanes of one consumer without a handler; all times are nanoseconds of the boot clock."""
 
     def __init__(self, *, ordered: bool = True) -> None:
@@ -83,7 +83,7 @@ class InHand:
         )
 
     def take_unregistered(
-        self, arrived: deque[Message], boot_ns: Callable[[], int]
+        self, arrivals: deque[Message], boot_ns: Callable[[], int]
     ) -> Message | None:
         """Take the first arrived message without registering it; None if others are in hand or it
         must be registered.
@@ -94,26 +94,26 @@ class InHand:
             or self._due_lanes
             or unregistered.message is not None
             or unregistered.messages
-            or not arrived
+            or not arrivals
         ):
             return None
-        message = arrived[0]
+        message = arrivals[0]
         delivery: Any = message.delivery
         if not delivery.may_be_unregistered or boot_ns() >= delivery.deadline_ns:
             return None
         delivery.unregistered = unregistered
-        unregistered.message = arrived.popleft()
+        unregistered.message = arrivals.popleft()
         return message
 
     def take_many_unregistered(
-        self, arrived: deque[Message], count: int, now_ns: int
+        self, arrivals: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
         """Take up to `count` messages, which arrived in offset order within each partition, without
         registering them; None as in `take_unregistered`.
         """
-        if not arrived or not self.is_free:
+        if not arrivals or not self.is_free:
             return None
-        messages = list(islice(arrived, count))
+        messages = list(islice(arrivals, count))
         runs: list[tuple[Any, list[Message]]] = [(messages[0].delivery, messages)]
         if len(set(map(_delivery, messages))) > 1:
             runs = _group_by_delivery(messages)
@@ -121,10 +121,10 @@ class InHand:
             delivery.may_be_unregistered and now_ns < delivery.deadline_ns for delivery, _ in runs
         ):
             return None
-        if len(messages) == len(arrived):
-            arrived.clear()
+        if len(messages) == len(arrivals):
+            arrivals.clear()
         else:
-            _consume(starmap(arrived.popleft, repeat((), len(messages))))
+            _consume(starmap(arrivals.popleft, repeat((), len(messages))))
         for delivery, _ in runs:
             delivery.unregistered = self.unregistered
         self.unregistered.messages = messages
@@ -149,7 +149,7 @@ class InHand:
         unregistered.runs = []
         unregistered.messages = None
         for delivery, run in runs:
-            delivery.done_all(run)
+            delivery.mark_all_handled(run)
         return True
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class InHand:
             if not key:
                 continue
             if key in lanes:
-                self._lane_of(key).in_hand[id(message)] = message
+                self._lane_of(key).unacked[id(message)] = message
             else:
                 lanes[key] = message
 
@@ -177,10 +177,10 @@ class InHand:
             return lane
         new_lane = self._lanes[key] = _Lane()
         if lane is not None:
-            new_lane.in_hand[id(lane)] = lane  # type: ignore[assignment]
+            new_lane.unacked[id(lane)] = lane  # type: ignore[assignment]
         return new_lane
 
-    def give_back(self, message: Message, due_ns: int) -> list[Message]:
+    def requeue(self, message: Message, due_ns: int) -> list[Message]:
         """
         Take a message back; it is handed out again at `due_ns` at the earliest, before later
         messages of its key.
@@ -193,13 +193,13 @@ class InHand:
         key = _key(message)
         lane = self._lane_of(key)
         returned = [message, *_handed_out_after(lane, message)]
-        lane.in_hand.pop(id(message), None)
-        self._requeue(lane, returned)
+        lane.unacked.pop(id(message), None)
+        self._move_to_waiting(lane, returned)
         lane.due_ns[_message_id(message)] = due_ns
         self._schedule(key, lane)
         return returned
 
-    def give_back_after(self, failed: Message) -> list[Message]:
+    def requeue_after(self, failed: Message) -> list[Message]:
         """Take back the messages of the key that were handed out after `failed`; they are handed
         out again when it has ended.
         """
@@ -209,7 +209,7 @@ class InHand:
         if type(lane) is not _Lane:
             return []
         returned = _handed_out_after(lane, failed)
-        self._requeue(lane, returned)
+        self._move_to_waiting(lane, returned)
         if returned:
             self._schedule(key, lane)
         return returned
@@ -230,22 +230,22 @@ class InHand:
         if key not in self._lanes:
             return [failed], [], []
         lane = self._lane_of(key)
-        behind = _handed_out_after(lane, failed)
-        later = [other for other in behind if predicate(other)]
-        others = [other for other in behind if not predicate(other)]
-        for message in (failed, *later):
-            lane.in_hand.pop(id(message), None)
+        waiting_behind = _handed_out_after(lane, failed)
+        later_unacked = [other for other in waiting_behind if predicate(other)]
+        others_unacked = [other for other in waiting_behind if not predicate(other)]
+        for message in (failed, *later_unacked):
+            lane.unacked.pop(id(message), None)
         waiting = [other for other in lane.messages if predicate(other)]
         lane.messages = [other for other in lane.messages if not predicate(other)]
         self.waiting -= len(waiting)
-        self._requeue(lane, others)
+        self._move_to_waiting(lane, others_unacked)
         self._resume_lane(key, lane)
-        return [failed, *later], others, waiting
+        return [failed, *later_unacked], others_unacked, waiting
 
-    def _requeue(self, lane: _Lane, returned: list[Message]) -> None:
+    def _move_to_waiting(self, lane: _Lane, returned: list[Message]) -> None:
         """Move messages in hand back to the waiting ones."""
         for message in returned:
-            lane.in_hand.pop(id(message), None)
+            lane.unacked.pop(id(message), None)
             insort(lane.messages, message, key=_by_offset)
         self.waiting += len(returned)
 
@@ -253,18 +253,18 @@ class InHand:
         """Schedule the waiting messages of a lane, or end the lane if it is empty."""
         if lane.messages:
             self._schedule(key, lane)
-        elif not lane.in_hand:
+        elif not lane.unacked:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """Take the next due message, which then counts as in hand until `acked` or `give_back`;
+        """Take the next due message, which then counts as in hand until `record_ack` or `requeue`;
         None if there is none.
         """
         self.unregistered.register()
         while self._due_lanes and self._due_lanes[0][0] <= now_ns:
             key = heapq.heappop(self._due_lanes)[2]
             lane = self._lanes.get(key)
-            if type(lane) is not _Lane or lane.in_hand or not lane.messages:
+            if type(lane) is not _Lane or lane.unacked or not lane.messages:
                 continue
             if self._due_ns(lane) > now_ns:
                 self._schedule(key, lane)
@@ -275,58 +275,58 @@ class InHand:
     def _pop_first(self, lane: _Lane) -> Message:
         message = lane.messages.pop(0)
         lane.due_ns.pop(_message_id(message), None)
-        lane.in_hand[id(message)] = message
+        lane.unacked[id(message)] = message
         self.waiting -= 1
         return message
 
     def collect(
-        self, arrived: deque[Message], count: int, now_ns: int, *, ordered: bool
+        self, arrivals: deque[Message], count: int, now_ns: int, *, ordered: bool
     ) -> list[Message]:
         """
         Take up to `count` messages that may be in hand together: first due ones, then arrived ones.
 
         Args:
-            arrived: in offset order within each partition; messages that must wait are moved from
+            arrivals: in offset order within each partition; messages that must wait are moved from
                 here to their lanes.
             ordered: True if keys have an order; False: only messages that were given back make
                 others of their key wait.
         """
         self.unregistered.register()
-        taken = self._collect_due(count, now_ns)
-        taken_keys: set[bytes] | None = None
-        """The keys of `taken`; computed when a second message of a key arrives."""
+        messages = self._collect_due(count, now_ns)
+        keys: set[bytes] | None = None
+        """The keys of `messages`; computed when a second message of a key arrives."""
         lanes = self._lanes
-        while arrived and len(taken) < count:
-            message = arrived.popleft()
+        while arrivals and len(messages) < count:
+            message = arrivals.popleft()
             key = message.key
             lane = lanes.get(key or _message_id(message)) if lanes else None
             if lane is None:
                 if ordered and key:
                     lanes[key] = message
-                if taken_keys is not None:
-                    taken_keys.add(key)
+                if keys is not None:
+                    keys.add(key)
             else:
-                if taken_keys is None:
-                    taken_keys = {other.key for other in taken}
-                if not key or key not in taken_keys or (type(lane) is _Lane and lane.messages):
+                if keys is None:
+                    keys = {other.key for other in messages}
+                if not key or key not in keys or (type(lane) is _Lane and lane.messages):
                     self._queue(message)
                     continue
                 if ordered:
-                    self._lane_of(key).in_hand[id(message)] = message
-            taken.append(message)
-        return taken
+                    self._lane_of(key).unacked[id(message)] = message
+            messages.append(message)
+        return messages
 
     def _collect_due(self, count: int, now_ns: int) -> list[Message]:
         """Take up to `count` due messages, several of one key together."""
-        taken: list[Message] = []
-        while len(taken) < count and (message := self.take(now_ns)) is not None:
+        messages: list[Message] = []
+        while len(messages) < count and (message := self.take(now_ns)) is not None:
             lane = self._lane_of(_key(message))
-            taken.append(message)
-            while lane.messages and len(taken) < count and self._due_ns(lane) <= now_ns:
-                taken.append(self._pop_first(lane))
-        return taken
+            messages.append(message)
+            while lane.messages and len(messages) < count and self._due_ns(lane) <= now_ns:
+                messages.append(self._pop_first(lane))
+        return messages
 
-    def first(self, arrived: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
+    def take_first(self, arrivals: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
         """Take one message as `collect` does; None if there is none."""
         self.unregistered.register()
         if (
@@ -336,8 +336,8 @@ class InHand:
         ):
             return message
         lanes = self._lanes
-        while arrived:
-            message = arrived.popleft()
+        while arrivals:
+            message = arrivals.popleft()
             key = message.key
             if lanes and (key or _message_id(message)) in lanes:
                 self._queue(message)
@@ -354,7 +354,7 @@ class InHand:
         insort(self._lane_of(_key(message)).messages, message, key=_by_offset)
         self.waiting += 1
 
-    def hold(self, messages: list[Message]) -> list[Message]:
+    def add_resumed(self, messages: list[Message]) -> list[Message]:
         """Put messages of a resumed partition into the lanes of their keys, which may have later
         ones; return those without a lane.
         """
@@ -379,12 +379,12 @@ class InHand:
         """
         while self._due_lanes and self._due_lanes[0][0] <= now_ns:
             lane = self._lanes.get(self._due_lanes[0][2])
-            if type(lane) is _Lane and lane.messages and not lane.in_hand:
+            if type(lane) is _Lane and lane.messages and not lane.unacked:
                 return lane.messages[0]
             heapq.heappop(self._due_lanes)
         return None
 
-    def acked(self, message: Message) -> bool:
+    def record_ack(self, message: Message) -> bool:
         """Record that a message in hand is acked, or will not be; return True if its lane has
         another message.
         """
@@ -394,16 +394,16 @@ class InHand:
         if lane is message:
             del self._lanes[key]
             return False
-        if type(lane) is not _Lane or lane.in_hand.pop(id(message), None) is None:
+        if type(lane) is not _Lane or lane.unacked.pop(id(message), None) is None:
             return False
         if lane.messages:
             self._schedule(key, lane)
-            return not lane.in_hand
-        if not lane.in_hand:
+            return not lane.unacked
+        if not lane.unacked:
             del self._lanes[key]
         return False
 
-    def acked_all(self, messages: Iterable[Message]) -> bool:
+    def record_acks(self, messages: Iterable[Message]) -> bool:
         """Record the acks of several messages; return True if a lane has another message."""
         self.unregistered.register()
         lanes, is_any_ready = self._lanes, False
@@ -411,7 +411,7 @@ class InHand:
             if lanes.get(message.key) is message:
                 del lanes[message.key]
             else:
-                is_any_ready |= self.acked(message)
+                is_any_ready |= self.record_ack(message)
         return is_any_ready
 
     def blocking_message(self) -> Message | None:
@@ -420,10 +420,10 @@ class InHand:
         lanes = [
             lane
             for lane in self._lanes.values()
-            if type(lane) is _Lane and lane.in_hand and lane.messages
+            if type(lane) is _Lane and lane.unacked and lane.messages
         ]
         longest = max(lanes, key=lambda lane: len(lane.messages), default=None)
-        return None if longest is None else next(iter(longest.in_hand.values()))
+        return None if longest is None else next(iter(longest.unacked.values()))
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages in hand that have a key or were given back before, roughly in the
@@ -434,7 +434,7 @@ class InHand:
             if type(lane) is not _Lane:
                 yield lane  # type: ignore[misc]
             else:
-                yield from lane.in_hand.values()
+                yield from lane.unacked.values()
 
     def drop(self, predicate: Callable[[Message], bool]) -> int:
         """Remove the messages that match the predicate, and return how many of them waited in
@@ -447,23 +447,23 @@ class InHand:
                 if predicate(lane):  # type: ignore[arg-type]
                     del self._lanes[key]
                 continue
-            kept = [other for other in lane.messages if not predicate(other)]
-            in_hand = {
+            kept_messages = [other for other in lane.messages if not predicate(other)]
+            unacked = {
                 number: message
-                for number, message in lane.in_hand.items()
+                for number, message in lane.unacked.items()
                 if not predicate(message)
             }
-            if len(kept) == len(lane.messages) and len(in_hand) == len(lane.in_hand):
+            if len(kept_messages) == len(lane.messages) and len(unacked) == len(lane.unacked):
                 continue
-            removed += len(lane.messages) - len(kept)
-            lane.messages = kept
-            lane.in_hand = in_hand
+            removed += len(lane.messages) - len(kept_messages)
+            lane.messages = kept_messages
+            lane.unacked = unacked
             self._resume_lane(key, lane)
         self.waiting -= removed
         return removed
 
     def _schedule(self, key: _Key, lane: _Lane) -> None:
-        if not lane.in_hand:
+        if not lane.unacked:
             self._sequence += 1
             heapq.heappush(self._due_lanes, (self._due_ns(lane), self._sequence, key))
 
@@ -484,10 +484,10 @@ def _handed_out_after(lane: _Lane, message: Message) -> list[Message]:
     """Return the lane's messages that were handed out after a message. If it is not in the lane, as
     in a shared group, return those with a higher offset.
     """
-    in_hand = list(lane.in_hand.values())
-    if id(message) not in lane.in_hand:
-        return [other for other in in_hand if other.offset > message.offset]
-    return in_hand[list(lane.in_hand).index(id(message)) + 1 :]
+    unacked = list(lane.unacked.values())
+    if id(message) not in lane.unacked:
+        return [other for other in unacked if other.offset > message.offset]
+    return unacked[list(lane.unacked).index(id(message)) + 1 :]
 
 
 def _key(message: Message) -> _Key:

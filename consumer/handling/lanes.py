@@ -83,7 +83,7 @@ class Run:
         running: Message = self.messages[handled]
         self.worker.message = running
         if handled:
-            self.client.done_all(self.messages[:handled])
+            self.client.mark_all_handled(self.messages[:handled])
         return running
 
 
@@ -97,7 +97,7 @@ class Lanes:
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
-        self.arrived: deque[Message] = deque()
+        self.arrivals: deque[Message] = deque()
         """The messages that no worker has examined yet, in the order in which they were put."""
         self._run_client: Any = None
         """The pull client of all arrived messages if they can form runs: first attempts in offset
@@ -108,7 +108,7 @@ class Lanes:
         next comes first. Clients take turns, so that one partition does not wait for all messages
         pulled earlier from others, which takes minutes if handlers are slow.
         """
-        self.due: deque[Message] = deque()
+        self.due_retries: deque[Message] = deque()
         """The messages whose retry is due; they own their lanes and precede all others."""
         self.run: Run | None = None
         self.unregistered: Message | None = None
@@ -116,7 +116,7 @@ class Lanes:
         Calls that need the lanes register it first. A handler that never waits ends before that, so
         its message needs no lane.
         """
-        self.busy: dict[bytes, deque[Message] | None] = {}
+        self.busy_lanes: dict[bytes, deque[Message] | None] = {}
         """The messages that wait for each key that has a running or failed message; None if none
         waits.
         """
@@ -130,21 +130,24 @@ class Lanes:
     @property
     def has_waiting(self) -> bool:
         """Return True if `take` may return a message."""
-        return bool(self.arrived or self.due or self._stored)
+        return bool(self.arrivals or self.due_retries or self._stored)
 
     @property
     def may_take_unregistered(self) -> bool:
         """Return True if a message has arrived and may run next without being registered."""
         return (
-            self.unregistered is None and self.run is None and not self.due and bool(self.arrived)
+            self.unregistered is None
+            and self.run is None
+            and not self.due_retries
+            and bool(self.arrivals)
         )
 
     @property
     def may_begin_run(self) -> bool:
         """Return True if `begin_run` may return a run."""
-        if self.unregistered is not None or self.run is not None or self.due:
+        if self.unregistered is not None or self.run is not None or self.due_retries:
             return False
-        return self._run_client is not None if self.arrived else bool(self._stored)
+        return self._run_client is not None if self.arrivals else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
         """
@@ -157,11 +160,11 @@ class Lanes:
             self.register_running()
             self._requeue_front(messages)
             return
-        self._run_client = None if self.arrived or self._paused else _find_run_client(messages)
+        self._run_client = None if self.arrivals or self._paused else _find_run_client(messages)
         if self._paused:
             self._put_unless_paused(messages)
         else:
-            self.arrived.extend(messages)
+            self.arrivals.extend(messages)
 
     def put_batch(self, batch: UnopenedBatch) -> None:
         """Add a batch of one partition."""
@@ -181,7 +184,7 @@ class Lanes:
             self._put_unless_paused(messages)
         else:
             self._run_client = batch.client if batch.has_only_first_attempts else None
-            self.arrived.extend(messages)
+            self.arrivals.extend(messages)
 
     def take_single(self) -> Message | None:
         """
@@ -190,19 +193,19 @@ class Lanes:
 
         This avoids a run, whose callback costs a turn of the event loop even if it is cancelled.
         """
-        if self.unregistered is not None or self.run is not None or self.due:
+        if self.unregistered is not None or self.run is not None or self.due_retries:
             return None
-        arrived = self.arrived
-        while not arrived and self._stored:
+        arrivals = self.arrivals
+        while not arrivals and self._stored:
             self._open()
         if (
-            len(arrived) != 1
+            len(arrivals) != 1
             or self._stored
             or self._run_client is None
-            or arrived[0].key in self.busy
+            or arrivals[0].key in self.busy_lanes
         ):
             return None
-        self.unregistered = arrived.popleft()
+        self.unregistered = arrivals.popleft()
         return self.unregistered
 
     @property
@@ -213,24 +216,28 @@ class Lanes:
         if self._run_client is None:
             return False
         batches = self._stored.get(self._run_client)
-        return batches is not None and len(self.arrived) + batches[0].count <= OPENED_MAX
+        return batches is not None and len(self.arrivals) + batches[0].count <= OPENED_MAX
 
     def begin_run(self, max_count: int, worker: Any) -> Run | None:
         """Start a run of up to `max_count` arrived messages whose keys are free; return None if
         there are none.
         """
-        while not self.arrived and self._stored:
+        while not self.arrivals and self._stored:
             self._open()
-        while RUN_MIN < max_count > len(self.arrived) and self._may_open_more:
+        while RUN_MIN < max_count > len(self.arrivals) and self._may_open_more:
             self._open(self._run_client)
-        if self._run_client is None or not self.arrived:
+        if self._run_client is None or not self.arrivals:
             return None
-        messages = list(islice(self.arrived, max_count))
-        busy = self.busy
-        if busy and self._ordered and [message for message in messages if message.key in busy]:
+        messages = list(islice(self.arrivals, max_count))
+        busy_lanes = self.busy_lanes
+        if (
+            busy_lanes
+            and self._ordered
+            and [message for message in messages if message.key in busy_lanes]
+        ):
             self._discard_arrived(len(messages))
             messages = [message for message in messages if not self._queue_if_busy(message)]
-            self.arrived.extendleft(reversed(messages))
+            self.arrivals.extendleft(reversed(messages))
             if not messages:
                 return None
         self.run = Run(messages, worker)
@@ -244,31 +251,31 @@ class Lanes:
         self._discard_arrived(handled)
 
     def _discard_arrived(self, count: int) -> None:
-        arrived = self.arrived
-        if count == len(arrived):
-            arrived.clear()
+        arrivals = self.arrivals
+        if count == len(arrivals):
+            arrivals.clear()
         else:
-            _consume(starmap(arrived.popleft, repeat((), count)))
+            _consume(starmap(arrivals.popleft, repeat((), count)))
 
     def _queue_if_busy(self, message: Message) -> bool:
         """If the message's key is busy, add it to the key's lane and return True."""
-        key, busy = message.key, self.busy
-        if key not in busy:
+        key, busy_lanes = message.key, self.busy_lanes
+        if key not in busy_lanes:
             return False
-        lane = busy[key]
+        lane = busy_lanes[key]
         if lane is None:
-            busy[key] = deque((message,))
+            busy_lanes[key] = deque((message,))
         else:
             lane.append(message)
         return True
 
     def _put_unless_paused(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self._paused.get(leased_id_of(message), self.arrived).append(message)
+            self._paused.get(leased_id_of(message), self.arrivals).append(message)
 
     def put_due(self, messages: Sequence[Message]) -> None:
         """Put messages whose retry is due before all others; their lanes stay blocked."""
-        self.due.extendleft(reversed(messages))
+        self.due_retries.extendleft(reversed(messages))
 
     def collect(self, failed: Message, predicate: Callable[[Message], bool]) -> list[Message]:
         """Remove and return the messages that match the predicate and wait for a failed message of
@@ -279,17 +286,19 @@ class Lanes:
         def is_behind(message: Message) -> bool:
             return message.key == failed.key and predicate(message)
 
-        lane = self.busy[failed.key] or deque()
+        lane = self.busy_lanes[failed.key] or deque()
         waiting = [message for message in lane if is_behind(message)]
-        self.busy[failed.key] = deque(message for message in lane if not is_behind(message)) or None
-        arrived = [message for message in self.arrived if is_behind(message)]
-        if arrived:
-            self.arrived = deque(message for message in self.arrived if not is_behind(message))
+        self.busy_lanes[failed.key] = (
+            deque(message for message in lane if not is_behind(message)) or None
+        )
+        arrivals = [message for message in self.arrivals if is_behind(message)]
+        if arrivals:
+            self.arrivals = deque(message for message in self.arrivals if not is_behind(message))
         for partition_id, paused in self._paused.items():
             waiting += [message for message in paused if is_behind(message)]
             self._paused[partition_id] = [message for message in paused if not is_behind(message)]
         self.release(failed)
-        return sorted(waiting + arrived, key=_by_offset)
+        return sorted(waiting + arrivals, key=_by_offset)
 
     def register_running(self) -> None:
         """Register the lane of the running message, which was alone or is the last one of a run."""
@@ -301,7 +310,7 @@ class Lanes:
             self._discard_arrived(run.started)
             message = run.report_handled()
         if message is not None and message.key and self._ordered:
-            self.busy[message.key] = None
+            self.busy_lanes[message.key] = None
 
     def take(self) -> Message | None:
         """Take the next message that may run, which then counts as running; return None if there is
@@ -309,22 +318,22 @@ class Lanes:
         """
         if self.unregistered is not None or self.run is not None:
             self.register_running()
-        if self.due:
-            return self.due.popleft()
-        arrived = self.arrived
-        busy = self.busy
+        if self.due_retries:
+            return self.due_retries.popleft()
+        arrivals = self.arrivals
+        busy_lanes = self.busy_lanes
         while True:
-            while arrived:
-                message = arrived.popleft()
+            while arrivals:
+                message = arrivals.popleft()
                 key = message.key
                 if not key or not self._ordered:
                     if self._refused_acks and self._queue_if_ack_refused(message):
                         continue
                     return message
-                if key in busy:
+                if key in busy_lanes:
                     self._queue_if_busy(message)
                     continue
-                busy[key] = None
+                busy_lanes[key] = None
                 return message
             if not self._stored:
                 return None
@@ -338,10 +347,10 @@ class Lanes:
             self.register_running()
         if not key or not self._ordered:
             return None
-        lane = self.busy[key]
+        lane = self.busy_lanes[key]
         if lane:
             return lane.popleft()
-        del self.busy[key]
+        del self.busy_lanes[key]
         return None
 
     def hold_for_ack(self, message: Message) -> None:
@@ -351,7 +360,7 @@ class Lanes:
         self.register_running()
         if not message.key and self._ordered:
             self._refused_acks.setdefault(leased_id_of(message), ([], []))[0].append(message)
-            self.busy[b""] = None  # makes runs check every message
+            self.busy_lanes[b""] = None  # makes runs check every message
 
     def _queue_if_ack_refused(self, message: Message) -> bool:
         refused = self._refused_acks.get(leased_id_of(message))
@@ -370,7 +379,7 @@ class Lanes:
             return
         del self._refused_acks[leased_id]
         if not self._refused_acks:
-            del self.busy[b""]
+            del self.busy_lanes[b""]
         self._requeue_front(waiting)
 
     def release(self, message: Message) -> None:
@@ -381,13 +390,13 @@ class Lanes:
         if self._refused_acks and not message.key:
             self._release_refused(message)
             return
-        lane = self.busy.pop(message.key, None) if self._ordered else None
+        lane = self.busy_lanes.pop(message.key, None) if self._ordered else None
         if lane:
             self._requeue_front(lane)
 
     def _requeue_front(self, messages: Sequence[Message]) -> None:
         """Put messages that have waited before those that have arrived."""
-        self.arrived.extendleft(reversed(messages))
+        self.arrivals.extendleft(reversed(messages))
         self._run_client = None
 
     def pause(self, partition_id: int) -> None:
@@ -399,9 +408,13 @@ class Lanes:
 
     def take_due(self, partition_id: int) -> list[Message]:
         """Remove and return the due retries of a partition; they keep their lanes."""
-        due = [message for message in self.due if leased_id_of(message) == partition_id]
-        self.due = deque(message for message in self.due if leased_id_of(message) != partition_id)
-        return due
+        due_messages = [
+            message for message in self.due_retries if leased_id_of(message) == partition_id
+        ]
+        self.due_retries = deque(
+            message for message in self.due_retries if leased_id_of(message) != partition_id
+        )
+        return due_messages
 
     def resume(self, partition_id: int) -> bool:
         """Let the messages of a partition run again; return True if there are any."""
@@ -420,8 +433,8 @@ class Lanes:
         """
         paused = self._paused.pop(partition_id, [])
         removed = self._remove(predicate) + paused
-        failed = [message for message in self.due if predicate(message)]
-        self.due = deque(message for message in self.due if not predicate(message))
+        failed = [message for message in self.due_retries if predicate(message)]
+        self.due_retries = deque(message for message in self.due_retries if not predicate(message))
         for message in failed:
             self.release(message)
         return failed + removed
@@ -435,29 +448,29 @@ class Lanes:
         them.
         """
         self.register_running()  # its worker may still use the old queue
-        removed = [message for message in self.arrived if predicate(message)]
-        self.arrived = deque(message for message in self.arrived if not predicate(message))
+        removed = [message for message in self.arrivals if predicate(message)]
+        self.arrivals = deque(message for message in self.arrivals if not predicate(message))
         for _, waiting in self._refused_acks.values():
             removed += [message for message in waiting if predicate(message)]
             waiting[:] = [message for message in waiting if not predicate(message)]
-        for key, lane in self.busy.items():
+        for key, lane in self.busy_lanes.items():
             if lane:
-                kept = deque(message for message in lane if not predicate(message))
+                kept_messages = deque(message for message in lane if not predicate(message))
                 removed += [message for message in lane if predicate(message)]
-                self.busy[key] = kept or None
+                self.busy_lanes[key] = kept_messages or None
         return removed
 
     @property
     def runnable(self) -> int:
         """Return the number of messages of a shared group that wait for a worker."""
-        return len(self.arrived) + len(self.due)
+        return len(self.arrivals) + len(self.due_retries)
 
     def __len__(self) -> int:
         paused = sum(map(len, self._paused.values()))
-        lanes = sum(len(lane) for lane in self.busy.values() if lane)
+        lanes = sum(len(lane) for lane in self.busy_lanes.values() if lane)
         stored = sum(batch.count for batches in self._stored.values() for batch in batches)
         unacked = sum(len(waiting) for _, waiting in self._refused_acks.values())
-        return len(self.arrived) + len(self.due) + paused + lanes + unacked + stored
+        return len(self.arrivals) + len(self.due_retries) + paused + lanes + unacked + stored
 
 
 def leased_id_of(message: Message) -> int:

@@ -61,7 +61,7 @@ class Retries(Generic[T]):
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def wait(self, message: T, due_ns: int) -> None:
+    def add(self, message: T, due_ns: int) -> None:
         """Add a failed message; its next attempt is due at `due_ns`."""
         paused = self._paused.get(message.delivery.leased_id) if self._paused else None
         if paused is not None:
@@ -70,7 +70,7 @@ class Retries(Generic[T]):
         self._sequence += 1
         heapq.heappush(self.waiting, (due_ns, self._sequence, message))
 
-    def take(self, now_ns: int, *, first_attempts_wait: bool) -> list[T]:
+    def take_due(self, now_ns: int, *, first_attempts_wait: bool) -> list[T]:
         """
         Remove and return the messages to retry now, those overdue for longest first; each is in
         flight until `end`.
@@ -138,7 +138,7 @@ class Retries(Generic[T]):
     def resume(self, partition_id: int) -> None:
         """Retry the messages of a partition again as they become due."""
         for due_ns, message in self._paused.pop(partition_id, ()):
-            self.wait(message, due_ns)
+            self.add(message, due_ns)
 
     def drop(self, predicate: Callable[[T], bool]) -> list[T]:
         """Remove and return the waiting messages that match the predicate; retries in flight are

@@ -3,8 +3,8 @@ Delivers messages to `async for`, `getmany` and `batches`: one queue, no handler
 acks.
 
     pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
-                 │                     ▲          ╰─ given back, or later ones of a key: `InHand`
-                 ╰─▶ Arrow batches     ╰──────────╯
+                 │                     ▲          ╰─ given back, or later ones of a key:
+                 `UnackedMessages` ╰─▶ Arrow batches     ╰──────────╯
 
 The hand-over of a partition waits until the messages taken from it are acked: for `handover_ms` in
 any case, and then as long as the loop body runs, because it may still be working on them. Messages
@@ -41,13 +41,13 @@ from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
-from .failing import Failing
+from .failing import FailureRules
 from .filtered import Filtering
 from .handler_log import HandlerLog
-from .in_hand import InHand
+from .in_hand import UnackedMessages
 from .lanes import leased_id_of
 from .not_acked import parse_wait_ms
-from .taken import LongUnacked, StreamWatch, put_back, warn
+from .taken import IdleConsumerWarnings, UnackedMessageTracker, put_back, warn
 
 log = logging.getLogger("keylane.consumer")
 
@@ -67,7 +67,7 @@ class Stream:
             over.
         check: raises an error if called in another event loop than the consumer's.
         ordered: False: only messages that were given back make later ones of their key wait.
-        failing: decides when a message that is given back is not delivered again.
+        failure_rules: decides when a message that is given back is not delivered again.
         filtering: the filter, whose rejected messages are acked for the user; None: no filter.
     """
 
@@ -78,11 +78,11 @@ class Stream:
         handover_ms: int,
         check: Callable[[], None],
         ordered: bool = True,
-        failing: Failing | None = None,
+        failure_rules: FailureRules | None = None,
         filtering: Filtering | None = None,
     ) -> None:
         self._check = check
-        self._failing = failing or Failing()
+        self._failure_rules = failure_rules or FailureRules()
         self._filtering = filtering
         self._blocked_ids: set[int] = set()
         """The `id` of messages collected by the current call that must wait for an earlier message
@@ -103,7 +103,7 @@ class Stream:
         """The batches pulled after the messages in `_waiting`."""
         self._paused: dict[int, list[Message]] = {}
         """The waiting messages of each paused partition."""
-        self._in_hand = InHand(ordered=ordered)
+        self._unacked_messages = UnackedMessages(ordered=ordered)
         self._is_sorted = True
         """True if the waiting messages of each partition are in offset order, as those of batches
         are.
@@ -131,8 +131,8 @@ class Stream:
         first seen.
         """
         self._checked_since_ms = 0
-        self._stream_watch = StreamWatch()
-        self._long_unacked = LongUnacked()
+        self._stream_watch = IdleConsumerWarnings()
+        self._long_unacked = UnackedMessageTracker()
         self._is_used = False
         runner, done = "body of the loop", "is left by the loop"
         self._handler_log = HandlerLog(runner=runner, done=done, ordered=ordered)
@@ -144,9 +144,9 @@ class Stream:
         self._last_taken: list[Message] = []
         """The messages that `getmany` returned last, until the next request."""
 
-    def adopt(self, settings: ConsumerSettings) -> None:
+    def apply_settings(self, settings: ConsumerSettings) -> None:
         """Apply the failure policy of new settings."""
-        self._failing.adopt(settings)
+        self._failure_rules.apply_settings(settings)
 
     def put(self, messages: list[Message]) -> None:
         """Add messages of one partition."""
@@ -168,7 +168,13 @@ class Stream:
         """Return the number of messages that are not with the user."""
         paused = sum(map(len, self._paused.values()))
         stored = sum(batch.count for batch in self._stored)
-        return len(self._waiting) + stored + paused + self._in_hand.waiting + self._arrow.waiting
+        return (
+            len(self._waiting)
+            + stored
+            + paused
+            + self._unacked_messages.waiting
+            + self._arrow.waiting
+        )
 
     @property
     def unacked(self) -> int:
@@ -211,7 +217,7 @@ class Stream:
                     self._may_take_unregistered = self._filtering is None and not self._paused
                     return message
                 if not self._waiting and not self._stored:
-                    await self._wait_for_work(self._in_hand.next_ns())
+                    await self._wait_for_work(self._unacked_messages.next_ns())
         finally:
             self._requesting.clear()
 
@@ -226,13 +232,13 @@ class Stream:
             while True:
                 self._check_open()
                 await asyncio.sleep(0)  # for heartbeats and pulls
-                taken = self._take_many(max_records)
-                if taken or self._boot_ns() >= deadline_ns:
-                    self._last_taken = taken or []
-                    self.current = taken[0] if taken else None
-                    return taken or []
-                if taken is None:
-                    due_ns = self._in_hand.next_ns()
+                messages = self._take_many(max_records)
+                if messages or self._boot_ns() >= deadline_ns:
+                    self._last_taken = messages or []
+                    self.current = messages[0] if messages else None
+                    return messages or []
+                if messages is None:
+                    due_ns = self._unacked_messages.next_ns()
                     await self._wait_for_work(
                         deadline_ns if due_ns is None else min(due_ns, deadline_ns)
                     )
@@ -306,15 +312,15 @@ class Stream:
             return None
         if current_task(self._loop) is not self._task:
             return None
-        message = self._in_hand.take_unregistered(self._waiting, self._boot_ns)
+        message = self._unacked_messages.take_unregistered(self._waiting, self._boot_ns)
         if message is not None:
             self._turn_remaining = remaining
             self.current = message
         return message
 
     def ack_unregistered(self, messages: list[Message]) -> bool:
-        """Ack the unregistered messages; see `InHand`."""
-        return self._in_hand.ack_unregistered(messages)
+        """Ack the unregistered messages; see `UnackedMessages`."""
+        return self._unacked_messages.ack_unregistered(messages)
 
     def _take_one(self) -> Message | None:
         """Take a message that may be handed out now; None if all that were examined must wait."""
@@ -322,11 +328,13 @@ class Stream:
             self._open_stored()
         now_ns = self._boot_ns()
         while (
-            message := self._in_hand.first(self._waiting, now_ns, ordered=self._ordered)
+            message := self._unacked_messages.take_first(
+                self._waiting, now_ns, ordered=self._ordered
+            )
         ) is not None:
             client: PullClient = message.delivery  # type: ignore[assignment]
             if now_ns < client.deadline_ns and not self._paused and self._filtering is None:
-                client.taken(message)
+                client.register_delivered(message)
                 return message
             if self._hand_out([message], now_ns):
                 return message
@@ -341,7 +349,7 @@ class Stream:
         self._stored.popleft()
         self._is_sorted = self._is_sorted or not self._waiting
         client: PullClient = batch.client  # type: ignore[assignment]
-        self._waiting.extend(client.divert(messages))
+        self._waiting.extend(client.park_later_messages(messages))
 
     def _take_many(self, count: int) -> list[Message] | None:
         """Take up to `count` messages that may be handed out now; None if the caller must wait for
@@ -351,10 +359,14 @@ class Stream:
             self._open_stored()
         now_ns = self._boot_ns()
         if self._is_sorted and not self._paused and self._filtering is None:
-            unregistered = self._in_hand.take_many_unregistered(self._waiting, count, now_ns)
+            unregistered = self._unacked_messages.take_many_unregistered(
+                self._waiting, count, now_ns
+            )
             if unregistered is not None:
                 return unregistered
-        messages = self._in_hand.collect(self._waiting, count, now_ns, ordered=self._ordered)
+        messages = self._unacked_messages.collect(
+            self._waiting, count, now_ns, ordered=self._ordered
+        )
         taken: list[Message] = []
         for _, run in groupby(messages, _delivery):
             taken += self._hand_out(list(run), now_ns)
@@ -375,13 +387,13 @@ class Stream:
         first = messages[0]
         client: PullClient = first.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
-            client.forget(len(messages))
+            client.discard_in_flight(len(messages))
         elif self._paused and client.leased_id in self._paused:
             self._paused[client.leased_id] += messages
         else:
             if self._filtering is not None:
                 messages = self._filter(messages, client, self._filtering)
-            client.taken_all(messages)
+            client.register_all_delivered(messages)
             return messages
         self.release_acked_keys(messages)  # so that messages waiting for them are skipped next
         return []
@@ -408,15 +420,15 @@ class Stream:
         except FilterError as error:
             self._retry_filter(message, client, error, filtering)
             return False
-        client.done(message.offset)
+        client.mark_handled(message.offset)
         self.release_acked_keys([message])
         return False
 
     def _retry_filter(
         self, message: Message, client: PullClient, error: FilterError, filtering: Filtering
     ) -> None:
-        failure = self._failing.failure(error, message.attempt)
-        if self._failing.is_last_try(message):
+        failure = self._failure_rules.build_failure(error, message.attempt)
+        if self._failure_rules.is_last_try(message):
             _, *later = self._set_aside(message, failure)
             self._blocked_ids.update(map(id, later))
             return
@@ -424,10 +436,10 @@ class Stream:
         wait_ms = filtering.backoff.wait_ms(message.attempt, filtering.rng)
         now_ns = self._boot_ns()
         kind = type(error).__name__
-        line = self._handler_log.failed(message, kind, now_ns // 1_000_000, wait_ms)
+        line = self._handler_log.record_failure(message, kind, now_ns // 1_000_000, wait_ms)
         if line is not None:
             log.warning("%s: %s", line.text, error.message)
-        _, *later = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
+        _, *later = self._unacked_messages.requeue(message, now_ns + wait_ms * 1_000_000)
         self._blocked_ids.update(map(id, later))
         message.attempt += 1
 
@@ -443,36 +455,40 @@ class Stream:
 
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
-    def spare(self) -> int:
+    def spare_capacity(self) -> int:
         """Return how many more messages the user would take now; if negative, that many wait for
         the next request.
         """
         return (self._requested_count if self._requesting.is_set() else 0) - len(self._waiting)
 
-    def held(self, client: PullClient) -> list[Message]:
+    def messages_in_use(self, client: PullClient) -> list[Message]:
         """Return the client's messages that were last given to the program and that it has not
         acked.
         """
-        held = self._last_taken or ([] if self.current is None else [self.current])
+        messages = self._last_taken or ([] if self.current is None else [self.current])
         return [
             each
-            for each in held
-            if client_of(each) is client and each.delivery.has_taken(each)  # type: ignore[union-attr]
+            for each in messages
+            if client_of(each) is client and each.delivery.is_delivered(each)  # type: ignore[union-attr]
         ]
 
-    def passed_over(self, message: Message) -> None:
+    def count_unacked_delivery(self, message: Message) -> None:
         """Count a failed attempt of a message that the program did not ack while it was in flight,
         and which is delivered again.
         """
-        failure = self._failing.passed_over(message.attempt)
-        if self._failing.is_last_try(message):
+        failure = self._failure_rules.build_unacked_failure(message.attempt)
+        if self._failure_rules.is_last_try(message):
             self._set_aside(message, failure)
             return
         client: PullClient = message.delivery  # type: ignore[assignment]
         client.report_failure(message, failure)
         now_ms = self._boot_ns() // 1_000_000
-        warn(self._handler_log.failed(message, failure.kind, now_ms, 0, asked_for=failure.text))
-        client.forget(1)
+        warn(
+            self._handler_log.record_failure(
+                message, failure.kind, now_ms, 0, asked_for=failure.text
+            )
+        )
+        client.discard_in_flight(1)
         self.release_acked_keys([message])
 
     # ── messages given back ───────────────────────────────────────────────────────────────────────
@@ -487,27 +503,27 @@ class Stream:
             The message, and those of its key that the user was given after it: they are delivered
             again or are parked.
         """
-        wait_ms = self._failing.retry_wait_ms(parse_wait_ms(after_s), message.attempt)
-        failure = self._failing.given_back(message.attempt, error)
-        if self._failing.is_last_try(message):
+        wait_ms = self._failure_rules.retry_wait_ms(parse_wait_ms(after_s), message.attempt)
+        failure = self._failure_rules.build_nack_failure(message.attempt, error)
+        if self._failure_rules.is_last_try(message):
             return self._set_aside(message, failure, wait_ms)
         message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
         now_ns, sealed = self._boot_ns(), client_of(message).sealed
         reason = None if error else failure.text
         log_arguments = (message, failure.kind, now_ns // 1_000_000, wait_ms)
-        warn(self._handler_log.failed(*log_arguments, asked_for=reason, sealed=sealed))
-        returned = self._in_hand.give_back(message, now_ns + wait_ms * 1_000_000)
-        for each in returned:
+        warn(self._handler_log.record_failure(*log_arguments, asked_for=reason, sealed=sealed))
+        requeued = self._unacked_messages.requeue(message, now_ns + wait_ms * 1_000_000)
+        for each in requeued:
             each.attempt += 1
         self._work.set()
-        return returned
+        return requeued
 
-    def put_back(self, taken: Message | list[Message] | ArrowBatch) -> None:
+    def put_back(self, messages: Message | list[Message] | ArrowBatch) -> None:
         """Take back messages that never reached the program; see `taken.put_back`."""
         self._is_fast_path = False
         self._may_take_unregistered = False
         self.current = None
-        put_back(taken, self._arrow, self._in_hand, self._boot_ns())
+        put_back(messages, self._arrow, self._unacked_messages, self._boot_ns())
         self._work.set()
 
     def _set_aside(
@@ -517,58 +533,62 @@ class Stream:
         return it and the messages that the user no longer has.
         """
         client: PullClient = message.delivery  # type: ignore[assignment]
-        parks = self._ordered and self._failing.parks(message)
+        parks = self._ordered and self._failure_rules.parks(message)
         log_arguments = (message, failure.kind, self._boot_ns() // 1_000_000)
-        pause_ms = self._failing.pause_ms(message, requested_ms)
-        warn(self._handler_log.set_aside(*log_arguments, with_key=parks, pause_ms=pause_ms))
+        pause_ms = self._failure_rules.pause_ms(message, requested_ms)
+        warn(self._handler_log.record_set_aside(*log_arguments, with_key=parks, pause_ms=pause_ms))
         self._work.set()
         if not parks:
             if pause_ms is None:
                 client.dead_letter(message, failure)
             else:
                 client.retry(message, failure, pause_ms)
-            later = self._in_hand.give_back_after(message)
+            later_messages = self._unacked_messages.requeue_after(message)
             self.release_acked_keys([message])
-            return [message, *later]
+            return [message, *later_messages]
 
         def is_behind(other: Message) -> bool:
             return other.key == message.key and are_parked_together(message, other)
 
-        returned, others, waiting = self._in_hand.remove_failed(message, is_behind)
+        returned, other_messages, waiting = self._unacked_messages.remove_failed(message, is_behind)
         waiting += [each for each in self._waiting if is_behind(each)]
         self._waiting = deque(each for each in self._waiting if not is_behind(each))
-        for partition_id, held in self._paused.items():
-            waiting += [each for each in held if is_behind(each)]
-            self._paused[partition_id] = [each for each in held if not is_behind(each)]
+        for partition_id, paused_messages in self._paused.items():
+            waiting += [each for each in paused_messages if is_behind(each)]
+            self._paused[partition_id] = [each for each in paused_messages if not is_behind(each)]
         client.park(message, failure, sorted([*returned[1:], *waiting], key=_by_offset))
-        return [*returned, *others]
+        return [*returned, *other_messages]
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
         """Allow later messages of their keys to be handed out."""
-        if self._handler_log.in_trouble:
+        if self._handler_log.has_open_failures:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
-                warn(self._handler_log.handled(message, now_ms))
-        if self._in_hand.acked_all(messages):
+                warn(self._handler_log.record_handled(message, now_ms))
+        if self._unacked_messages.record_acks(messages):
             self._work.set()
 
     @property
-    def lying(self) -> Message | None:
+    def ready_redelivery(self) -> Message | None:
         """Return the message that is ready to be taken again; see `InHand.ready_message`."""
-        return self._in_hand.ready_message(self._boot_ns())
+        return self._unacked_messages.ready_message(self._boot_ns())
 
     # ── partitions that the user does not want now ────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
         """Hand out no messages of a partition until `resume`."""
         self._may_take_unregistered = False
-        held = self._paused.setdefault(partition_id, [])
-        held += [message for message in self._waiting if leased_id_of(message) == partition_id]
+        paused_messages = self._paused.setdefault(partition_id, [])
+        paused_messages += [
+            message for message in self._waiting if leased_id_of(message) == partition_id
+        ]
         self._waiting = deque(each for each in self._waiting if leased_id_of(each) != partition_id)
 
     def resume(self, partition_id: int) -> None:
         """Hand out messages of a partition again."""
-        held = self._in_hand.hold(sorted(self._paused.pop(partition_id, ()), key=_by_offset))
-        self._waiting.extendleft(reversed(held))
+        paused_messages = self._unacked_messages.add_resumed(
+            sorted(self._paused.pop(partition_id, ()), key=_by_offset)
+        )
+        self._waiting.extendleft(reversed(paused_messages))
         self._is_sorted = False
         self._work.set()
 
@@ -608,16 +628,18 @@ class Stream:
         The wait ends when all of them are acked, when the user requests the next message after
         `handover_ms` or after the end of the lease, or after `leave`.
         """
-        kept = deque(each for each in self._waiting if client_of(each) is not client)
+        kept_batches = deque(each for each in self._waiting if client_of(each) is not client)
         stored = deque(batch for batch in self._stored if batch.client is not client)
         opened = sum(batch.count for batch in self._stored if batch.client is client)
-        given_back = self._in_hand.drop(client.has_handed_out)
+        given_back = self._unacked_messages.drop(client.has_handed_out)
         paused = len(self._paused.pop(client.partition_id, ()))
-        client.forget(len(self._waiting) - len(kept) + opened + given_back + paused)
-        self._waiting = kept
+        client.discard_in_flight(
+            len(self._waiting) - len(kept_batches) + opened + given_back + paused
+        )
+        self._waiting = kept_batches
         self._stored = stored
         self._arrow.drop(client)
-        for line in self._handler_log.given_up_all(
+        for line in self._handler_log.record_all_given_up(
             client.has_handed_out, self._boot_ns() // 1_000_000
         ):
             warn(line)
@@ -660,27 +682,33 @@ class Stream:
             race.start(self._requesting.wait())
             await race.first(self._handover_ms)
 
-    def look(self) -> None:
+    def check_long_running(self) -> None:
         """Log and report messages that the program holds for long, and warn about a consumer that
         is never iterated. To be called about once a second.
         """
         now_ms = self._boot_ns() // 1_000_000
-        self._long_unacked.look(self.current, self._in_hand, self._failing, now_ms)
+        self._long_unacked.check_long_running(
+            self.current, self._unacked_messages, self._failure_rules, now_ms
+        )
         if self.current is not None and self.current is self._checked_message:
-            self._in_hand.unregistered.register()  # so that its ack is logged
-            line = self._handler_log.running(self._checked_message, self._checked_since_ms, now_ms)
+            self._unacked_messages.unregistered.register()  # so that its ack is logged
+            line = self._handler_log.record_running(
+                self._checked_message, self._checked_since_ms, now_ms
+            )
         else:
             previous = self._checked_message
-            line = None if previous is None else self._handler_log.stopped(previous, now_ms)
+            line = None if previous is None else self._handler_log.record_stopped(previous, now_ms)
             self._checked_message = self.current
             self._checked_since_ms = now_ms
         warn(line)
-        warn(self._handler_log.summary(now_ms))
+        warn(self._handler_log.build_summary(now_ms))
         if not self._is_used and (self._waiting or self._stored):
             first = (self._waiting or self._stored[0].messages())[0]
-            self._stream_watch.not_iterated(first, self._waiting_count, now_ms)
+            self._stream_watch.warn_if_not_iterated(first, self._waiting_count, now_ms)
         waits = self._requesting.is_set() and not self._waiting
-        self._stream_watch.not_acked(self._in_hand if waits else None, self._used_method, now_ms)
+        self._stream_watch.warn_if_not_acked(
+            self._unacked_messages if waits else None, self._used_method, now_ms
+        )
 
     def leave(self) -> None:
         """Let no hand-over wait for taken messages any more, because the consumer is closing."""
@@ -699,7 +727,7 @@ class Stream:
         self._may_take_unregistered = False
         self._waiting.clear()
         self._stored.clear()
-        self._in_hand.close()
+        self._unacked_messages.close()
         self._work.set()
 
 

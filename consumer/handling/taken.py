@@ -22,9 +22,9 @@ from ..log_names import consumer_name, message_name
 from ..pulling.pull_client import PullClient
 from .arrow_batch import ArrowBatch
 from .arrow_stream import ArrowStream
-from .failing import Failing
+from .failing import FailureRules
 from .handler_log import LogLine
-from .in_hand import InHand
+from .in_hand import UnackedMessages
 from .not_acked import is_signal
 
 log = logging.getLogger("keylane.consumer")
@@ -70,28 +70,28 @@ def count_failed_attempt(stream: _MessageSource, error: BaseException) -> None:
     if isinstance(error, asyncio.CancelledError) or is_signal(error):
         return
     delivery: Any = message.delivery
-    if delivery.client.left_ms > 0 and delivery.has_taken(message):
+    if delivery.client.left_ms > 0 and delivery.is_delivered(message):
         for each in stream.nack(message, 0, error):
-            each.delivery.take_back(each.offset)  # type: ignore[union-attr]
+            each.delivery.record_nack(each.offset)  # type: ignore[union-attr]
 
 
 def put_back(
-    taken: Message[Any] | list[Message[Any]] | ArrowBatch,
+    messages: Message[Any] | list[Message[Any]] | ArrowBatch,
     arrow: ArrowStream,
-    in_hand: InHand,
+    unacked: UnackedMessages,
     now_ns: int,
 ) -> None:
     """Take back messages that never reached the program: they are delivered next, and the attempt
     does not count.
     """
-    if isinstance(taken, ArrowBatch):
-        arrow.put_back(taken)
+    if isinstance(messages, ArrowBatch):
+        arrow.put_back(messages)
         return
-    for message in [taken] if isinstance(taken, Message) else taken:
+    for message in [messages] if isinstance(messages, Message) else messages:
         delivery: Any = message.delivery
-        if delivery.client.left_ms > 0 and delivery.has_taken(message):
-            for each in in_hand.give_back(message, now_ns):
-                each.delivery.take_back(each.offset)  # type: ignore[union-attr]
+        if delivery.client.left_ms > 0 and delivery.is_delivered(message):
+            for each in unacked.requeue(message, now_ns):
+                each.delivery.record_nack(each.offset)  # type: ignore[union-attr]
 
 
 def warn(line: LogLine | None) -> None:
@@ -100,7 +100,7 @@ def warn(line: LogLine | None) -> None:
         log.warning("%s", line.text)
 
 
-class StreamWatch:
+class IdleConsumerWarnings:
     """Warns about a program that takes no messages, or acks none, from a consumer without a
     handler.
     """
@@ -115,12 +115,12 @@ class StreamWatch:
         unacked ones.
         """
 
-    def not_acked(self, in_hand: InHand | None, method: str, now_ms: int) -> None:
+    def warn_if_not_acked(self, unacked: UnackedMessages | None, method: str, now_ms: int) -> None:
         """Warn that the user waits in vain, by the method `method`, because the waiting messages
         are blocked by unacked ones.
         """
-        blocking = None if in_hand is None else in_hand.blocking_message()
-        if in_hand is None or blocking is None:
+        blocking = None if unacked is None else unacked.blocking_message()
+        if unacked is None or blocking is None:
             self._blocked_since_ms = None
         elif self._blocked_since_ms is None:
             self._blocked_since_ms = now_ms
@@ -130,11 +130,11 @@ class StreamWatch:
                 "%s waits for acks: %s until earlier messages of their keys are acked or returned, "
                 "such as %s; to get several messages of a key at once, use getmany()",
                 method,
-                counted(in_hand.waiting, "message waits", "messages wait"),
+                counted(unacked.waiting, "message waits", "messages wait"),
                 message_name(blocking),
             )
 
-    def not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
+    def warn_if_not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
         """Warn that messages wait, the first of which is `first`, at a consumer that was never
         iterated.
         """
@@ -156,27 +156,33 @@ class _Observation(NamedTuple):
     since_ms: int
 
 
-class LongUnacked:
+class UnackedMessageTracker:
     """Tracks, per partition, the message that a program without a handler has held longest."""
 
     def __init__(self) -> None:
         self._observations: dict[int, _Observation] = {}
 
-    def look(self, current: Message | None, in_hand: InHand, failing: Failing, now_ms: int) -> None:
+    def check_long_running(
+        self,
+        current: Message | None,
+        unacked: UnackedMessages,
+        failure_rules: FailureRules,
+        now_ms: int,
+    ) -> None:
         """
         Report messages that are held for long to their brokers.
 
         Args:
             current: the message whose loop body is running; it may already be acked.
         """
-        held: dict[int, Message] = {}
-        if current is not None and current.delivery.has_taken(current):  # type: ignore[union-attr]
-            held[current.partition_id] = current
-        for message in islice(in_hand.messages(), CHECKED_MAX):
-            held.setdefault(message.partition_id, message)
+        oldest_by_partition: dict[int, Message] = {}
+        if current is not None and current.delivery.is_delivered(current):  # type: ignore[union-attr]
+            oldest_by_partition[current.partition_id] = current
+        for message in islice(unacked.messages(), CHECKED_MAX):
+            oldest_by_partition.setdefault(message.partition_id, message)
         previous = self._observations
         self._observations = {}
-        for partition_id, message in held.items():
+        for partition_id, message in oldest_by_partition.items():
             observation = previous.get(partition_id)
             if (
                 observation is None
@@ -187,7 +193,9 @@ class LongUnacked:
             self._observations[partition_id] = observation
             running_ms = now_ms - observation.since_ms
             if running_ms >= HANGS_MS:
-                failure = failing.hang_failure("the program has not acked it", message.attempt)
+                failure = failure_rules.build_hang_failure(
+                    "the program has not acked it", message.attempt
+                )
                 message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
 
 
@@ -203,19 +211,19 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
     check_handed_out(messages, home)
     runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
     for delivery, run in runs:
-        delivery.check_not_given_back(run)
+        delivery.check_not_nacked(run)
     errors: list[BaseException | None] = []
     waits = []
     for delivery, run in runs:
         client: PullClient = delivery.client
         try:
             client.check_can_ack(run[0].offset)
-            delivery.take_acks(run)
+            delivery.accept_acks(run)
         except LeaseLostError as error:
             errors.append(error)
         else:
             if client.acks_each:
-                waits.append(delivery.wait_durable(run))
+                waits.append(delivery.wait_until_acks_durable(run))
     errors += await asyncio.gather(*waits, return_exceptions=True)
     for first in filter(None, errors):
         raise first
@@ -234,7 +242,7 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
     first_error: LeaseLostError | None = None
     for message in sorted(messages, key=lambda each: each.offset):
         try:
-            if message.delivery.has_taken(message):  # type: ignore[union-attr]
+            if message.delivery.is_delivered(message):  # type: ignore[union-attr]
                 await message.nack(after_s=after_s)
         except LeaseLostError as error:
             first_error = first_error or error
@@ -242,7 +250,7 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
         raise first_error
 
 
-def listed(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
+def to_list(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
     """Return the argument of a consumer's `ack` or `nack` as a list. Raises InvalidRequestError if
     it is not an iterable of messages.
     """

@@ -39,7 +39,7 @@ class HandlerThreads:
     ) -> None:
         self._handler = handler
         self._forked = forked
-        self.ends: Callable[[], bool] = lambda: False
+        self.is_ending_worker: Callable[[], bool] = lambda: False
         """Returns True if the running task is a worker that must end itself, not only its
         handler.
         """
@@ -93,7 +93,7 @@ class HandlerThreads:
                 cancelled = error
                 if self._end_error is not None:
                     raise
-        if cancelled is not None and self.ends():
+        if cancelled is not None and self.is_ending_worker():
             future.exception()
             raise cancelled
         return future.result()

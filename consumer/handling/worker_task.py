@@ -12,7 +12,7 @@ from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
 from .batch import Batch
-from .failing import Failing
+from .failing import FailureRules
 from .handler_log import HandlerLog, LogLine
 
 _IGNORED_EXIT = "coroutine ignored GeneratorExit"
@@ -30,7 +30,7 @@ class WorkerTask:
         "checked_attempt",
         "checked_since_ms",
         "task",
-        "timed_out",
+        "timed_out_message",
     )
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class WorkerTask:
         """The message at the last time-out check, its attempt, and the time at which it was first
         seen.
         """
-        self.timed_out: Message | None = None
+        self.timed_out_message: Message | None = None
         """The message whose handler has exceeded its time-out."""
         self.checked_message: Message | None = None
         """The message at the last check for hanging handlers; the next two attributes are its
@@ -52,12 +52,12 @@ class WorkerTask:
         self.checked_attempt = 0
         self.checked_since_ms = 0
 
-    def forget(self) -> None:
+    def clear_message(self) -> None:
         """Drop the message of a worker that has ended, so that no hand-over waits for it."""
         message = self.message
         self.message = None
         if message is not None:
-            message.delivery.forget(1)  # type: ignore[union-attr]
+            message.delivery.discard_in_flight(1)  # type: ignore[union-attr]
 
     def cancel_handler(self) -> None:
         """Request the cancellation of the running handler."""
@@ -76,7 +76,7 @@ class WorkerTask:
         check = self.timeout_check
         if check is None or check[0] is not message or check[1] != message.attempt:
             self.timeout_check = (message, message.attempt, now_ms)
-            self.timed_out = None
+            self.timed_out_message = None
             return 0
         return now_ms - check[2]
 
@@ -156,7 +156,7 @@ def current_task() -> asyncio.Task[object] | None:
 
 
 def check_worker(
-    worker: WorkerTask, handler_log: HandlerLog, failing: Failing, now_ms: int
+    worker: WorkerTask, handler_log: HandlerLog, failure_rules: FailureRules, now_ms: int
 ) -> LogLine | None:
     """Return the log line that is due for a worker's handler; also report a hanging handler to the
     broker.
@@ -169,13 +169,13 @@ def check_worker(
     ):
         running_ms = now_ms - worker.checked_since_ms
         if running_ms >= HANGS_MS:
-            failure = failing.hang_failure(_describe_hang(message), message.attempt)
+            failure = failure_rules.build_hang_failure(_describe_hang(message), message.attempt)
             message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
-        return handler_log.running(message, worker.checked_since_ms, now_ms)
+        return handler_log.record_running(message, worker.checked_since_ms, now_ms)
     worker.checked_message = message
     worker.checked_since_ms = now_ms
     worker.checked_attempt = 0 if message is None else message.attempt
-    return None if checked_message is None else handler_log.stopped(checked_message, now_ms)
+    return None if checked_message is None else handler_log.record_stopped(checked_message, now_ms)
 
 
 def _describe_hang(message: Message) -> str:

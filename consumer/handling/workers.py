@@ -39,7 +39,7 @@ from ..delivery.user_acks import are_parked_together
 from ..log_names import message_name
 from ..pulling.pull_client import PullClient, client_of
 from ..settings import ConsumerSettings
-from .failing import Failing
+from .failing import FailureRules
 from .handler_log import HandlerLog, LogLine
 from .handlers import Handler, await_result, is_async
 from .lanes import RUN_MIN, Lanes, Run, UnopenedBatch
@@ -97,7 +97,8 @@ class Workers:
         ordered: False: messages of one key may run at the same time.
         acks_each: True: the next message of a key starts only when the previous one's ack is
             durable.
-        failing: decides when a message is no longer retried, and what is recorded of its error.
+        failure_rules: decides when a message is no longer retried, and what is recorded of its
+            error.
     """
 
     _messages_per_turn = MESSAGES_PER_TURN
@@ -118,7 +119,7 @@ class Workers:
         cancels: bool = True,
         ordered: bool = True,
         acks_each: bool = False,
-        failing: Failing | None = None,
+        failure_rules: FailureRules | None = None,
     ) -> None:
         self._timeout_ms = handler_timeout_ms
         self._cancels = cancels
@@ -126,7 +127,7 @@ class Workers:
         """The timer of the next time-out check."""
         self._acks_each = acks_each
         self._ordered = ordered
-        self._failing = failing or Failing()
+        self._failure_rules = failure_rules or FailureRules()
         self._lanes = Lanes(ordered=ordered)
         self._handler = handler
         self._is_async = is_async(handler)
@@ -153,9 +154,9 @@ class Workers:
         for index, worker in enumerate(self._workers):
             worker.task = start_task(self._run(worker), name=f"handler {index}")
 
-    def adopt(self, settings: ConsumerSettings) -> None:
+    def apply_settings(self, settings: ConsumerSettings) -> None:
         """Apply new settings for failing messages."""
-        self._failing.adopt(settings)
+        self._failure_rules.apply_settings(settings)
         self._backoff = settings.try_backoff
 
     def put(self, messages: list[Message]) -> None:
@@ -197,13 +198,13 @@ class Workers:
         self._idle_workers.on_idle = call
 
     @property
-    def spare(self) -> int:
+    def spare_capacity(self) -> int:
         """Return how many more messages have a free worker; if negative, that many wait for one."""
         self._lanes.register_running()
         free = sum(worker.message is None for worker in self._workers)
         return free * self._messages_per_handler - self._lanes.runnable
 
-    def held(self, client: PullClient) -> list[Message]:
+    def messages_in_use(self, client: PullClient) -> list[Message]:
         """Return the client's messages whose handlers are running."""
         self._lanes.register_running()
         running = (worker.message for worker in self._workers)
@@ -226,7 +227,7 @@ class Workers:
             message.attempt -= 1
             self._count_retrying(message, 1)
             self._retries.end(message, now_ns)
-            self._retries.wait(message, now_ns)
+            self._retries.add(message, now_ns)
 
     def resume(self, partition_id: int) -> None:
         """Start handlers for a partition again."""
@@ -251,14 +252,14 @@ class Workers:
             if not self._closed:
                 # Probably the program and its event loop are ending. If not, end the consumer,
                 # because it must not continue without a worker.
-                worker.forget()
+                worker.clear_message()
                 asyncio.get_running_loop().call_later(CANCELLED_WAIT_S, self._on_cancelled)
             raise
         except BaseException as error:
             try:
                 self._record_crash(worker, error)
             finally:
-                worker.forget()
+                worker.clear_message()
                 self._on_crash(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 raise  # these two would end the event loop before the hand-over
@@ -288,7 +289,11 @@ class Workers:
         finally:
             if not self._is_ending:
                 worker.uncancel()
-        if self._cancels and worker.timed_out is not None and worker.timed_out is worker.message:
+        if (
+            self._cancels
+            and worker.timed_out_message is not None
+            and worker.timed_out_message is worker.message
+        ):
             raise self._timeout_error()
 
     async def _wait_for_ack(self, worker: WorkerTask, message: Message) -> bool:
@@ -298,7 +303,7 @@ class Workers:
         worker.message = None
         try:
             delivery = message.delivery
-            is_durable: bool = await delivery.answered(message.offset)  # type: ignore[union-attr]
+            is_durable: bool = await delivery.wait_for_ack_reply(message.offset)  # type: ignore[union-attr]
         except asyncio.CancelledError:
             if self._is_ending:
                 raise
@@ -341,7 +346,7 @@ class Workers:
             worker.message = None
             self._set_aside(message, error)
         else:
-            failure = self._failing.failure(error, message.attempt)
+            failure = self._failure_rules.build_failure(error, message.attempt)
             message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
 
     def _on_cancelled(self) -> None:
@@ -368,8 +373,11 @@ class Workers:
                     idle_workers.wake_all()
             for _ in range(remaining):
                 if message is None:
-                    if lanes.may_take_unregistered and lanes.arrived[0].key not in lanes.busy:
-                        message = lanes.unregistered = lanes.arrived.popleft()
+                    if (
+                        lanes.may_take_unregistered
+                        and lanes.arrivals[0].key not in lanes.busy_lanes
+                    ):
+                        message = lanes.unregistered = lanes.arrivals.popleft()
                     elif (message := take()) is None:
                         break
                     if message.attempt != 1:
@@ -382,7 +390,7 @@ class Workers:
                         result = await handler(message) if is_awaited else handler(message)
                         if result is not None:
                             await await_result(result)
-                        if cancelling() or worker.timed_out is message:
+                        if cancelling() or worker.timed_out_message is message:
                             await self._absorb_cancels(worker)
                     except BaseException as error:  # noqa: BLE001 - `_failed` decides
                         lanes.register_running()
@@ -390,13 +398,13 @@ class Workers:
                             message = None
                             continue
                     else:
-                        client.done(message.offset)
+                        client.mark_handled(message.offset)
                         if acks_each and not await self._wait_for_ack(worker, message):
                             self._release_when_acked(message)
                             message = None
                             continue
                 else:
-                    client.forget(1)
+                    client.discard_in_flight(1)
                 if message is lanes.unregistered:
                     message = lanes.unregistered = None
                 else:
@@ -472,7 +480,7 @@ class Workers:
                 result = await handler(message) if is_awaited else handler(message)
                 if result is not None:
                     await await_result(result)
-                if cancelling() or worker.timed_out is message:
+                if cancelling() or worker.timed_out_message is message:
                     await self._absorb_cancels(worker)
             except BaseException as error:  # noqa: BLE001 - `_failed` decides
                 next_step = _NextStep.RUN if lanes.run is run else _NextStep.TAKE
@@ -481,14 +489,14 @@ class Workers:
                     return None, next_step
                 return lanes.finish(message.key), _NextStep.TAKE
             if lanes.run is not run:  # the handler waited
-                client.done(message.offset)
+                client.mark_handled(message.offset)
                 worker.uncancel()
                 self._run_size = RUN_MIN
                 return lanes.finish(message.key), _NextStep.TAKE
         handled = run.started - (next_step is not _NextStep.RUN)
         lanes.end_run(run, handled)
         if handled:
-            client.done_all(run.messages[:handled])
+            client.mark_all_handled(run.messages[:handled])
         self._run_size = min(2 * self._run_size, RUN_MAX)
         return None, next_step
 
@@ -515,14 +523,14 @@ class Workers:
                     if result is not None:
                         await await_result(result)
                     assert worker.task is not None
-                    if worker.task.cancelling() or worker.timed_out is message:
+                    if worker.task.cancelling() or worker.timed_out_message is message:
                         await self._absorb_cancels(worker)
                 except BaseException as error:  # noqa: BLE001 - `_failed` decides
                     if await self._failed(worker, message, error):
                         return None
                 else:
-                    client.done(message.offset)
-                    self._log_line(self._handler_log.handled(message, self._now_ms()))
+                    client.mark_handled(message.offset)
+                    self._log_line(self._handler_log.record_handled(message, self._now_ms()))
                     if self._acks_each and not await self._wait_for_ack(worker, message):
                         self._release_when_acked(message)
                         return None
@@ -541,7 +549,7 @@ class Workers:
         task.add_done_callback(self._ack_tasks.discard)
 
     async def _wait_and_release(self, message: Message) -> None:
-        await message.delivery.acked(message.offset)  # type: ignore[union-attr]
+        await message.delivery.wait_until_acked(message.offset)  # type: ignore[union-attr]
         self._lanes.release(message)
         self._idle_workers.wake_all()
 
@@ -554,8 +562,8 @@ class Workers:
             BaseException: `error`, if it ends the worker or the consumer.
         """
         is_closed = is_coroutine_closed(error)
-        timed_out = self._cancels and worker.timed_out is message and not is_closed
-        if timed_out and isinstance(error, Exception | asyncio.CancelledError):
+        is_timed_out = self._cancels and worker.timed_out_message is message and not is_closed
+        if is_timed_out and isinstance(error, Exception | asyncio.CancelledError):
             if self._is_ending:
                 raise error
             if not isinstance(error, HandlerTimeoutError):
@@ -568,12 +576,12 @@ class Workers:
                 self._drop_message(message)
                 return False
         assert worker.task is not None
-        if (timed_out or worker.task.cancelling()) and not is_closed:
+        if (is_timed_out or worker.task.cancelling()) and not is_closed:
             with contextlib.suppress(asyncio.CancelledError, HandlerTimeoutError):
                 await self._absorb_cancels(worker)
             if self._is_ending:
                 raise error
-        worker.timed_out = None
+        worker.timed_out_message = None
         if is_closed or not isinstance(error, Exception | asyncio.CancelledError):
             raise error  # `_run`, the worker's outermost coroutine, handles it
         return self._retry_or_drop(message, error)
@@ -587,7 +595,9 @@ class Workers:
         if now_ns >= client.deadline_ns:
             if now_ns < client_of(message).deadline_ns:
                 # It may be handed out elsewhere, where this attempt must count.
-                client.report_failure(message, self._failing.failure(error, message.attempt))
+                client.report_failure(
+                    message, self._failure_rules.build_failure(error, message.attempt)
+                )
             self._drop_message(message)
             return False
         if self._is_last(message, error):
@@ -599,15 +609,15 @@ class Workers:
         """Schedule the retry of a message that failed with `error`."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         error = only_retry(error) or error
-        failure = self._failing.failure(error, message.attempt)
+        failure = self._failure_rules.build_failure(error, message.attempt)
         client.report_failure(message, failure)
         wait_ms = self._backoff.wait_ms(message.attempt, self._rng)
         reason = None
         if isinstance(error, Retry):
             reason = error.reason
             if error.wait_ms is not None:
-                wait_ms = self._failing.retry_wait_ms(error.wait_ms, message.attempt)
-        line = self._handler_log.failed(
+                wait_ms = self._failure_rules.retry_wait_ms(error.wait_ms, message.attempt)
+        line = self._handler_log.record_failure(
             *(message, type(error).__qualname__, now_ns // 1_000_000, wait_ms),
             text=failure.text,
             asked_for=reason,
@@ -615,7 +625,7 @@ class Workers:
         )
         self._log_line(line, error)
         due_ns = now_ns + wait_ms * 1_000_000
-        self._retries.wait(message, due_ns)
+        self._retries.add(message, due_ns)
         self._count_retrying(message, 1)
         self._set_retry_timer(due_ns, now_ns)
 
@@ -626,7 +636,7 @@ class Workers:
     def _is_last(self, message: Message, error: BaseException) -> bool:
         """Return True if `message`, whose attempt failed with `error`, is not retried in place."""
         failed = self._failed_message(message)
-        return failed is not None and self._failing.is_last(failed, error)
+        return failed is not None and self._failure_rules.is_last(failed, error)
 
     def _set_aside(self, message: Message, error: BaseException) -> bool:
         """Park a message that failed too often, make it a dead letter, or set it aside for a later
@@ -635,12 +645,12 @@ class Workers:
         failed = self._failed_message(message)
         assert failed is not None
         client: PullClient = failed.delivery  # type: ignore[assignment]
-        failure = self._failing.failure(only_retry(error) or error, failed.attempt)
-        parks = self._ordered and self._failing.parks(failed)
+        failure = self._failure_rules.build_failure(only_retry(error) or error, failed.attempt)
+        parks = self._ordered and self._failure_rules.parks(failed)
         signal = only_retry(error) or error
         requested_ms = signal.wait_ms if isinstance(signal, Retry) else None
-        pause_ms = self._failing.pause_ms(failed, requested_ms)
-        line = self._handler_log.set_aside(
+        pause_ms = self._failure_rules.pause_ms(failed, requested_ms)
+        line = self._handler_log.record_set_aside(
             *(failed, failure.kind, self._now_ms()),
             with_key=parks,
             pause_ms=pause_ms,
@@ -666,8 +676,8 @@ class Workers:
         client_of(message).add_retrying(sign)
 
     def _drop_message(self, message: Message) -> None:
-        message.delivery.forget(1)  # type: ignore[union-attr]
-        self._log_line(self._handler_log.given_up(message, self._now_ms()))
+        message.delivery.discard_in_flight(1)  # type: ignore[union-attr]
+        self._log_line(self._handler_log.record_given_up(message, self._now_ms()))
 
     # ── due retries ───────────────────────────────────────────────────────────────────────────────
     def _start_due_retries(self) -> bool:
@@ -676,7 +686,7 @@ class Workers:
             return False
         now_ns = self._boot_ns()
         first_attempts_wait = self._lanes.has_waiting
-        due = self._retries.take(now_ns, first_attempts_wait=first_attempts_wait)
+        due = self._retries.take_due(now_ns, first_attempts_wait=first_attempts_wait)
         for message in due:
             message.attempt += 1
             self._count_retrying(message, -1)
@@ -717,7 +727,10 @@ class Workers:
         self._lanes.register_running()
         now_ms = self._now_ms()
         for worker in self._workers:
-            if worker.measure_running_ms(now_ms) >= self._timeout_ms and worker.timed_out is None:
+            if (
+                worker.measure_running_ms(now_ms) >= self._timeout_ms
+                and worker.timed_out_message is None
+            ):
                 self._time_out(worker)
         if self._retries or self._lanes.has_waiting or any(each.message for each in self._workers):
             self._watch_timeouts()
@@ -733,7 +746,7 @@ class Workers:
         if self._cancels:
             worker.cancel_handler()
         else:
-            failure = self._failing.failure(self._timeout_error(), message.attempt)
+            failure = self._failure_rules.build_failure(self._timeout_error(), message.attempt)
             message.delivery.report_failure(message, failure)  # type: ignore[union-attr]
             log.warning(
                 "%s has been in a thread for longer than handler_timeout_ms (%d ms); a thread "
@@ -741,7 +754,7 @@ class Workers:
                 message_name(message),
                 self._timeout_ms,
             )
-        worker.timed_out = message
+        worker.timed_out_message = message
 
     def _timeout_error(self, cause: BaseException | None = None) -> HandlerTimeoutError:
         error = HandlerTimeoutError(
@@ -750,19 +763,19 @@ class Workers:
         error.__cause__ = None if isinstance(cause, asyncio.CancelledError) else cause
         return error
 
-    def timed_out(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
+    def take_timeout_error(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
         """Return, once, the error of the handler that has ended in `task` if it was cancelled
         because of its time-out.
         """
         for worker in self._workers:
-            hanging = worker.message is not None and worker.timed_out is worker.message
+            hanging = worker.message is not None and worker.timed_out_message is worker.message
             if worker.task is task and hanging and self._cancels and not self._is_ending:
-                worker.timed_out = None
+                worker.timed_out_message = None
                 return self._timeout_error()
         return None
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
-    def look(self) -> None:
+    def check_long_running(self) -> None:
         """Log and report long-running handlers, and log the summary of failing messages. To be
         called about once a second.
         """
@@ -770,8 +783,8 @@ class Workers:
         self._lanes.register_running()
         for worker in self._workers:
             if worker.message is not None or worker.checked_message is not None:
-                self._log_line(check_worker(worker, self._handler_log, self._failing, now_ms))
-        self._log_line(self._handler_log.summary(now_ms))
+                self._log_line(check_worker(worker, self._handler_log, self._failure_rules, now_ms))
+        self._log_line(self._handler_log.build_summary(now_ms))
 
     def _now_ms(self) -> int:
         return self._boot_ns() // 1_000_000
@@ -781,13 +794,13 @@ class Workers:
         if line is not None:
             log.warning("%s", line.text, exc_info=error if line.traceback else None)
 
-    def ends(self, task: asyncio.Task[Any] | None) -> bool:
+    def is_ending_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Return True if `task` is a worker's and the worker is to end itself, not only its
         handler.
         """
-        return self._is_ending and self.runs(task)
+        return self._is_ending and self.is_worker_task(task)
 
-    def runs(self, task: asyncio.Task[Any] | None) -> bool:
+    def is_worker_task(self, task: asyncio.Task[Any] | None) -> bool:
         """Return True if `task` is a worker's, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
 
@@ -815,12 +828,12 @@ class Workers:
         waiting = self._lanes.drop(client.partition_id, client.has_handed_out)
         for message in failed:
             self._lanes.release(message)
-            self._log_line(self._handler_log.given_up(message, now_ms))
+            self._log_line(self._handler_log.record_given_up(message, now_ms))
         for message in waiting:
             if message.attempt != 1:
                 self._retries.end(message, self._boot_ns())
-                self._log_line(self._handler_log.given_up(message, now_ms))
-        client.forget(len(failed) + len(waiting) + self._lanes.drop_batches(client))
+                self._log_line(self._handler_log.record_given_up(message, now_ms))
+        client.discard_in_flight(len(failed) + len(waiting) + self._lanes.drop_batches(client))
         if self._lanes.has_waiting:
             self._idle_workers.wake_all()
         self._start_due_retries()
@@ -857,7 +870,7 @@ class Workers:
     async def close(self) -> None:
         """Stop all workers."""
         self._closed = True
-        self._log_line(self._handler_log.summary(self._now_ms(), last=True))
+        self._log_line(self._handler_log.build_summary(self._now_ms(), last=True))
         for timer in (self._retry_timer, self._timeout_check):
             if timer is not None:
                 timer.cancel()

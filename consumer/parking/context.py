@@ -83,7 +83,7 @@ class ParkingOwner(Protocol):
     """Lets messages that may kill the process run alone."""
 
     @property
-    def redrives(self) -> bool:
+    def allows_redrives(self) -> bool:
         """True if parked messages can be redriven here."""
         ...
 

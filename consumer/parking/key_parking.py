@@ -51,12 +51,12 @@ class KeyParking:
         """The broker's version at the last listing of its keys; 0 if nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
-        self._redrives = Redrives(context, self._sender, self._free)
+        self._redrives = Redrives(context, self._sender, self._release_key)
         self._retrying = RetryRunner(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
-        self._freeing: dict[ParkKey, list[Message]] = {}
+        self._releasing_keys: dict[ParkKey, list[Message]] = {}
         """The keys that are being freed, with the messages that arrived meanwhile."""
-        self._recently_freed: set[ParkKey] = set()
+        self._released_keys: set[ParkKey] = set()
         """The keys freed since the last listing began, which may still contain them."""
         self._warned = False
         self.stop = context.stop
@@ -114,7 +114,7 @@ class KeyParking:
         has chosen.
         """
         self.has_parked = True
-        self._recently_freed.clear()
+        self._released_keys.clear()
         context = self._context
         first: int | None = 0
         rows: list[ParkedKeyRow] = []
@@ -126,16 +126,16 @@ class KeyParking:
             version, first = answer.parked_version, answer.following
             self._ancestors.unneeded = answer.unneeded
         self.version = version
-        rows = [row for row in rows if row.key not in self._recently_freed]
+        rows = [row for row in rows if row.key not in self._released_keys]
         self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
         for row in rows:
-            waits = row.key in self._freeing or self._sender.ends_redrive(row.key)
+            waits = row.key in self._releasing_keys or self._sender.ends_redrive(row.key)
             if row.state is ParkState.REDRIVING and not waits:
                 self._redrive(row.key)
         return rows
 
     def _redrive(self, key: ParkKey) -> None:
-        if self._context.owner.redrives:
+        if self._context.owner.allows_redrives:
             self._redrives.begin(key)
         elif not self._warned:
             self._warned = True
@@ -146,23 +146,23 @@ class KeyParking:
             )
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
-    def divert(self, messages: list[Message]) -> list[Message]:
+    def park_later_messages(self, messages: list[Message]) -> list[Message]:
         """Park messages whose keys are parked, and return the others."""
         keys = self.keys
         parked = [message for message in messages if message.key in keys]
         if not parked:
             return messages
-        diverted: dict[bytes, list[Message]] = {}
+        messages_by_key: dict[bytes, list[Message]] = {}
         for message in parked:
-            diverted.setdefault(message.key, []).append(message)
-        others = _without_parked(messages, parked, keys)
-        for key, arrived in diverted.items():
-            held = self._freeing.get(key)
-            if held is not None:
-                held += arrived
+            messages_by_key.setdefault(message.key, []).append(message)
+        other_messages = _without_parked(messages, parked, keys)
+        for key, new_messages in messages_by_key.items():
+            releasing_messages = self._releasing_keys.get(key)
+            if releasing_messages is not None:
+                releasing_messages += new_messages
             else:
-                self._send_park(key, [message.offset for message in arrived], None)
-        return others
+                self._send_park(key, [message.offset for message in new_messages], None)
+        return other_messages
 
     def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:
         """
@@ -184,18 +184,18 @@ class KeyParking:
         self.has_parked = True
         self._sender.park(key, offsets, failure)
 
-    def _free(self, key: ParkKey) -> None:
+    def _release_key(self, key: ParkKey) -> None:
         """Free a redriven key: hand out its messages again once the broker has confirmed it."""
-        self._freeing[key] = []
-        self._sender.free(key, lambda: self._on_freed(key))
+        self._releasing_keys[key] = []
+        self._sender.release_key(key, lambda: self._on_key_released(key))
 
-    def _on_freed(self, key: ParkKey) -> None:
-        held = self._freeing.pop(key)
+    def _on_key_released(self, key: ParkKey) -> None:
+        messages = self._releasing_keys.pop(key)
         self.keys.discard(key)
-        self._recently_freed.add(key)
+        self._released_keys.add(key)
         self._ancestors.notify_unneeded()
-        if held:
-            self._context.client.hand_out(held)
+        if messages:
+            self._context.client.hand_out(messages)
 
 
 def _without_parked(
@@ -204,13 +204,13 @@ def _without_parked(
     """Return the messages without `parked`, which are those of `keys`. A few are deleted by index
     if the offsets have no gaps, as in a batch.
     """
-    first, others = messages[0].offset, messages.copy()
+    first, other_messages = messages[0].offset, messages.copy()
     if len(parked) <= len(messages) // FEW_SHARE:
         for message in reversed(parked):
             index = message.offset - first
-            if not 0 <= index < len(others) or others[index] is not message:
+            if not 0 <= index < len(other_messages) or other_messages[index] is not message:
                 break
-            del others[index]
+            del other_messages[index]
         else:
-            return others
+            return other_messages
     return [message for message in messages if message.key not in keys]

@@ -52,7 +52,7 @@ class ParkQueue:
 
     def __init__(self) -> None:
         self._parks: deque[PendingChange] = deque()
-        self._others: deque[PendingChange] = deque()
+        self._changes: deque[PendingChange] = deque()
         self._in_flight: list[PendingChange] = []
         self._messages = 0
         self._full = False
@@ -61,12 +61,12 @@ class ParkQueue:
         """True if the next request has a single park, to find one that the broker accepts."""
 
     def __bool__(self) -> bool:
-        return bool(self._parks or self._others or self._in_flight)
+        return bool(self._parks or self._changes or self._in_flight)
 
     @property
     def is_long(self) -> bool:
         """True if there are enough changes for a full request."""
-        return len(self._parks) + len(self._others) >= CHANGES_MAX
+        return len(self._parks) + len(self._changes) >= CHANGES_MAX
 
     @property
     def full(self) -> bool:
@@ -116,25 +116,27 @@ class ParkQueue:
 
     def unpark(self, key: ParkKey, source: int, start: int, end: int, on_durable: Callback) -> None:
         """Add redriven messages that are handled."""
-        self._others.append(PendingChange(Unpark(key, source, ((start, end),)), on_durable))
+        self._changes.append(PendingChange(Unpark(key, source, ((start, end),)), on_durable))
 
-    def shift(self, change: Shift, on_durable: Callback, *, next_try_ms: int | None = None) -> None:
+    def reschedule(
+        self, change: Shift, on_durable: Callback, *, next_try_ms: int | None = None
+    ) -> None:
         """Add messages that get another retry, or become dead letters."""
-        self._others.append(PendingChange(change, on_durable, next_try_ms))
+        self._changes.append(PendingChange(change, on_durable, next_try_ms))
 
     def add(self, change: ParkChange, on_durable: Callback) -> None:
         """Add a change that neither takes nor frees space."""
-        self._others.append(PendingChange(change, on_durable))
+        self._changes.append(PendingChange(change, on_durable))
 
-    def free(self, key: ParkKey, on_durable: Callback) -> None:
-        """Add a key that has no parked messages left."""
-        self._others.append(PendingChange(Free(key), on_durable))
+    def release_key(self, key: ParkKey, on_durable: Callback) -> None:
+        """Queue the release of a key that has no parked messages left."""
+        self._changes.append(PendingChange(Free(key), on_durable))
 
     def take(self) -> list[ParkChange]:
         """Return the changes of the next request; after a failure, those of the failed one."""
         if not self._in_flight:
-            while self._others and len(self._in_flight) < CHANGES_MAX:
-                self._in_flight.append(self._others.popleft())
+            while self._changes and len(self._in_flight) < CHANGES_MAX:
+                self._in_flight.append(self._changes.popleft())
             if self._parks and not (self._in_flight and self._full):
                 self._take_parks()
         return [waiting.change for waiting in self._in_flight]
@@ -184,19 +186,25 @@ class ParkQueue:
         none of them, or one.
         """
         parks = [waiting for waiting in self._in_flight if isinstance(waiting.change, Park)]
-        self._in_flight = [w for w in self._in_flight if not isinstance(w.change, Park)]
+        self._in_flight = [
+            change for change in self._in_flight if not isinstance(change.change, Park)
+        ]
         self._full = True
         if (
             self._one_at_a_time
         ):  # the broker may accept another key, for example one that is already parked
-            keyed = {w.change.key for w in parks if isinstance(w.change, Park)}
+            keyed = {change.change.key for change in parks if isinstance(change.change, Park)}
             same_key = [
-                w for w in self._parks if isinstance(w.change, Park) and w.change.key in keyed
+                change
+                for change in self._parks
+                if isinstance(change.change, Park) and change.change.key in keyed
             ]
-            others = [
-                w for w in self._parks if not (isinstance(w.change, Park) and w.change.key in keyed)
+            other_parks = [
+                change
+                for change in self._parks
+                if not (isinstance(change.change, Park) and change.change.key in keyed)
             ]
-            self._parks = deque([*others, *parks, *same_key])
+            self._parks = deque([*other_parks, *parks, *same_key])
         else:
             self._one_at_a_time = True
             self._parks.extendleft(reversed(parks))
@@ -212,7 +220,7 @@ def _do_nothing() -> None:
     pass
 
 
-def or_dead_letter(change: ParkChange) -> RequestedChange:
+def allow_dead_letter(change: ParkChange) -> RequestedChange:
     """Return the change that makes a key dead letters if the broker can park no more. A message
     that waits for a retry has no parked key, and waits for space.
     """

@@ -28,7 +28,7 @@ from ...protocol.log_filter import LogFilter
 from ...protocol.message import Message
 from ...protocol.parked import FailAgain, Failure, ParkKey, RequestedChange, Shift, encode_parked
 from .context import ParkContext
-from .park_queue import ParkQueue, or_dead_letter
+from .park_queue import ParkQueue, allow_dead_letter
 
 log = logging.getLogger("keylane.consumer")
 
@@ -105,32 +105,32 @@ class ParkSender:
         self._queue.unpark(key, source, start, end, on_durable)
         self._send_soon()
 
-    def shift(
+    def reschedule(
         self, change: Shift, on_durable: Callable[[], None], *, next_try_ms: int | None = None
     ) -> None:
         """Move messages to another retry, or to the dead letters."""
-        self._queue.shift(change, on_durable, next_try_ms=next_try_ms)
+        self._queue.reschedule(change, on_durable, next_try_ms=next_try_ms)
         self._send_soon()
 
-    def fail_again(self, change: FailAgain, on_durable: Callable[[], None]) -> None:
+    def record_redrive_failure(self, change: FailAgain, on_durable: Callable[[], None]) -> None:
         """Record that loose messages failed again; they stay parked."""
         self._queue.add(change, on_durable)
         self._send_soon()
 
-    def free(self, key: ParkKey, on_durable: Callable[[], None]) -> None:
+    def release_key(self, key: ParkKey, on_durable: Callable[[], None]) -> None:
         """Free a key that has no parked messages left."""
-        self._queue.free(key, on_durable)
+        self._queue.release_key(key, on_durable)
         self._send_soon()
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
-    async def first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
+    async def fetch_first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
         """Return sources and offsets of a key's parked messages, after its first `first` ranges."""
         context = self._context
         answer, _ = await context.client.broker.call(ReadParked(*context.lease, key, count, first))
         assert isinstance(answer, ParkedRows)
         return answer
 
-    async def put_edits_in(
+    async def apply_edits(
         self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
         """Replace the contents of messages that an operator has edited; `edited` has their sources
@@ -201,7 +201,7 @@ class ParkSender:
         try:
             requested: Iterable[RequestedChange] = changes
             if self._context.owner.dead_letters_when_full:
-                requested = [or_dead_letter(change) for change in changes]
+                requested = [allow_dead_letter(change) for change in changes]
             await self.send_now(requested, self._queue.next_tries(self._context.partition_id))
         except OverloadedError as error:
             if error.reason is not Reason.PARK_FULL:

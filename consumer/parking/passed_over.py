@@ -20,7 +20,7 @@ Row = tuple[int, int, int]
 """A source, and offsets `[start, end)` in it."""
 
 
-class PassedOver:
+class SkippedMessages:
     """The unreadable rows of one key, since the last time its redrive began at the first row."""
 
     def __init__(self) -> None:

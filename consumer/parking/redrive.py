@@ -61,7 +61,7 @@ from ..delivery.client_delivery import ClientDelivery
 from ..delivery.decode import decode_messages
 from .context import ParkContext, ParkingClient
 from .park_sender import ParkSender
-from .passed_over import PassedOver, Row
+from .passed_over import Row, SkippedMessages
 
 log = logging.getLogger("keylane.consumer")
 
@@ -138,21 +138,21 @@ class RedriveDelivery(ClientDelivery):
         """Set the number of messages that will be handed out."""
         self._remaining = self.unacked = count
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Unpark the message at `offset`, which is handled."""
         self._clear_failures([offset])
         self._pending_acks.add(offset)
         acked = partial(self._on_acked, offset)
         self._sender.unpark(self._key, self._source, offset, offset + 1, acked)
         self._subtract(1)
-        self.client.forget(1)
+        self.client.discard_in_flight(1)
 
     def _on_acked(self, offset: int) -> None:
         self._pending_acks.discard(offset)
         self._acks_changed.set()
         self._on_durable()
 
-    async def acked(self, offset: int) -> bool:
+    async def wait_until_acked(self, offset: int) -> bool:
         """Wait until a handled message is durably unparked. Return False if it was handed over
         instead.
         """
@@ -163,7 +163,7 @@ class RedriveDelivery(ClientDelivery):
                     await self._acks_changed.wait()
         return offset not in self._pending_acks
 
-    answered = acked
+    wait_for_ack_reply = wait_until_acked
 
     def _on_durable(self) -> None:
         self.unacked -= 1
@@ -181,12 +181,12 @@ class RedriveDelivery(ClientDelivery):
         elif not self.unacked:
             self.ended.set_result(True)
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop the redrive, because `count` messages will not be handled here."""
         self._clear_failures(self._failed)
         self._stopped = True
         self._subtract(count)
-        self.client.forget(count)
+        self.client.discard_in_flight(count)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Keep a message that failed too often parked, with later ones of its key."""
@@ -195,23 +195,23 @@ class RedriveDelivery(ClientDelivery):
         if self._key == RETRIED and isinstance(self._key, int):
             offset_range = message.offset, message.offset + 1
             change = Shift(RETRIED, None, self._source, (offset_range,), failure)
-            self._sender.shift(change, self._on_durable)
+            self._sender.reschedule(change, self._on_durable)
             self._subtract(1)
-            self.client.forget(1)
+            self.client.discard_in_flight(1)
             return
         if self._key in LOOSE:
             self.failure = failure
             offset_range = message.offset, message.offset + 1
-            self._sender.fail_again(
+            self._sender.record_redrive_failure(
                 FailAgain(self._key, self._source, (offset_range,), failure), self._on_durable
             )
             self._subtract(1)
-            self.client.forget(1)
+            self.client.discard_in_flight(1)
             return
         self._stopped = True
         self._sender.park(self._key, [], failure)
         self._subtract(count)
-        self.client.forget(count)
+        self.client.discard_in_flight(count)
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
         """Keep a message that failed too often parked."""
@@ -242,16 +242,16 @@ class Redrives:
     Redrives the keys of a partition, one task per key.
 
     Args:
-        free: called with a key that has no parked messages left.
+        release_key: called with a key that has no parked messages left.
     """
 
     def __init__(
-        self, context: ParkContext, sender: ParkSender, free: Callable[[ParkKey], None]
+        self, context: ParkContext, sender: ParkSender, release_key: Callable[[ParkKey], None]
     ) -> None:
         self._context = context
         self._client = context.client
         self._sender = sender
-        self._free = free
+        self._release_key = release_key
         self.careful = False
         """True if the previous owner ended without a release, so that a message may kill the
         process.
@@ -286,14 +286,14 @@ class Redrives:
     async def _redrive(self, key: ParkKey, *, careful: bool) -> None:
         try:
             failures = 0
-            passed_over = PassedOver()
+            skipped = SkippedMessages()
             while True:
                 try:
                     # The lock is released during backoff, so that other keys do not wait.
                     async with self._careful_lock if careful else self._slots:
-                        while await self._redrive_window(key, passed_over, alone=careful):
+                        while await self._redrive_window(key, skipped, alone=careful):
                             careful = False
-                            if not passed_over:
+                            if not skipped:
                                 failures = 0
                                 self._context.log_recovery(self._failure_log, "parked messages")
                         return
@@ -301,7 +301,7 @@ class Redrives:
                     raise
                 except KeylaneError as error:
                     failures += 1
-                    passed_over.clear()
+                    skipped.clear()
                     self.clear_sources()
                     self._context.log_failure(self._failure_log, "parked messages", error)
                     await self._context.pause(failures)
@@ -322,17 +322,17 @@ class Redrives:
             "letters",
             self._context.log_name,
         )
-        while rows := (await self._sender.first_rows(key, MAX_I64)).rows:
+        while rows := (await self._sender.fetch_first_rows(key, MAX_I64)).rows:
             await self._sender.send_now(
                 [Shift(RETRIED, None, source, ((start, end),)) for source, start, end in rows]
             )
 
-    async def _redrive_window(self, key: ParkKey, passed_over: PassedOver, *, alone: bool) -> bool:
+    async def _redrive_window(self, key: ParkKey, skipped: SkippedMessages, *, alone: bool) -> bool:
         """
         Redrive the first messages of a key.
 
         Args:
-            passed_over: the messages of a loose key that are skipped because they could not be
+            skipped: the messages of a loose key that are skipped because they could not be
                 read.
             alone: the messages may kill the process; park the key first, and redrive it alone.
 
@@ -346,21 +346,21 @@ class Redrives:
         if self._client.acked_to_end:
             return False
         if alone:
-            async with self._context.owner.alone.taken(ALONE_S):
+            async with self._context.owner.alone.acquire(ALONE_S):
                 await self._park_again(key)
-                return await self._redrive_window(key, passed_over, alone=False)
+                return await self._redrive_window(key, skipped, alone=False)
         while True:
-            rows, edited = await self._next_rows(key, passed_over)
+            rows, edited = await self._next_rows(key, skipped)
             if not rows:
-                return await self._finish_key(key, passed_over)
-            read = await self._read_first(key, rows, passed_over)
+                return await self._finish_key(key, skipped)
+            read = await self._read_first(key, rows, skipped)
             if read is not None:
                 break
         messages, _ = read
         if not messages:
             return True
         if not isinstance(key, int) or key == RETRIED:
-            await self._sender.put_edits_in(key, edited, messages)
+            await self._sender.apply_edits(key, edited, messages)
         delivery: RedriveDelivery = messages[0].delivery  # type: ignore[assignment]
         self._client.hand_out(messages)
         handled = await delivery.ended
@@ -369,20 +369,20 @@ class Redrives:
             return False
         return handled
 
-    async def _finish_key(self, key: ParkKey, passed_over: PassedOver) -> bool:
+    async def _finish_key(self, key: ParkKey, skipped: SkippedMessages) -> bool:
         """Finish a key without readable messages; return as `_redrive_window` does."""
-        if passed_over.error is not None:
-            raise passed_over.error
+        if skipped.error is not None:
+            raise skipped.error
         if key in LOOSE:
             return False
         if self._sender.has_parks_of(key):
             await self._context.pause(1)
             return True
-        self._free(key)
+        self._release_key(key)
         return False
 
     async def _read_first(
-        self, key: ParkKey, rows: Sequence[Row], passed_over: PassedOver
+        self, key: ParkKey, rows: Sequence[Row], skipped: SkippedMessages
     ) -> tuple[list[Message], int] | None:
         """Read from the first source, as `read` does. Return None if it is unreadable, and now
         skipped.
@@ -396,27 +396,27 @@ class Redrives:
             if not is_loose(key):
                 raise
             self.clear_sources()
-            passed_over.add(source, error)
+            skipped.add(source, error)
             return None
 
     async def _next_rows(
-        self, key: ParkKey, passed_over: PassedOver
+        self, key: ParkKey, skipped: SkippedMessages
     ) -> tuple[Sequence[Row], Collection[tuple[int, int]]]:
         """Return the first parked messages of a key that are not skipped, and which of them an
         operator has edited.
         """
-        if not passed_over:
-            parked = await self._sender.first_rows(key, WINDOW)
+        if not skipped:
+            parked = await self._sender.fetch_first_rows(key, WINDOW)
             return parked.rows, parked.edited
         # Do not search from the front for each window, because there may be thousands of skipped
         # pages. Rows that move up among these, for example when an operator skips some, are read
         # when the skipped ones are retried.
         while True:
-            parked = await self._sender.first_rows(key, MAX_I64, first=passed_over.rows_before)
-            rows = passed_over.remaining_rows(parked.rows, WINDOW)
+            parked = await self._sender.fetch_first_rows(key, MAX_I64, first=skipped.rows_before)
+            rows = skipped.remaining_rows(parked.rows, WINDOW)
             if rows or not parked.rows:
                 return rows, parked.edited
-            passed_over.rows_before += len(parked.rows)
+            skipped.rows_before += len(parked.rows)
 
     async def read(
         self,

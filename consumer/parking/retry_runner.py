@@ -70,10 +70,12 @@ class RetryDelivery(RedriveDelivery):
     ) -> None:
         self._clear_failures([message.offset])
         assert isinstance(self._key, int)
-        self.retrying.shift(self._key, next_key, self._source, message.offset, failure, pause_ms)
+        self.retrying.reschedule(
+            self._key, next_key, self._source, message.offset, failure, pause_ms
+        )
         self.unacked -= 1
         self._subtract(1)
-        self.client.forget(1)
+        self.client.discard_in_flight(1)
 
 
 class RetryRunner:
@@ -148,7 +150,7 @@ class RetryRunner:
     async def _fetch_rows(self, key: int) -> list[tuple[int, int, int]]:
         rows: list[tuple[int, int, int]] = []
         while True:
-            page = await self._sender.first_rows(key, MAX_I64, first=len(rows))
+            page = await self._sender.fetch_first_rows(key, MAX_I64, first=len(rows))
             if not page.rows:
                 return rows
             rows += page.rows
@@ -163,7 +165,9 @@ class RetryRunner:
             offset_range[0],
         )
         failure = crash_failure("again", at_ms=self._client.wall_ms(), attempts=attempts)
-        self._sender.shift(Shift(-attempts, None, source, (offset_range,), failure), _do_nothing)
+        self._sender.reschedule(
+            Shift(-attempts, None, source, (offset_range,), failure), _do_nothing
+        )
 
     def put(self, offset: int, failure: Failure, pause_ms: int) -> None:
         """Park a message of this partition alone, and retry it in `pause_ms`."""
@@ -178,7 +182,7 @@ class RetryRunner:
             next_try_ms=self._client.wall_ms() + pause_ms,
         )
 
-    def shift(
+    def reschedule(
         self,
         key: int,
         next_key: int | None,
@@ -197,7 +201,7 @@ class RetryRunner:
             if next_key is not None:
                 self._add(next_key, source, offset_range, due_ns)
 
-        self._sender.shift(
+        self._sender.reschedule(
             Shift(key, next_key, source, (offset_range,), failure),
             add_if_retried,
             next_try_ms=self._client.wall_ms() + pause_ms,
@@ -206,7 +210,7 @@ class RetryRunner:
     def _add(self, key: int, source: int, offset_range: Range, due_ns: int) -> None:
         self._due.add(key, source, offset_range, due_ns)
         self._wake.set()
-        if self._run_task is None and self._context.owner.redrives:
+        if self._run_task is None and self._context.owner.allows_redrives:
             self._run_task = self._context.spawn(self._run, "retry")
 
     # ── due messages
@@ -227,7 +231,7 @@ class RetryRunner:
                 self._slots.release()
                 return
             alone = self._context.owner.alone
-            async with alone.taken(LONG_S) if careful else contextlib.nullcontext():
+            async with alone.acquire(LONG_S) if careful else contextlib.nullcontext():
                 due_try = self._due.take(1 if careful else WINDOW, self._client.boot_ns())
                 if due_try is None:
                     self._slots.release()

@@ -44,13 +44,13 @@ class DueTry(NamedTuple):
 class _FailingSource:
     """A source whose last read failed."""
 
-    __slots__ = ("probing", "failures", "held", "until_ns")
+    __slots__ = ("probing", "failures", "queued", "until_ns")
 
     def __init__(self) -> None:
         self.failures = 0
         self.until_ns = 0
         self.probing = False
-        self.held: deque[_Waiting] = deque()
+        self.queued: deque[_Waiting] = deque()
 
 
 class RetrySchedule:
@@ -64,7 +64,7 @@ class RetrySchedule:
 
     def __len__(self) -> int:
         """Return the number of offset ranges that wait."""
-        return len(self._waiting) + sum(len(failing.held) for failing in self._failing.values())
+        return len(self._waiting) + sum(len(failing.queued) for failing in self._failing.values())
 
     @property
     def next_ns(self) -> int | None:
@@ -89,7 +89,7 @@ class RetrySchedule:
             failing = self._failing.get(source)
             if failing is None or not (failing.probing or now_ns < failing.until_ns):
                 return self._pop_due(key, source, failing, count, now_ns)
-            failing.held.append(heapq.heappop(waiting))
+            failing.queued.append(heapq.heappop(waiting))
         return None
 
     def _pop_due(
@@ -114,7 +114,7 @@ class RetrySchedule:
     def on_success(self, source: int) -> None:
         """Release the held messages of a source after a successful read."""
         failing = self._failing.pop(source, None)
-        for waiting in failing.held if failing is not None else ():
+        for waiting in failing.queued if failing is not None else ():
             heapq.heappush(self._waiting, waiting)
 
     def requeue_failed(
@@ -140,7 +140,7 @@ class RetrySchedule:
         if failing is None:
             failing = self._failing[source] = _FailingSource()
         parts = _split_unreadable(ranges, upto)
-        failing.held.extend(
+        failing.queued.extend(
             self._new_waiting(key, source, offset_range, now_ns) for offset_range in parts
         )
         if is_stale:
@@ -148,7 +148,7 @@ class RetrySchedule:
         failing.failures += 1
         failing.probing = False
         failing.until_ns = now_ns + pause_ns(failing.failures)
-        next_probe = failing.held.popleft()
+        next_probe = failing.queued.popleft()
         heapq.heappush(self._waiting, next_probe._replace(due_ns=failing.until_ns))
 
 

@@ -71,7 +71,7 @@ class AckedPartition(Protocol):
         """True while the broker has acks of all pulled messages, and a pull is waiting there."""
         ...
 
-    def held(self) -> list[Message]:
+    def messages_to_renew(self) -> list[Message]:
         """Return the messages that the next request renews."""
         ...
 
@@ -113,7 +113,7 @@ class AckRequest(NamedTuple):
     waiters: list[AckWaiter]
     is_partial: bool
     """True if it does not contain all messages handled when it was built."""
-    held: list[Message]
+    renewed_messages: list[Message]
     """The messages that it renews, in a shared group."""
     sent_ns: int
     """The time at which it was built, on the boot clock."""
@@ -216,7 +216,7 @@ class AckSender:
         if self.tries.record_hang(message, failure, running_ms):
             self.send_soon()  # later durations go with the requests that renew the pull lock
 
-    async def answered(self, offset: int, *, ask: bool = True) -> bool:
+    async def wait_for_ack_reply(self, offset: int, *, ask: bool = True) -> bool:
         """
         Wait for the broker's reply to the ack of a handled offset, and of all lower handled ones.
 
@@ -235,7 +235,7 @@ class AckSender:
             self.send_soon()
         return await waiter.future
 
-    async def durable(self, offset: int) -> bool:
+    async def wait_until_durable(self, offset: int) -> bool:
         """
         Wait until the ack of a handled offset is durable, even while the broker accepts no more
         ranges.
@@ -243,9 +243,10 @@ class AckSender:
         Returns:
             False if it never will be, because the partition was handed over.
         """
-        durable = offset not in self.handled or await self.answered(offset)
+        durable = offset not in self.handled or await self.wait_for_ack_reply(offset)
         while not durable and not self._ended:
-            durable = await self.answered(offset, ask=False)  # every request has the lowest ranges
+            # Every request has the lowest ranges.
+            durable = await self.wait_for_ack_reply(offset, ask=False)
         return durable
 
     async def begin(self, offset: int, crashes: int) -> None:
@@ -258,7 +259,7 @@ class AckSender:
         self._begun[offset] = crashes
         while offset in self._begun:
             self.send_soon()
-            if not await self.answered(ANY):
+            if not await self.wait_for_ack_reply(ANY):
                 await asyncio.sleep(self._settings.backoff.wait_ms(1, self._rng) / 1000)
 
     async def run(self) -> None:
@@ -437,15 +438,17 @@ class AckSender:
         waiters = self._waiters
         self._waiters = []
         failed, oldest = self.tries.report_with(ranges)
-        begun = tuple(self._begun.items()) if self._begun else ()
+        begun_suspects = tuple(self._begun.items()) if self._begun else ()
         partition = self._partition
-        held, sent_ns = partition.held(), partition.boot_ns()
-        ack = Ack(*self._lease, ranges, failed, oldest, begun)
-        if held:
+        renewed_messages, sent_ns = partition.messages_to_renew(), partition.boot_ns()
+        ack = Ack(*self._lease, ranges, failed, oldest, begun_suspects)
+        if renewed_messages:
             ack = replace(
-                ack, held=tuple(ranges_of(held)), in_flight_ms=self._settings.in_flight_ms
+                ack,
+                held=tuple(ranges_of(renewed_messages)),
+                in_flight_ms=self._settings.in_flight_ms,
             )
-        return AckRequest(ack, waiters, self.handled.is_partial, held, sent_ns)
+        return AckRequest(ack, waiters, self.handled.is_partial, renewed_messages, sent_ns)
 
     def _requeue(self, request: AckRequest) -> None:
         """Requeue a request's contents, because it is unknown whether the broker has them."""
@@ -455,8 +458,8 @@ class AckSender:
     def _on_success(self, request: AckRequest, answer: Acked) -> None:
         """Handle the success of a request, which the broker has stored durably."""
         self.handled.confirm()
-        if request.held:
-            self._partition.extend_in_flight(request.held, request.sent_ns)
+        if request.renewed_messages:
+            self._partition.extend_in_flight(request.renewed_messages, request.sent_ns)
         if request.ack.failed:
             self.tries.mark_reported(request.ack.failed)
         for offset, _ in request.ack.begun:

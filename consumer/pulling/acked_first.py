@@ -23,7 +23,7 @@ PAUSE_S = 0.05
 """Seconds between two tries while the broker accepts no more ranges above the cursor."""
 
 
-class AckedFirstClient(PullClient):
+class AckFirstClient(PullClient):
     """Pulls one partition, and acks messages before their handlers start."""
 
     def _begin(self) -> None:
@@ -43,9 +43,9 @@ class AckedFirstClient(PullClient):
         if not self._started.isdisjoint(offsets):
             return False
         for offset in offsets:
-            self._handled.done(offset)
+            self._handled.mark_handled(offset)
         self._acks.send_soon()
-        while not await self.answered(max(offsets)):
+        while not await self.wait_for_ack_reply(max(offsets)):
             if self.lapsed:
                 return False
             await asyncio.sleep(PAUSE_S)
@@ -61,16 +61,16 @@ class AckedFirstClient(PullClient):
             return False
         return True
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Record that the handler of the message at `offset` has ended; it is already acked."""
         self._started.discard(offset)
-        self.forget(1)
+        self.discard_in_flight(1)
 
-    def done_all(self, messages: list[Message]) -> None:
+    def mark_all_handled(self, messages: list[Message]) -> None:
         """Record that the handler of these messages has ended; they are already acked."""
         self._started.difference_update(message.offset for message in messages)
-        self.forget(len(messages))
+        self.discard_in_flight(len(messages))
 
 
-class AckedFirstSharedClient(AckedFirstClient, SharedClient):
+class AckFirstSharedClient(AckFirstClient, SharedClient):
     """Does the same for a shared group."""

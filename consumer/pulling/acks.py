@@ -34,7 +34,7 @@ class AckQueue:
         "_start",
         "at_range_limit",
         "is_partial",
-        "under_way",
+        "in_flight",
     )
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class AckQueue:
         """The end of the range that grows; public for the hot path, which extends it directly."""
         self._ranges_max = RANGES_PER_REQUEST
         """The limit for the next request: halved after a refusal, doubled after a confirmation."""
-        self.under_way: list[Range] = []
+        self.in_flight: list[Range] = []
         self.is_partial = False
         """True if the request in flight does not contain all messages handled when it was built."""
         self.at_range_limit = False
         """True from a refusal until the broker has acks of everything handled."""
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Add the message at `offset`, which is handled."""
         if offset == self.end:
             self.end = offset + 1
@@ -60,7 +60,7 @@ class AckQueue:
         self._start = offset
         self.end = offset + 1
 
-    def done_range(self, start: int, end: int) -> None:
+    def mark_range_handled(self, start: int, end: int) -> None:
         """Add the messages `[start, end)`, which are handled."""
         if start != self.end:
             if self._start < self.end:
@@ -72,11 +72,11 @@ class AckQueue:
         """Return True if the message at `offset` is handled but not confirmed."""
         if self._start <= offset < self.end:
             return True
-        waiting = chain(self.under_way, self._ranges)
+        waiting = chain(self.in_flight, self._ranges)
         return any(start <= offset < end for start, end in waiting)
 
     def __bool__(self) -> bool:
-        return self._start < self.end or bool(self._ranges) or bool(self.under_way)
+        return self._start < self.end or bool(self._ranges) or bool(self.in_flight)
 
     def take(self) -> tuple[Range, ...]:
         """Return the lowest ranges, sorted and merged, for the next request; they include those of
@@ -85,20 +85,20 @@ class AckQueue:
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
             self._start = self.end
-            if len(self._ranges) == 1 and not self.under_way:  # the usual case: handlers keep up
-                self.under_way = self._ranges
+            if len(self._ranges) == 1 and not self.in_flight:  # the usual case: handlers keep up
+                self.in_flight = self._ranges
                 self._ranges = []
                 self.is_partial = False
-                return tuple(self.under_way)
-        merged = list(IntervalSet(self.under_way + self._ranges))
-        self.under_way = merged[: self._ranges_max]
+                return tuple(self.in_flight)
+        merged = list(IntervalSet(self.in_flight + self._ranges))
+        self.in_flight = merged[: self._ranges_max]
         self._ranges = merged[self._ranges_max :]
         self.is_partial = bool(self._ranges)
-        return tuple(self.under_way)
+        return tuple(self.in_flight)
 
     def confirm(self) -> None:
         """Drop the ranges in flight: the broker has them durably."""
-        self.under_way = []
+        self.in_flight = []
         if self._ranges_max < RANGES_PER_REQUEST:
             self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
         if not self._ranges:
@@ -109,8 +109,8 @@ class AckQueue:
         request with fewer ranges may succeed.
         """
         self.at_range_limit = True
-        can_shrink = len(self.under_way) > 1
-        self._ranges_max = max(1, len(self.under_way) // 2)
+        can_shrink = len(self.in_flight) > 1
+        self._ranges_max = max(1, len(self.in_flight) // 2)
         return can_shrink
 
 

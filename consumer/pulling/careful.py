@@ -60,7 +60,7 @@ class CarefulClient(DeliveryClient, Protocol):
         """Report with the next ack why a message blocks others."""
         ...
 
-    def divert(self, messages: list[Message]) -> list[Message]:
+    def park_later_messages(self, messages: list[Message]) -> list[Message]:
         """Park messages in flight whose keys are parked, and return the others."""
         ...
 
@@ -73,7 +73,7 @@ class CarefulClient(DeliveryClient, Protocol):
         ...
 
 
-class CarefulHandOut(ClientDelivery):
+class CarefulDelivery(ClientDelivery):
     """
     Hands out one partition's messages until those that may have killed a process are handled.
 
@@ -207,7 +207,7 @@ class CarefulHandOut(ClientDelivery):
         if self._columns is not None:
             undecoded += self._columns.take_remaining()
         waiting = sum(batch.count for batch in undecoded) + len(self._queue.take_remaining())
-        self.client.forget(waiting)
+        self.client.discard_in_flight(waiting)
 
     # ── Arrow data ────────────────────────────────────────────────────────────────────────────────
     async def _run_columns(self, undecoded: list[PulledBatch]) -> None:
@@ -243,8 +243,8 @@ class CarefulHandOut(ClientDelivery):
             if client.gate.reasons:
                 await client.gate.wait_open()
             if part.crashes:
-                self._accuse(part.batches[0].messages()[0], part.crashes)
-            async with client.owner.alone.taken(CAREFUL_MS / 1000):
+                self._report_suspect(part.batches[0].messages()[0], part.crashes)
+            async with client.owner.alone.acquire(CAREFUL_MS / 1000):
                 await self._acks.begin(part.last, part.crashes + 1)
                 self._suspect_done.clear()
                 self._suspect_offset = part.last
@@ -254,15 +254,15 @@ class CarefulHandOut(ClientDelivery):
                 await self._wait_for_end(until_ms)
         finally:
             if not current_in_flight:
-                client.forget(part.count)
+                client.discard_in_flight(part.count)
 
-    def done_range(self, start: int, end: int) -> None:
+    def mark_range_handled(self, start: int, end: int) -> None:
         """Record that the messages `[start, end)` are handled."""
         if start <= self._suspect_offset < end:
             self._suspect_done.set()
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
-    def _accuse(self, message: Message, crashes: int, suffix: str = "") -> None:
+    def _report_suspect(self, message: Message, crashes: int, suffix: str = "") -> None:
         """Report a message whose process ended while it was handled alone, in the log and to the
         broker.
         """
@@ -288,7 +288,7 @@ class CarefulHandOut(ClientDelivery):
         crashes = self._queue.crashes.get(message.offset, 0)
         if crashes:
             suffix = "; it is set aside" if step is SuspectStep.SET_ASIDE else ""
-            self._accuse(message, crashes, suffix)
+            self._report_suspect(message, crashes, suffix)
         if step is SuspectStep.SET_ASIDE:
             self._set_aside(message, crashes)
         elif step is SuspectStep.PLAIN or message.key in self.client.parking.keys:
@@ -307,7 +307,7 @@ class CarefulHandOut(ClientDelivery):
         try:
             if client.gate.reasons:
                 await client.gate.wait_open()
-            async with client.owner.alone.taken(CAREFUL_MS / 1000):
+            async with client.owner.alone.acquire(CAREFUL_MS / 1000):
                 await self._acks.begin(offset, queue.crashes_if_alone(offset))
                 self._suspect_done.clear()
                 self._suspect_offset = offset
@@ -321,7 +321,7 @@ class CarefulHandOut(ClientDelivery):
                     await self._acks.begin(offset, crashes)
         finally:
             if not current_in_flight:
-                client.forget(1)
+                client.discard_in_flight(1)
 
     def _set_aside(self, message: Message, crashes: int) -> None:
         failure = self._crash(message, crashes)
@@ -334,20 +334,20 @@ class CarefulHandOut(ClientDelivery):
         """Hand out messages, and park those of parked keys instead. Return True if any were handed
         out.
         """
-        remaining = self.client.divert(messages)
+        remaining = self.client.park_later_messages(messages)
         if remaining:
             self.client.hand_out_counted(remaining)
         return bool(remaining)
 
     # ── the Delivery interface ─────────────────────────────────────────────────────────────────
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Ack the message at `offset`, which is handled."""
-        super().done(offset)
+        super().mark_handled(offset)
         self._note_ended(offset)
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop counting `count` messages that will not be handled here, because the lease ends."""
-        super().forget(count)
+        super().discard_in_flight(count)
         self._suspect_done.set()
 
     def report_failure(self, message: Message, failure: Failure) -> None:

@@ -40,7 +40,7 @@ class FailedTries:
 
     def __init__(self) -> None:
         self._unreported: dict[int, int] = {}
-        self.earlier: dict[int, int] = {}
+        self.earlier_tries: dict[int, int] = {}
         """The failed tries under earlier grants, by offset, of messages that are not pulled yet."""
         self._failing: dict[int, _LastFailure] = {}
         """The last failure of each message that waits for a retry or hangs, by offset."""
@@ -51,15 +51,15 @@ class FailedTries:
         """Return True if failed tries are not reported to the broker yet."""
         return bool(self._unreported)
 
-    def load_earlier(self, earlier: Iterable[tuple[int, int]]) -> None:
+    def load_earlier(self, earlier_tries: Iterable[tuple[int, int]]) -> None:
         """Load the failed tries that the broker reports when the partition is acquired."""
-        self.earlier = dict(earlier)
+        self.earlier_tries = dict(earlier_tries)
 
     def add_earlier_tries(self, messages: Iterable[Message]) -> None:
         """Add the tries under earlier grants to the attempts of messages that were just pulled."""
-        if self.earlier:
+        if self.earlier_tries:
             for message in messages:
-                message.attempt += self.earlier.pop(message.offset, 0)
+                message.attempt += self.earlier_tries.pop(message.offset, 0)
 
     def record_failure(self, message: Message, failure: Failure) -> None:
         """Record that the current attempt of a message failed."""

@@ -125,11 +125,11 @@ class Lifetime:
         """Record that the broker has seen a higher token, 0 if it is unknown. Return True the first
         time.
         """
-        first = not self.fenced
+        is_first = not self.fenced
         self.handle_event(PullEvent.FENCED)
-        if first:
+        if is_first:
             self.fence = token
-        return first
+        return is_first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
         """Extend the lease to `lease_until_ms`. Return False, and do nothing, if it has lapsed."""

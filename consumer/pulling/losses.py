@@ -114,10 +114,10 @@ SESSION_ENDED = (
 
 
 def _name_partitions(partitions: list[str]) -> str:
-    more = len(partitions) - PARTITIONS_NAMED_MAX
+    more_count = len(partitions) - PARTITIONS_NAMED_MAX
     word = "partition" if len(partitions) == 1 else "partitions"
     return f"{word} {', '.join(partitions[:PARTITIONS_NAMED_MAX])}" + (
-        f" and {more} more" if more > 0 else ""
+        f" and {more_count} more" if more_count > 0 else ""
     )
 
 

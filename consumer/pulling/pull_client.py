@@ -56,7 +56,7 @@ from ..settings import ConsumerSettings
 from ..unreached_brokers import NO_CONNECTION
 from .ack_sender import AckSender
 from .acks import ranges_of
-from .careful import CarefulHandOut
+from .careful import CarefulDelivery
 from .fetch_offsets import FetchOffsets
 from .lifetime import ANSWERED, Lifetime, PullEvent, PullState
 from .messages_in_flight import MessagesInFlight
@@ -187,7 +187,7 @@ class PullClient(UserAcks):
         self.report_failure = sender.record_failure
         """Reports a message's failed try to the broker."""
         self.report_hang = sender.record_hang
-        self._careful: CarefulHandOut | None = None
+        self._careful: CarefulDelivery | None = None
         """Hands out messages one at a time while some may have killed an earlier owner's
         process.
         """
@@ -252,7 +252,7 @@ class PullClient(UserAcks):
         """Return True if this client handed out the message, even for an ancestor partition."""
         return message.delivery is self or client_of(message) is self
 
-    def held(self) -> list[Message]:
+    def messages_to_renew(self) -> list[Message]:
         """Return the messages that the next ack request renews: none in an exclusive group."""
         return []
 
@@ -260,12 +260,12 @@ class PullClient(UserAcks):
         """Restart the time in flight of messages that a request sent at `sent_ns` has renewed."""
 
     # ── setting messages aside ───────────────────────────────────────────────────────────────
-    def divert(self, messages: list[Message]) -> list[Message]:
+    def park_later_messages(self, messages: list[Message]) -> list[Message]:
         """Park messages in flight whose keys are parked, and return the others."""
         if not self.parking.keys:
             return messages
-        remaining = self._divert(messages)
-        self.forget(len(messages) - len(remaining))
+        remaining = self._park_later_messages(messages)
+        self.discard_in_flight(len(messages) - len(remaining))
         return remaining
 
     def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
@@ -273,9 +273,9 @@ class PullClient(UserAcks):
         if self.parking.keys:
             # Without their failed tries, which are added when the batch is decoded for handling.
             messages = self._decode(batch.record, 0, batch.header, self)
-            batch.keep(self.divert(batch.wanted(messages)))
+            batch.keep(self.park_later_messages(batch.select_wanted(messages)))
 
-    def _divert(self, messages: list[Message]) -> list[Message]:
+    def _park_later_messages(self, messages: list[Message]) -> list[Message]:
         """Park messages whose keys are parked, ack those among them that the filter rejects, and
         return the others.
         """
@@ -287,11 +287,11 @@ class PullClient(UserAcks):
                 if message.key in keys and message_filter.rejects(message)
             }
             for offset in sorted(rejected):
-                self._handled.done(offset)
+                self._handled.mark_handled(offset)
             if rejected:
                 self._acks.send_soon()
             messages = [message for message in messages if message.offset not in rejected]
-        return self.parking.divert(messages)
+        return self.parking.park_later_messages(messages)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         """Park the key of a message that failed too often, with the later ones of its key,
@@ -300,19 +300,19 @@ class PullClient(UserAcks):
         offsets = [message.offset, *(later.offset for later in waiting)]
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(message.key, offsets, failure)
-        self.forget(len(offsets))
+        self.discard_in_flight(len(offsets))
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
         """Make a message a dead letter; later ones of its key continue."""
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
-        self.forget(1)
+        self.discard_in_flight(1)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
         """Set a message aside for a retry in `pause_ms`; later ones of its key continue."""
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.retry(message.offset, failure, pause_ms)
-        self.forget(1)
+        self.discard_in_flight(1)
 
     def blocks(self, message: Message, failure: Failure) -> None:
         """Report with the next ack why a message blocks others."""
@@ -336,13 +336,13 @@ class PullClient(UserAcks):
 
     # ── results of handlers
     # ─────────────────────────────────────────────────────────────────────────
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         """Ack the message at `offset`, which is handled."""
         handled = self._handled
         if offset == handled.end:
             handled.end = offset + 1
         else:
-            handled.done(offset)
+            handled.mark_handled(offset)
         if not self._acks.is_due:
             self._acks.send_soon()
         in_flight = self._in_flight
@@ -350,24 +350,24 @@ class PullClient(UserAcks):
         if in_flight.count <= in_flight.wake_at:
             in_flight.wake()
 
-    def done_all(self, messages: list[Message]) -> None:
+    def mark_all_handled(self, messages: list[Message]) -> None:
         """Ack messages, sorted by offset, which are handled."""
         start, end = messages[0].offset, messages[-1].offset + 1
         if end - start == len(messages):
-            self.done_range(start, end)
+            self.mark_range_handled(start, end)
             return
         for first, last in ranges_of(messages):
             if self._careful is not None:
-                self._careful.done_range(first, last)
-            self._handled.done_range(first, last)
+                self._careful.mark_range_handled(first, last)
+            self._handled.mark_range_handled(first, last)
         self._acks.send_soon()
         self._in_flight.remove(len(messages))
 
-    def done_range(self, start: int, end: int) -> None:
+    def mark_range_handled(self, start: int, end: int) -> None:
         """Ack the messages `[start, end)`, which are handled."""
         if self._careful is not None:
-            self._careful.done_range(start, end)
-        self._handled.done_range(start, end)
+            self._careful.mark_range_handled(start, end)
+        self._handled.mark_range_handled(start, end)
         self._acks.send_soon()
         self._in_flight.remove(end - start)
 
@@ -378,7 +378,7 @@ class PullClient(UserAcks):
         self.deadline_ns = 0
         self.deadline_s = 0.0
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         """Stop counting `count` messages in flight that will not be handled here."""
         self._in_flight.remove(count)
 
@@ -420,9 +420,9 @@ class PullClient(UserAcks):
             raise
 
     def _on_fenced(self, error: FencedError) -> None:
-        first = self.lifetime.on_fence(error.current_token or 0)
+        is_first = self.lifetime.on_fence(error.current_token or 0)
         self._update_deadlines()
-        if first:
+        if is_first:
             self.owner.start_hand_over(self)
 
     async def _pull(self) -> None:
@@ -464,7 +464,7 @@ class PullClient(UserAcks):
         if not self._offsets.begun:
             self._offsets.begin(answer.cursor, answer.ranges)
             self._tries.load_earlier(answer.attempts)
-            if CarefulHandOut.has_suspects(answer):
+            if CarefulDelivery.has_suspects(answer):
                 self._begin_carefully(answer)
         self._broker_end = answer.next_offset
         if answer.sealed:
@@ -473,7 +473,7 @@ class PullClient(UserAcks):
     def _begin_carefully(self, answer: Acquired) -> None:
         """Hand out messages one at a time, to find out whether one of them kills the process."""
         clock, settings = self._clock, self._settings
-        self._careful = CarefulHandOut(self, self._acks, answer, settings=settings, clock=clock)
+        self._careful = CarefulDelivery(self, self._acks, answer, settings=settings, clock=clock)
         body = self.run(self._careful.run)
         self._careful_task = start_task(body, name=f"careful {self.partition_id}")
 
@@ -628,7 +628,7 @@ class PullClient(UserAcks):
     def _ack_filtered(self, start: int, end: int) -> None:
         """Ack the messages `[start, end)`, which the broker left out because of the filter."""
         for low, high in self._offsets.mark_skipped(start, end):
-            self._handled.done_range(low, high)
+            self._handled.mark_range_handled(low, high)
             self._acks.send_soon()
         if self._careful is not None:
             self._careful.put([])  # wake it: there may be no suspects left
@@ -668,11 +668,11 @@ class PullClient(UserAcks):
         source = (self._subject, self.partition_id, self.token)
         messages = decode_messages(batch.columns, batch.header, *source, self)
         if batch.count != batch.header.count:
-            messages = batch.wanted(messages)
-        batch.has_only_first_attempts = not self._tries.earlier
+            messages = batch.select_wanted(messages)
+        batch.has_only_first_attempts = not self._tries.earlier_tries
         if not batch.has_only_first_attempts:
             self._tries.add_earlier_tries(messages)
-        return self.divert(messages) if self.parking.keys else messages
+        return self.park_later_messages(messages) if self.parking.keys else messages
 
     def _skip_removed(self, error: OffsetOutOfRangeError) -> None:
         """

@@ -33,7 +33,7 @@ class PullOwner(Protocol):
         ...
 
     @property
-    def redrives(self) -> bool:
+    def allows_redrives(self) -> bool:
         """True if parked messages can be redriven here."""
         ...
 
@@ -53,17 +53,17 @@ class PullOwner(Protocol):
         ...
 
     @property
-    def spare(self) -> int:
+    def spare_capacity(self) -> int:
         """In a shared group, the number of free workers; negative if that many messages wait for
         one.
         """
         ...
 
-    def held(self, client: Any) -> list[Message]:
+    def messages_in_use(self, client: Any) -> list[Message]:
         """Return the client's messages that handlers or the body of the program's loop have."""
         ...
 
-    def passed_over(self, message: Message) -> None:
+    def count_unacked_delivery(self, message: Message) -> None:
         """Count a failed try of a shared group's message that the program has not acked in time."""
         ...
 
@@ -83,7 +83,7 @@ class PullOwner(Protocol):
         ...
 
     @property
-    def lying(self) -> Message | None:
+    def ready_redelivery(self) -> Message | None:
         """A message that the program may take now after a nack: the nacked one, or one that waited
         behind it; None if there is none.
         """

@@ -61,7 +61,7 @@ class _HandedCounts(NamedTuple):
     tries: dict[int, int]
 
 
-class HandOut(ClientDelivery):
+class SharedDelivery(ClientDelivery):
     """
     The delivery of the messages of one pull or renewal, whose handlers may start until
     `deadline_ns` on the boot clock.
@@ -93,24 +93,24 @@ class HandOut(ClientDelivery):
     def move(self, messages: list[Message]) -> None:
         """Move messages from their hand-outs to this one, which extends their time in flight."""
         for message in messages:
-            previous: HandOut = message.delivery  # type: ignore[assignment]
+            previous: SharedDelivery = message.delivery  # type: ignore[assignment]
             message.delivery = self
-            if message.offset in previous._taken:
-                previous._taken.discard(message.offset)
-                super().taken(message)
+            if message.offset in previous._delivered_offsets:
+                previous._delivered_offsets.discard(message.offset)
+                super().register_delivered(message)
                 self._track([message])
 
     # ── messages of a program without a handler
     # ──────────────────────────────────────────────────────
-    def taken(self, message: Message) -> None:
+    def register_delivered(self, message: Message) -> None:
         """Record that the iteration delivered a message to the user, who will ack it."""
-        super().taken(message)
+        super().register_delivered(message)
         self.client.delivered_count += 1
         self._track([message])
 
-    def taken_all(self, messages: list[Message]) -> None:
+    def register_all_delivered(self, messages: list[Message]) -> None:
         """Record that the iteration delivered several messages to the user."""
-        super().taken_all(messages)
+        super().register_all_delivered(messages)
         self.client.delivered_count += len(messages)
         self._track(messages)
 
@@ -130,25 +130,29 @@ class HandOut(ClientDelivery):
         client = self.client
         if client.boot_ns() >= client.deadline_ns:  # handed over, including unacked messages
             return
-        held = set(map(id, client.owner.held(client)))
+        messages_in_use = set(map(id, client.owner.messages_in_use(client)))
         for offset, message in messages.items():
-            if offset in self._taken and message.delivery is self and id(message) not in held:
-                self._taken.discard(offset)
+            if (
+                offset in self._delivered_offsets
+                and message.delivery is self
+                and id(message) not in messages_in_use
+            ):
+                self._delivered_offsets.discard(offset)
                 self._expired.add(offset)
-                client.owner.passed_over(message)
+                client.owner.count_unacked_delivery(message)
 
-    async def _take_ack(self, message: Message) -> None:
+    async def _accept_ack(self, message: Message) -> None:
         """Accept an ack, even a late one; see `UserAcks`."""
         if message.offset in self._expired:
             self.client.check_can_ack(message.offset)
             self._ack_late([message])
             return
-        await super()._take_ack(message)
+        await super()._accept_ack(message)
 
-    def take_acks(self, messages: list[Message]) -> bool:
+    def accept_acks(self, messages: list[Message]) -> bool:
         """Accept acks of messages that were not nacked, even late ones."""
-        late = self._ack_late([m for m in messages if m.offset in self._expired])
-        return super().take_acks(messages) or late
+        late = self._ack_late([message for message in messages if message.offset in self._expired])
+        return super().accept_acks(messages) or late
 
     def _ack_late(self, messages: list[Message]) -> bool:
         for message in messages:
@@ -156,12 +160,12 @@ class HandOut(ClientDelivery):
             self.client.ack_late(message.offset)
         return bool(messages)
 
-    async def _take_back(self, message: Message, after_s: float) -> None:
+    async def _accept_nack(self, message: Message, after_s: float) -> None:
         """Accept a nack; see `UserAcks`. A message whose time in flight has ended is handed out
         again anyway.
         """
         if message.offset not in self._expired:
-            await super()._take_back(message, after_s)
+            await super()._accept_nack(message, after_s)
 
 
 class SharedClient(PullClient):
@@ -229,7 +233,7 @@ class SharedClient(PullClient):
             wait_ms=wait_ms,
         )
         assert isinstance(answer, Handed)
-        hand_out = HandOut(self, sent_ns)
+        hand_out = SharedDelivery(self, sent_ns)
         counts = _HandedCounts(dict(answer.crashes), dict(answer.tries))
         for start, header in batch_starts(payload):
             self._hand_out_ranges(payload, start, header, answer.ranges, hand_out, counts)
@@ -268,9 +272,9 @@ class SharedClient(PullClient):
         pulled_ns, finished_before = self._last_pull
         since_ns = max(self._clock.boot_ns() - pulled_ns, SECOND_NS)
         ahead = max(0, self._finished_count - finished_before) * SECOND_NS // since_ns
-        spare = self.owner.spare
-        size = min(limit, spare + ahead)
-        return size if spare > 0 or 0 < ahead // 2 <= size else 0
+        spare_capacity = self.owner.spare_capacity
+        size = min(limit, spare_capacity + ahead)
+        return size if spare_capacity > 0 or 0 < ahead // 2 <= size else 0
 
     def wake(self) -> None:
         """Wake a pull that waits for a free worker."""
@@ -278,7 +282,7 @@ class SharedClient(PullClient):
 
     # ── messages that handlers have
     # ────────────────────────────────────────────────────────────────────────
-    def held(self) -> list[Message]:
+    def messages_to_renew(self) -> list[Message]:
         """Return the messages that the next ack request renews, sorted by offset; none if it is too
         early.
         """
@@ -286,16 +290,20 @@ class SharedClient(PullClient):
         if now_ns - self._renewed_ns < self.in_flight_ns // RENEWALS_PER_FLIGHT // 2:
             return []
         self._renewed_ns = now_ns
-        held = (m for m in self.owner.held(self) if type(m.delivery) is HandOut)
-        return sorted(held, key=attrgetter("offset"))
+        messages = (
+            message
+            for message in self.owner.messages_in_use(self)
+            if type(message.delivery) is SharedDelivery
+        )
+        return sorted(messages, key=attrgetter("offset"))
 
     def extend_in_flight(self, messages: list[Message], sent_ns: int) -> None:
         """Restart the time in flight of messages at `sent_ns`."""
-        HandOut(self, sent_ns).move(messages)
+        SharedDelivery(self, sent_ns).move(messages)
 
     def ack_late(self, offset: int) -> None:
         """Ack a message that no longer counts as in flight here."""
-        self._handled.done(offset)
+        self._handled.mark_handled(offset)
         self._acks.send_soon()
 
     def _hand_out_ranges(
@@ -304,7 +312,7 @@ class SharedClient(PullClient):
         start: int,
         header: Header,
         ranges: tuple[Range, ...],
-        hand_out: HandOut,
+        hand_out: SharedDelivery,
         counts: _HandedCounts,
     ) -> None:
         """Decode a batch and hand out the messages in `ranges`."""
@@ -319,10 +327,10 @@ class SharedClient(PullClient):
         self._progress.record_pull(header)
         messages = self._decode(payload, start, header, hand_out)
         to_handle = [message for low, high in slices for message in messages[low:high]]
-        if held := {message.offset for message in self.owner.held(self)}:
+        if messages_in_use := {message.offset for message in self.owner.messages_in_use(self)}:
             # The broker has restarted, or its time in flight has ended; its handler still runs
             # here, and will ack it.
-            to_handle = [message for message in to_handle if message.offset not in held]
+            to_handle = [message for message in to_handle if message.offset not in messages_in_use]
         self._tries.add_earlier_tries(to_handle)
         if counts.tries:  # also counts tries in other sessions since the acquisition
             for message in to_handle:

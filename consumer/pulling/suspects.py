@@ -63,7 +63,7 @@ class SuspectQueue:
         self._upto = upto
         self.crashes = dict(begun)
         """The crashes of each accused message, by offset."""
-        self._last_accused = max(self.crashes, default=-1)
+        self._last_reported = max(self.crashes, default=-1)
         self._cause_unknown = not self.crashes
         """True if nothing was recorded as begun: any suspect may have killed the process."""
         self.until_ms = now_ms + CAREFUL_MS
@@ -96,7 +96,7 @@ class SuspectQueue:
         """
         first = self._waiting[0].offset if self._waiting else next_offset
         limit_reached = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self.until_ms
-        return limit_reached and first > self._last_accused
+        return limit_reached and first > self._last_reported
 
     def next(self) -> tuple[Message, SuspectStep] | None:
         """Pop the next message; None if it is not pulled yet."""

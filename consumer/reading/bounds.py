@@ -206,12 +206,12 @@ def ranges_to_read(
 
 
 def _in_lineage_order(
-    bound: Bound, own: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
+    bound: Bound, own_offsets: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
 ) -> list[int]:
     if bound.kind is not BoundKind.TIME:
-        return [place.at for place in own.values()]
-    places = order_points(own, parents)
-    return [places[partition_id] for partition_id in own]
+        return [position.at for position in own_offsets.values()]
+    position_by_id = order_points(own_offsets, parents)
+    return [position_by_id[partition_id] for partition_id in own_offsets]
 
 
 def _check_stored(offset: int, partition_id: int, first: int, end: int) -> int:

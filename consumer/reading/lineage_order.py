@@ -29,7 +29,7 @@ class LineageOrder:
         self._without_children: set[int] = set()
         """The partitions that are read to their end and whose children are not known yet."""
 
-    def learn(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
+    def update(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
         Merge the subject's current partitions, and return the new ones that can never be read.
 
@@ -40,7 +40,7 @@ class LineageOrder:
         for entry in history:
             partition = entry.partition
             partition_id = int(partition.partition_id)
-            if partition.state is PartitionState.PLANNED or not self.wants(entry):
+            if partition.state is PartitionState.PLANNED or not self.is_wanted(entry):
                 continue
             is_new = partition_id not in self._parents
             self._parents[partition_id] = tuple(map(int, partition.parents))
@@ -74,7 +74,7 @@ class LineageOrder:
         """Return True if the partition is known and wanted."""
         return partition_id in self._parents
 
-    def wants(self, entry: PartitionHistory) -> bool:
+    def is_wanted(self, entry: PartitionHistory) -> bool:
         """Return True if the partition may have wanted messages."""
         partition = entry.partition
         if self._partition is not None:
@@ -115,6 +115,6 @@ class LineageOrder:
         return self._parents
 
     @property
-    def left(self) -> frozenset[int]:
+    def unread_ids(self) -> frozenset[int]:
         """Return the ids of the partitions that are not read to their end."""
         return frozenset(self._unread)

@@ -39,7 +39,7 @@ class OpenReads:
         self._reads: dict[int, _OpenRead] = {}
         self._replied = asyncio.Event()
 
-    def keep(self, addresses: dict[int, str | None]) -> None:
+    def retain(self, addresses: dict[int, str | None]) -> None:
         """Cancel reads of partitions not in `addresses`, and reads whose broker has a different
         address now.
         """
@@ -74,7 +74,7 @@ class OpenReads:
             task.exception()  # mark it as retrieved: nobody may take this result
         self._replied.set()
 
-    def due(self, partition_ids: Collection[int]) -> list[int]:
+    def find_due(self, partition_ids: Collection[int]) -> list[int]:
         """Return those of these partitions without an open read; replies after this call wake
         `wait`.
         """

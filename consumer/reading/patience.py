@@ -69,7 +69,7 @@ class FailureTracker:
         self._follows = follows
         self._ongoing: dict[int | None, _OngoingFailure] = {}
 
-    def note(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
+    def record_failures(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
         """Record the failures of a round at `now_ms` of the boot clock; everything not in
         `failures` has recovered, or is waiting for messages.
         """
@@ -80,7 +80,7 @@ class FailureTracker:
             failure = previous.pop(partition_id, None) or _OngoingFailure(error, now_ms)
             self._ongoing[partition_id] = failure
             failure.error = error
-            if _may_pass(error):
+            if _is_transient(error):
                 failure.permanent_since_ms = None
             elif failure.permanent_since_ms is None:
                 failure.permanent_since_ms = now_ms
@@ -107,11 +107,11 @@ class FailureTracker:
             if now_ms - failure.lasting_since_ms >= READ_GIVE_UP_MS
         ]
         warnings: list[tuple[str, _OngoingFailure]] = []
-        for failure in sorted(expired, key=lambda failure: _may_pass(failure.error)):
+        for failure in sorted(expired, key=lambda failure: _is_transient(failure.error)):
             error = failure.error
             if metaserver_error is not None and isinstance(error, _MISSING_DATA):
                 error = metaserver_error
-            if not (self._follows and _may_pass(error)):
+            if not (self._follows and _is_transient(error)):
                 raise error
             warnings.append((error.message, failure))
         self._log_waiting(warnings, now_ms)
@@ -152,7 +152,7 @@ class FailureTracker:
                 )
 
 
-def _may_pass(error: KeylaneError) -> bool:
+def _is_transient(error: KeylaneError) -> bool:
     """Return True if the error may end when a server returns, or has room for a connection."""
     return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 

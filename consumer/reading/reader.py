@@ -81,7 +81,7 @@ class _ReadState:
     at_end: bool = False
     """True if the last read reached the last stored message, and more may follow."""
 
-    def learn(self, entry: PartitionHistory) -> None:
+    def update(self, entry: PartitionHistory) -> None:
         """Take the partition's current state. If its data is gone, keep the old address: that
         broker may still reply.
         """
@@ -271,12 +271,12 @@ class Reader(LoopBoundClient, Generic[V]):
             while self._buffer:
                 message = self._buffer.popleft()
                 self._positions[message.partition_id] = message.offset + 1
-                if self._passes(message):
+                if self._matches_filter(message):
                     return message
             if not await self._fill():
                 raise StopAsyncIteration
 
-    def _passes(self, message: Message[V]) -> bool:
+    def _matches_filter(self, message: Message[V]) -> bool:
         if self._key is not None and message.key != self._key:
             return False
         if self._replacing_ids and self._replacing_rows.is_source_read(message, self._was_read):
@@ -359,13 +359,13 @@ class Reader(LoopBoundClient, Generic[V]):
                 subject=self._subject,
             )
         self._update_lineage(history)
-        wanted = [
+        unread_partitions = [
             entry.partition
             for entry in history
-            if entry.partition.partition_id in self._lineage.left
+            if entry.partition.partition_id in self._lineage.unread_ids
         ]
         try:
-            offsets = await in_turns(self._fetch_offsets, wanted)
+            offsets = await in_turns(self._fetch_offsets, unread_partitions)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise
@@ -391,8 +391,8 @@ class Reader(LoopBoundClient, Generic[V]):
             PartitionUnknownError: the messages of `partition` are gone.
         """
         self._lineage.check_subject(self._subject, history)
-        self._replacing_rows.learn(filter(self._lineage.wants, history))
-        self._report_gone(self._lineage.learn(history))
+        self._replacing_rows.update(filter(self._lineage.is_wanted, history))
+        self._report_gone(self._lineage.update(history))
 
     def _report_gone(self, unreadable: list[PartitionHistory]) -> None:
         for entry in unreadable:
@@ -469,9 +469,9 @@ class Reader(LoopBoundClient, Generic[V]):
         for entry in history:
             partition = entry.partition
             partition_id = int(partition.partition_id)
-            if partition_id in self._lineage.left:
+            if partition_id in self._lineage.unread_ids:
                 state = self._read_states.setdefault(partition_id, _ReadState(partition, 0, None))
-                state.learn(entry)
+                state.update(entry)
                 self._positions.setdefault(partition_id, 0)
 
     def _broker(self, partition: Partition) -> BrokerClient:
@@ -494,7 +494,7 @@ class Reader(LoopBoundClient, Generic[V]):
             if metaserver_error is not None:
                 failures[None] = metaserver_error
             now_ms = self._environment.clock.boot_ms()
-            self._failures.note(failures, now_ms)
+            self._failures.record_failures(failures, now_ms)
             if failures:
                 await self._wait_for_servers(now_ms)
                 continue
@@ -521,7 +521,7 @@ class Reader(LoopBoundClient, Generic[V]):
             for partition_id in readable
             if partition_id in self._read_states
         }
-        self._open_reads.keep(
+        self._open_reads.retain(
             {partition_id: state.partition.address for partition_id, state in states.items()}
         )
         bytes_max = max(self._chunk_bytes * CHUNKS_MAX // max(len(states), CHUNKS_MAX), 1)
@@ -533,7 +533,7 @@ class Reader(LoopBoundClient, Generic[V]):
                     state.next_offset,
                     bytes_max=bytes_max,
                 )
-        return self._open_reads.due(states)
+        return self._open_reads.find_due(states)
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
         """
@@ -545,9 +545,9 @@ class Reader(LoopBoundClient, Generic[V]):
         """
         failures: Failures = {}
         fatal: list[BaseException] = []
-        due = self._open_idle_reads(readable)
-        for first in range(0, len(due), CHUNKS_MAX):
-            partition_ids = due[first : first + CHUNKS_MAX]
+        due_ids = self._open_idle_reads(readable)
+        for first in range(0, len(due_ids), CHUNKS_MAX):
+            partition_ids = due_ids[first : first + CHUNKS_MAX]
             results = await asyncio.gather(
                 *map(self._read_chunk, partition_ids), return_exceptions=True
             )
@@ -606,7 +606,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 continue
             address = entry.partition.address
             has_changed |= address is not None and address != state.partition.address
-            state.learn(entry)
+            state.update(entry)
             if entry.is_gone and not (
                 state.may_have_more and not self._open_reads.pending(partition_id)
             ):
@@ -657,10 +657,10 @@ class Reader(LoopBoundClient, Generic[V]):
             state.may_have_more = True
         if state.end is None:
             at_end = state.next_offset >= reply.next_offset
-            ended = reply.sealed and at_end
-            state.at_end = at_end and not ended
+            has_ended = reply.sealed and at_end
+            state.at_end = at_end and not has_ended
         else:
-            ended = state.next_offset >= state.end
+            has_ended = state.next_offset >= state.end
             if not payload:  # everything up to `end` was stored when the reader was opened
                 raise OffsetOutOfRangeError(
                     partition_id=partition_id,
@@ -668,7 +668,7 @@ class Reader(LoopBoundClient, Generic[V]):
                     first_offset=reply.first_offset,
                     next_offset=reply.next_offset,
                 )
-        if ended:
+        if has_ended:
             self._finish(partition_id)
 
     def _skip_removed(self, state: _ReadState, error: OffsetOutOfRangeError) -> None:

@@ -40,7 +40,7 @@ class ReplacingRows:
         self._history: dict[int, PartitionHistory] = {}
         """Every partition, by id; empty if there are no rows."""
 
-    def learn(self, history: Iterable[PartitionHistory]) -> None:
+    def update(self, history: Iterable[PartitionHistory]) -> None:
         """Take the subject's current partitions."""
         by_id = {int(entry.partition.partition_id): entry for entry in history}
         parents = {partition_id: entry.partition.parents for partition_id, entry in by_id.items()}

@@ -42,10 +42,9 @@ from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
-from ...rpc.home import Home, LoopBoundClient
 from ...rpc.race import shared, shield, start_task
-from ..given_up import GivenUp, Unreported
-from ..settings import ProducerSettings, checked_timeout
+from ..given_up import GivenUpOutcome, UnreportedMessages
+from ..settings import ProducerSettings, check_timeout
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
 from ..waiting_keys import WaitingKey
 
@@ -72,32 +71,32 @@ class ScheduledFuture:
     def __init__(self, task: asyncio.Task[ScheduledReceipt]) -> None:
         self._task = task
         self._reported = False
-        self._given_up: GivenUp | None = None
+        self._given_up: GivenUpOutcome | None = None
         """The unreported outcome of a message that was given up; otherwise None."""
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
-        self._report()
+        self._mark_reported()
         try:
             return (yield from shield(self._task).__await__())
         except KeylaneError as error:
             raise error.copy() from error.__cause__
 
-    def _report(self) -> None:
+    def _mark_reported(self) -> None:
         """Record that the caller gets the outcome."""
         self._reported = True
         given_up = self._given_up
         self._given_up = None
         if given_up is not None:
-            given_up.reported(unknown=given_up.doubtful)
+            given_up.mark_reported(unknown=given_up.doubtful)
 
-    def _give_up(self, error: BaseException, summary: Unreported) -> None:
+    def _give_up(self, error: BaseException, summary: UnreportedMessages) -> None:
         """Count the message as given up, unless the caller awaits it."""
         if not self._reported:
             if not isinstance(error, KeylaneError):
                 error = InternalError(f"unexpected error in the producer: {error!r:.200}")
-            given_up = GivenUp(error, summary, doubtful=error.fate is Fate.UNKNOWN)
-            given_up.count(1, given_up.doubtful)
+            given_up = GivenUpOutcome(error, summary, doubtful=error.fate is Fate.UNKNOWN)
+            given_up.add_messages(1, given_up.doubtful)
             self._given_up = given_up
 
     def done(self) -> bool:
@@ -113,7 +112,7 @@ class ScheduledFuture:
             KeylaneError: the message was given up; the same error as from `await`.
         """
         if self._task.done():
-            self._report()
+            self._mark_reported()
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
@@ -121,11 +120,11 @@ class ScheduledFuture:
         message, or it was given up.
         """
 
-        def settled(_task: object) -> None:
+        def call_back(_task: object) -> None:
             callback(self)
 
-        self._listeners.setdefault(callback, []).append(settled)
-        self._task.add_done_callback(settled)
+        self._listeners.setdefault(callback, []).append(call_back)
+        self._task.add_done_callback(call_back)
 
     def remove_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> int:
         """Remove `callback`, and return how often it had been added."""
@@ -139,7 +138,7 @@ class ScheduledFuture:
             asyncio.InvalidStateError: the future is not `done` yet.
         """
         if self._task.done():
-            self._report()
+            self._mark_reported()
         return self._task.exception()
 
     @property
@@ -195,8 +194,8 @@ class ScheduledSender:
         self._bytes = 0
         """The bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
-        self._unreported = Unreported("scheduled message")
-        """Messages given up since the last call of `unreported`."""
+        self._unreported = UnreportedMessages("scheduled message")
+        """Messages given up since the last call of `take_unreported_error`."""
 
     def send(
         self,
@@ -229,7 +228,7 @@ class ScheduledSender:
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         limit_ms = self._settings.delivery_timeout_ms
-        limit_ms = limit_ms if timeout_ms is None else checked_timeout(timeout_ms)
+        limit_ms = limit_ms if timeout_ms is None else check_timeout(timeout_ms)
         if queue is not None:
             raise InvalidRequestError(
                 "a message for a later delivery has no logic queue: leave out queue or deliver_at"
@@ -249,14 +248,14 @@ class ScheduledSender:
         self._bytes += len(batch)
         self._pending[future] = attempt
 
-        def ended(task: asyncio.Task[ScheduledReceipt]) -> None:
+        def on_done(task: asyncio.Task[ScheduledReceipt]) -> None:
             self._bytes -= len(batch)
             del self._pending[future]
             error = None if task.cancelled() else task.exception()
             if error is not None:
                 future._give_up(error, self._unreported)
 
-        task.add_done_callback(ended)
+        task.add_done_callback(on_done)
         return future
 
     async def _send_until_kept(
@@ -265,7 +264,7 @@ class ScheduledSender:
         began_ms = self._clock.boot_ms()
         try:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
-                return await self._try(request, batch, attempt)
+                return await self._send_with_retries(request, batch, attempt)
         except TimeoutError:
             waited = seconds(self._clock.boot_ms() - began_ms)
             error: KeylaneError = DeliveryTimeoutError(
@@ -273,35 +272,37 @@ class ScheduledSender:
                 f"{attempt.cause.reason}",
                 subject=request.subject,
             )
-        except KeylaneError as refusal:
-            error = refusal
+        except KeylaneError as failure:
+            error = failure
         except asyncio.CancelledError:
             error = ClosedError(
                 f"the producer was closed before a broker kept it: {attempt.cause.reason}"
             )
-        raise error.copy(Fate.UNKNOWN) if attempt.doubtful else error
+        raise error.copy(Fate.UNKNOWN) if attempt.doubtful_group else error
 
-    async def _try(self, request: Schedule, batch: bytes, attempt: _Attempt) -> ScheduledReceipt:
+    async def _send_with_retries(
+        self, request: Schedule, batch: bytes, attempt: _Attempt
+    ) -> ScheduledReceipt:
         pauses = self._settings.backoff.pauses(self._rng)
         while True:
             group = ""
             try:
-                group, address = await self._choose_broker(request.subject, attempt.doubtful)
+                group, address = await self._choose_broker(request.subject, attempt.doubtful_group)
                 call_slots = self._call_slots.get(address)
                 if call_slots is None:
                     call_slots = self._call_slots[address] = asyncio.Semaphore(CALLS_MAX)
                 async with call_slots:
-                    if not attempt.doubtful and not self._route_lists(
+                    if not attempt.doubtful_group and not self._is_in_route(
                         request.subject, group, address
                     ):
                         continue  # the route changed while this waited for a slot
-                    previously_doubtful = attempt.doubtful
-                    attempt.doubtful = group
+                    previous_doubtful_group = attempt.doubtful_group
+                    attempt.doubtful_group = group
                     try:
                         answer, _ = await self._broker_at(address).call(request, batch)
                     except KeylaneError as error:
                         if error.fate is Fate.NOT_DONE:
-                            attempt.doubtful = previously_doubtful
+                            attempt.doubtful_group = previous_doubtful_group
                         raise
                 assert isinstance(answer, Scheduled)
                 return ScheduledReceipt(
@@ -324,40 +325,40 @@ class ScheduledSender:
                 attempt.cause = broker_cause(error, group) if group else route_cause(error)
             await asyncio.sleep(pauses.next_ms() / 1000)
 
-    async def _choose_broker(self, subject: str, doubtful: str) -> tuple[str, str]:
+    async def _choose_broker(self, subject: str, doubtful_group: str) -> tuple[str, str]:
         """
-        Return the broker group to send to, and its address: `doubtful`, which may already keep the
-        message, or else any available one.
+        Return the broker group to send to, and its address: `doubtful_group`, which may already
+        keep the message, or else any available one.
 
         Raises:
             KeylaneError: no broker group is available now, or the subject is refused.
         """
-        if doubtful:
-            return doubtful, await self._broker_address(doubtful)
+        if doubtful_group:
+            return doubtful_group, await self._fetch_broker_address(doubtful_group)
         route_task = self._routes.get(subject)
         if route_task is None:
             call = self._meta.route_to_send(subject, order_strategy=self._order_strategy)
             route_task = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
-                self._forget_routes()
+                self._evict_routes()
         route = await shared(route_task, "the producer was closed")
-        available = _available(route)
-        if not available:
+        available_brokers = _available_brokers(route)
+        if not available_brokers:
             open_partitions = route.open_partitions()
             group = open_partitions[0].broker_group if open_partitions else ""
             raise NotSentError(
                 f"no broker of subject {subject!r} is available now", broker_group=group
             )
-        return self._rng.choice(available)
+        return self._rng.choice(available_brokers)
 
-    def _forget_routes(self) -> None:
+    def _evict_routes(self) -> None:
         """Drop the cached routes of subjects without waiting messages, to bound the cache."""
         waiting = {attempt.subject for attempt in self._pending.values()}
         for subject, route_task in list(self._routes.items()):
             if route_task.done() and subject not in waiting:
                 del self._routes[subject]
 
-    def _route_lists(self, subject: str, broker_group: str, address: str) -> bool:
+    def _is_in_route(self, subject: str, broker_group: str, address: str) -> bool:
         """Return True if the cached route of a subject has the broker at this address."""
         route_task = self._routes.get(subject)
         if (
@@ -367,9 +368,9 @@ class ScheduledSender:
             or route_task.exception() is not None
         ):
             return False
-        return (broker_group, address) in _available(route_task.result())
+        return (broker_group, address) in _available_brokers(route_task.result())
 
-    async def _broker_address(self, broker_group: str) -> str:
+    async def _fetch_broker_address(self, broker_group: str) -> str:
         """
         Fetch the address of a broker group.
 
@@ -380,8 +381,8 @@ class ScheduledSender:
         """
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
-        closed = "the producer was closed before a metaserver sent the address of the broker"
-        brokers = (await shared(self._health, closed)).details.get("brokers", [])
+        closed_text = "the producer was closed before a metaserver sent the address of the broker"
+        brokers = (await shared(self._health, closed_text)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:
@@ -399,22 +400,24 @@ class ScheduledSender:
             scheduled_id = bytes.fromhex(receipt.scheduled_id)
         except ValueError:
             raise InvalidRequestError(f"not a valid receipt: {receipt!r:.200}") from None
-        broker = self._broker_at(await self._broker_address(receipt.broker_group))
+        broker = self._broker_at(await self._fetch_broker_address(receipt.broker_group))
         answer, _ = await broker.call(CancelScheduled(scheduled_id))
         assert isinstance(answer, ScheduledCanceled)
         return CancelOutcome(answer.outcome)
 
-    def waiting(self) -> list[WaitingKey]:
+    def list_waiting(self) -> list[WaitingKey]:
         """List the messages that no broker keeps yet, with an entry for each pair of subject and
         broker group that may already keep them.
         """
         entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
         for attempt in self._pending.values():
-            entries[attempt.subject, attempt.doubtful].append(attempt)
+            entries[attempt.subject, attempt.doubtful_group].append(attempt)
         return [_waiting_key(attempts) for attempts in entries.values()]
 
-    async def wait_for_room(self) -> None:
-        """Wait until the queue of scheduled messages has room; see `SendBudget.wait_for_room`."""
+    async def wait_for_capacity(self) -> None:
+        """Wait until the queue of scheduled messages has room; see
+        `SendBudget.wait_for_capacity`.
+        """
         if self._bytes * 4 < self._settings.queue_bytes * 3:
             return
         while self._bytes * 2 >= self._settings.queue_bytes:
@@ -432,13 +435,13 @@ class ScheduledSender:
             await asyncio.wait([future._task for future in self._pending])
             await asyncio.sleep(0)
 
-    def unreported(self) -> GivenUpError | None:
+    def take_unreported_error(self) -> GivenUpError | None:
         """Return the error for unawaited messages given up since the last call, if there are
         any.
         """
         summary = self._unreported
-        self._unreported = Unreported("scheduled message")
-        return summary.error()
+        self._unreported = UnreportedMessages("scheduled message")
+        return summary.build_error()
 
     async def close(self) -> None:
         """Give up the messages that no broker keeps yet."""
@@ -451,7 +454,7 @@ class ScheduledSender:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _available(route: Route) -> list[tuple[str, str]]:
+def _available_brokers(route: Route) -> list[tuple[str, str]]:
     """Return the available broker groups with open partitions, and their addresses."""
     return [
         (partition.broker_group, partition.address)
@@ -481,7 +484,7 @@ class _Attempt:
         self.subject = subject
         self.size_bytes = size_bytes
         self.sent_at_ns = sent_at_ns
-        self.doubtful = ""
+        self.doubtful_group = ""
         """The broker group that may already keep the message, or ""."""
         self.cause = WaitCause(NO_ANSWER)
 
@@ -496,33 +499,7 @@ def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
         sum(attempt.size_bytes for attempt in attempts),
         oldest.sent_at_ns,
         None,
-        oldest.doubtful or None,
+        oldest.doubtful_group or None,
         oldest.cause.reason,
         oldest.cause.advice,
     )
-
-
-class ScheduledCancels(LoopBoundClient):
-    """The part of a producer that cancels scheduled messages."""
-
-    _home: Home
-    _scheduled: ScheduledSender | None = None
-
-    async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
-        """
-        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
-
-        Returns:
-            CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
-            subject was deleted, or does not accept messages of its size.
-
-        Raises:
-            NotFoundError: the broker does not know the message, or no longer knows it.
-            BusyError: the message is being delivered to a subject that does not answer; try again.
-            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
-            ClosedError: the producer is not open, or was closed during the call.
-            UsageError: the producer is open in another process or event loop.
-        """
-        self._home.check()
-        assert self._scheduled is not None
-        return await self._scheduled.cancel(receipt)

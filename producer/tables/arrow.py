@@ -80,13 +80,13 @@ class Column:
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return Column(self._array.take(indices))
 
-    def bytes_of(self, start: int, end: int) -> memoryview:
+    def get_bytes(self, start: int, end: int) -> memoryview:
         """Return the bytes of the rows [start, end)."""
         return self.blob[self.edges[start] : self.edges[end]].data
 
     def row(self, index: int) -> bytes:
         """Return the bytes of a row."""
-        return bytes(self.bytes_of(index, index + 1))
+        return bytes(self.get_bytes(index, index + 1))
 
 
 class StreamFailedError(Exception):
@@ -108,22 +108,22 @@ class ArrowSource:
         """The problems found while converting Python objects to Arrow, by row number."""
         if self.in_memory:
             names = (value,) if key is None else (value, key)
-            source = _in_memory(source, names, self._problems)
+            source = _to_table(source, names, self._problems)
         self._source = source
         self._key = None if key is None else _column_index(self._source.schema, key)
         self._value = _column_index(self._source.schema, value)
 
-    def blocks(self) -> Iterator[Block]:
+    def iter_blocks(self) -> Iterator[Block]:
         """Yield the blocks of a source in memory; may be called repeatedly."""
         row = 0
         for batch in self._source.to_batches():
-            for block in self._blocks(batch):
+            for block in self._split_batch(batch):
                 if self._problems:
                     block.add_problems(self._problems, row)
                 yield block
                 row += len(block)
 
-    async def stream(self) -> AsyncIterator[list[Block]]:
+    async def stream_blocks(self) -> AsyncIterator[list[Block]]:
         """
         Yield the blocks of each record batch. The stream is read in a thread, because it may
         block.
@@ -133,23 +133,23 @@ class ArrowSource:
         """
         try:
             batches = iter(self._source)
-            while (batch := await _next_of(batches)) is not None:
-                yield list(self._blocks(batch))
+            while (batch := await _read_next(batches)) is not None:
+                yield list(self._split_batch(batch))
         except Exception as error:
             raise StreamFailedError from error
 
-    def _blocks(self, batch: Any) -> Iterator[Block]:
-        columns = [_without_views(batch.column(self._value))]
+    def _split_batch(self, batch: Any) -> Iterator[Block]:
+        columns = [_decode_views(batch.column(self._value))]
         if self._key is not None:
-            columns.append(_without_views(batch.column(self._key)))
+            columns.append(_decode_views(batch.column(self._key)))
         rows = len(batch)
         step = max(1, min(BLOCK_ROWS, rows * BLOCK_BYTES // max(1, batch.nbytes)))
         for start in range(0, rows, step):
-            values, *keys = (_column(column[start : start + step]) for column in columns)
+            values, *keys = (_build_column(column[start : start + step]) for column in columns)
             yield Block(keys[0] if keys else None, values)
 
 
-async def _next_of(batches: Iterator[Any]) -> Any:
+async def _read_next(batches: Iterator[Any]) -> Any:
     """Return the next record batch, or None at the end. Reads it in a thread, unless the main
     thread has ended, after which Python starts none.
     """
@@ -177,7 +177,7 @@ class Block:
     def __len__(self) -> int:
         return len(self.values.lengths)
 
-    def refused(self, limit_bytes: int) -> dict[int, str]:
+    def find_unsendable_rows(self, limit_bytes: int) -> dict[int, str]:
         """Return the indexes of rows that cannot be sent, with the reasons. A null value cannot be
         sent; a null key means no key.
         """
@@ -195,7 +195,7 @@ class Block:
         return reasons | self._problems
 
     @cached_property
-    def sizes(self) -> I64:
+    def cumulative_sizes(self) -> I64:
         """The cumulative sizes of the rows in a batch, in bytes: one entry more than there are
         rows, beginning with 0 or the offset of the first row.
         """
@@ -206,7 +206,7 @@ class Block:
         """Return a block of these rows, in this order."""
         return Block(None if self.keys is None else self.keys.take(rows), self.values.take(rows))
 
-    def body(self, start: int, end: int, sent_at_ns: int) -> bytes:
+    def encode_body(self, start: int, end: int, sent_at_ns: int) -> bytes:
         """Return the rows [start, end) as the body of a batch."""
         count = end - start
         keys = self.keys
@@ -214,13 +214,13 @@ class Block:
             sent_at_ns.to_bytes(8, "little") * count,
             bytes(4 * count) if keys is None else keys.lengths[start:end].astype("<u4").tobytes(),
             self.values.lengths[start:end].astype("<u4").tobytes(),
-            () if keys is None else (keys.bytes_of(start, end),),
-            (self.values.bytes_of(start, end),),
+            () if keys is None else (keys.get_bytes(start, end),),
+            (self.values.get_bytes(start, end),),
             count=count,
         )
 
 
-def _in_memory(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> Any:
+def _to_table(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> Any:
     """Convert a source to a table; record the rows whose values are neither bytes nor text in
     `problems`.
     """
@@ -235,7 +235,7 @@ def _in_memory(source: Any, names: tuple[str, ...], problems: dict[int, str]) ->
             f"(as of polars, pandas and DuckDB), not {type(source).__name__}"
         )
     try:
-        _refuse_addresses(source, names)
+        _refuse_object_columns(source, names)
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
         # Some column, perhaps one that is not needed, has Python objects that Arrow does not
@@ -247,12 +247,10 @@ def _in_memory(source: Any, names: tuple[str, ...], problems: dict[int, str]) ->
             objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not accept this data: {error!s:.300}") from error
-    return pa.table(
-        {name: _binary_from_objects(column, problems) for name, column in objects.items()}
-    )
+    return pa.table({name: _convert_objects(column, problems) for name, column in objects.items()})
 
 
-def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
+def _refuse_object_columns(source: Any, names: tuple[str, ...]) -> None:
     """Raise TypeError for a polars frame with a column of Python objects, which it would export as
     memory addresses.
     """
@@ -261,8 +259,8 @@ def _refuse_addresses(source: Any, names: tuple[str, ...]) -> None:
         raise TypeError("a column of Python objects")
 
 
-def _binary_from_objects(column: list[Any], problems: dict[int, str]) -> Any:
-    converted: list[bytes | None] = []
+def _convert_objects(column: list[Any], problems: dict[int, str]) -> Any:
+    values: list[bytes | None] = []
     for row, value in enumerate(column):
         data: object = value
         if isinstance(value, str):
@@ -273,8 +271,8 @@ def _binary_from_objects(column: list[Any], problems: dict[int, str]) -> Any:
                 problems[row] = f"{value!r:.40} is not valid UTF-8: {error.reason}"
         elif not isinstance(value, bytes) and not _is_missing(value):
             problems[row] = f"{value!r:.40} is neither bytes nor text"
-        converted.append(data if isinstance(data, bytes) else None)
-    return pa.array(converted, pa.large_binary())
+        values.append(data if isinstance(data, bytes) else None)
+    return pa.array(values, pa.large_binary())
 
 
 def _is_missing(value: object) -> bool:
@@ -316,7 +314,7 @@ _HAS_EDGES = (
 """Tests for the types whose buffers `Column` uses directly."""
 
 
-def _without_views(array: Any) -> Any:
+def _decode_views(array: Any) -> Any:
     """Replace the views of a dictionary column, which Arrow does not decode, by bytes. Polars
     stores categories in this form.
     """
@@ -325,17 +323,19 @@ def _without_views(array: Any) -> Any:
         pa.types.is_string_view(column_type.value_type)
         or pa.types.is_binary_view(column_type.value_type)
     ):
-        return pa.DictionaryArray.from_arrays(array.indices, _binary(array.dictionary))
+        return pa.DictionaryArray.from_arrays(array.indices, _cast_to_binary(array.dictionary))
     return array
 
 
-def _column(array: Any) -> Column:
+def _build_column(array: Any) -> Column:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return Column(array if any(has_type(array.type) for has_type in _HAS_EDGES) else _binary(array))
+    return Column(
+        array if any(has_type(array.type) for has_type in _HAS_EDGES) else _cast_to_binary(array)
+    )
 
 
-def _binary(array: Any) -> Any:
+def _cast_to_binary(array: Any) -> Any:
     if pa.types.is_string_view(array.type):
         array = array.cast(pa.large_string())
     return array.cast(pa.large_binary())
@@ -351,8 +351,8 @@ class TableSender:
             name.
         send: queues one message, given its value and key.
         drain: waits for room in the producer's queue.
-        draw: returns a random number of the given number of bits, for the partition of rows without
-            a key.
+        draw_bits: returns a random number of the given number of bits, for the partition of rows
+            without a key.
     """
 
     def __init__(
@@ -361,26 +361,26 @@ class TableSender:
         sender: SubjectSender,
         send: Callable[[bytes, bytes], SendFuture],
         drain: Callable[[], Awaitable[None]],
-        draw: Callable[[int], int],
+        draw_bits: Callable[[int], int],
         now_ns: Callable[[], int],
         settings: ProducerSettings,
     ) -> None:
         self._sender = sender
         self._send = send
         self._drain = drain
-        self._draw = draw
+        self._draw_bits = draw_bits
         self._now_ns = now_ns
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._row = 0
+        self._rows_read = 0
         """The number of rows read so far."""
         self._batches: deque[tuple[OutgoingBatch, I64]] = deque()
         """The unsettled batches, with the numbers of their rows."""
         self._messages: deque[tuple[SendFuture, int]] = deque()
         """The unsettled messages that were sent one by one, with their row numbers."""
         self._stored = 0
-        self._refused: dict[int, str] = {}
-        self._given_up: dict[int, KeylaneError] = {}
+        self._unsendable_rows: dict[int, str] = {}
+        self._given_up_rows: dict[int, KeylaneError] = {}
         self._partial = False
 
     async def send(self, source: ArrowSource, *, partial: bool) -> TableReceipt:
@@ -397,14 +397,14 @@ class TableSender:
         await self._sender.wait_for_route()  # the route has the size limit
         if source.in_memory:
             if not partial:
-                await self._check(source.blocks())
-            for block in source.blocks():
+                await self._check_blocks(source.iter_blocks())
+            for block in source.iter_blocks():
                 await self._send_block(block)
         else:
             try:
-                async for record_batch in source.stream():
+                async for record_batch in source.stream_blocks():
                     if not partial:
-                        await self._check(record_batch)
+                        await self._check_blocks(record_batch)
                     for block in record_batch:
                         await self._send_block(block)
             except StreamFailedError as error:
@@ -412,75 +412,78 @@ class TableSender:
         await self._settle(wait_for_all=True)
         if failure is not None:
             raise self._source_error(failure)
-        if self._given_up:
+        if self._given_up_rows:
             raise self._given_up_error()
-        return TableReceipt(self._stored, self._refused)
+        return TableReceipt(self._stored, self._unsendable_rows)
 
-    async def _check(self, blocks: Iterable[Block]) -> None:
+    async def _check_blocks(self, blocks: Iterable[Block]) -> None:
         """Raise TableError if a row of the next blocks cannot be sent."""
-        row = self._row
-        limit = self._sender.message_bytes_max
-        refused: dict[int, str] = {}
+        row = self._rows_read
+        limit_bytes = self._sender.message_bytes_max
+        reasons: dict[int, str] = {}
         for block in blocks:
-            refused |= {row + index: reason for index, reason in block.refused(limit).items()}
+            reasons |= {
+                row + index: reason
+                for index, reason in block.find_unsendable_rows(limit_bytes).items()
+            }
             row += len(block)
             await asyncio.sleep(0)  # other tasks run between blocks
-        if refused:
-            first, reason = min(refused.items())
+        if reasons:
+            first_row, reason = min(reasons.items())
             raise TableError(
                 Reason.ROWS_REFUSED,
-                f"{counted(len(refused), 'row', 'rows')} cannot be sent, the first is "
-                f"row {first}: {reason}; "
-                f"{counted(self._row, 'row', 'rows')} before that were sent",
-                rows=sorted(refused)[:ROWS_NAMED],
-                sent=self._row,
+                f"{counted(len(reasons), 'row', 'rows')} cannot be sent, the first is "
+                f"row {first_row}: {reason}; "
+                f"{counted(self._rows_read, 'row', 'rows')} before that were sent",
+                rows=sorted(reasons)[:ROWS_NAMED],
+                sent=self._rows_read,
             )
 
     async def _send_block(self, block: Block) -> None:
-        rows = np.arange(self._row, self._row + len(block))
-        self._row += len(block)
+        rows = np.arange(self._rows_read, self._rows_read + len(block))
+        self._rows_read += len(block)
         await asyncio.sleep(0)
         sender = self._sender
         try:
             await self._drain()
             await self._settle(wait_for_all=False)
-            sender.check_alive()
+            sender.raise_if_stopped()
         except KeylaneError as error:  # earlier rows may be stored
-            self._given_up |= dict.fromkeys(rows.tolist(), error)
+            self._given_up_rows |= dict.fromkeys(rows.tolist(), error)
             return
-        refused = block.refused(sender.message_bytes_max)
-        if refused:
-            for index in sorted(refused):
-                self._leave_out(int(rows[index]), refused[index])
-            sendable = np.delete(np.arange(len(block)), list(refused))
-            block, rows = block.take(sendable), rows[sendable]
+        reasons = block.find_unsendable_rows(sender.message_bytes_max)
+        if reasons:
+            for index in sorted(reasons):
+                self._record_unsendable(int(rows[index]), reasons[index])
+            sendable_indexes = np.delete(np.arange(len(block)), list(reasons))
+            block, rows = block.take(sendable_indexes), rows[sendable_indexes]
         if sender.careful:
             await self._send_by_row(block, rows)
             return
-        routing = _RowExecutors(sender, self._draw(10))
-        order, bounds = routing.order(block.keys, len(block))
+        routing = _RowExecutors(sender, self._draw_bits(10))
+        order, bounds = routing.group_rows(block.keys, len(block))
         if order is not None:
             block, rows = block.take(order), rows[order]
-        unrouted: tuple[int, int] | None = None
+        unrouted_range: tuple[int, int] | None = None
         for executor, (start, end) in zip(routing.executors, pairwise(bounds), strict=True):
             if executor is None:
-                unrouted = start, end
+                unrouted_range = start, end
             else:
-                self._queue(sender, executor, block, rows, start, end)
-        if unrouted is not None:
-            part = np.arange(*unrouted)
-            await self._send_by_row(block.take(part), rows[part])
+                self._queue_rows(sender, executor, block, rows, start, end)
+        if unrouted_range is not None:
+            indexes = np.arange(*unrouted_range)
+            await self._send_by_row(block.take(indexes), rows[indexes])
 
-    def _leave_out(self, row: int, reason: str) -> None:
+    def _record_unsendable(self, row: int, reason: str) -> None:
         """Record a row that cannot be sent. Without `partial` this happens only if the subject's
         limit was lowered after the check; the row is then given up.
         """
         if self._partial:
-            self._refused[row] = reason
+            self._unsendable_rows[row] = reason
         else:
-            self._given_up[row] = MessageTooLargeError(f"row {row}: {reason}")
+            self._given_up_rows[row] = MessageTooLargeError(f"row {row}: {reason}")
 
-    def _queue(
+    def _queue_rows(
         self,
         sender: SubjectSender,
         executor: Executor,
@@ -491,31 +494,33 @@ class TableSender:
     ) -> None:
         """Queue the rows [start, end) of a block in batches at an executor."""
         settings = self._settings
-        sizes = block.sizes
+        sizes = block.cumulative_sizes
         now_ns = self._now_ns()
         while start < end:
-            stop = int(np.searchsorted(sizes, sizes[start] + settings.batch_bytes, "right")) - 1
-            stop = max(start + 1, min(stop, start + settings.batch_count, end))
-            body = block.body(start, stop, now_ns)
-            batch = ColumnBatch(self._loop, body, stop - start, now_ns)
+            batch_end = (
+                int(np.searchsorted(sizes, sizes[start] + settings.batch_bytes, "right")) - 1
+            )
+            batch_end = max(start + 1, min(batch_end, start + settings.batch_count, end))
+            body = block.encode_body(start, batch_end, now_ns)
+            batch = ColumnBatch(self._loop, body, batch_end - start, now_ns)
             if settings.delivery_timeout_ms:
                 for index in range(len(batch)):
                     sender.annotate(
                         batch, index, reordered=False, timeout_ms=settings.delivery_timeout_ms
                     )
-            executor.queue(batch)
-            self._batches.append((batch, rows[start:stop]))
-            start = stop
+            executor.queue_batch(batch)
+            self._batches.append((batch, rows[start:batch_end]))
+            start = batch_end
 
     async def _send_by_row(self, block: Block, rows: I64) -> None:
         for index, row in enumerate(rows.tolist()):
             key = b"" if block.keys is None else block.keys.row(index)
             try:
                 await self._drain()
-                self._sender.check_alive()
+                self._sender.raise_if_stopped()
                 self._messages.append((self._send(block.values.row(index), key), row))
             except KeylaneError as error:  # a halted key, a lowered limit, or a stopped sender
-                self._given_up[row] = error
+                self._given_up_rows[row] = error
 
     async def _settle(self, *, wait_for_all: bool) -> None:
         """Count the outcomes of the oldest batches and messages that are settled; with
@@ -528,37 +533,38 @@ class TableSender:
                 self._stored += len(rows)
                 continue
             for index, row in enumerate(rows.tolist()):
-                await self._count(BatchFuture(batch, index), row)
+                await self._count_outcome(BatchFuture(batch, index), row)
         while self._messages and (wait_for_all or self._messages[0][0].done()):
-            await self._count(*self._messages.popleft())
+            await self._count_outcome(*self._messages.popleft())
 
-    async def _count(self, future: SendFuture, row: int) -> None:
+    async def _count_outcome(self, future: SendFuture, row: int) -> None:
         try:
             await future
         except KeylaneError as error:
-            self._given_up[row] = error
+            self._given_up_rows[row] = error
         else:
             self._stored += 1
 
     @property
-    def _unknown(self) -> int:
+    def _unknown_count(self) -> int:
         """How many of the given-up rows may be stored."""
-        return sum(error.fate is Fate.UNKNOWN for error in self._given_up.values())
+        return sum(error.fate is Fate.UNKNOWN for error in self._given_up_rows.values())
 
     def _source_error(self, failure: BaseException) -> TableError:
         """Return the error for a source that raised `failure`."""
-        unknown = self._unknown
-        given_up = f", {len(self._given_up)} were given up" if self._given_up else ""
-        left_out = f", {len(self._refused)} were left out" if self._refused else ""
+        unknown = self._unknown_count
+        given_up_text = f", {len(self._given_up_rows)} were given up" if self._given_up_rows else ""
+        left_out_text = (
+            f", {len(self._unsendable_rows)} were left out" if self._unsendable_rows else ""
+        )
         error = TableError(
             Reason.ROWS_UNFINISHED,
-            f"the source failed after {counted(self._row, 'row')}, of which {self._stored} are "
-            f"stored{given_up}"
-            f"{left_out}: {failure!r:.200}",
-            sent=self._row,
+            f"the source failed after {counted(self._rows_read, 'row')}, of which "
+            f"{self._stored} are stored{given_up_text}{left_out_text}: {failure!r:.200}",
+            sent=self._rows_read,
             stored=self._stored,
-            rows=sorted(self._given_up | self._refused)[:ROWS_NAMED],
-            messages=len(self._given_up),
+            rows=sorted(self._given_up_rows | self._unsendable_rows)[:ROWS_NAMED],
+            messages=len(self._given_up_rows),
             unknown=unknown,
         )
         error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
@@ -567,43 +573,43 @@ class TableSender:
 
     def _given_up_error(self) -> TableError:
         """Return the error for rows that were given up."""
-        unknown = self._unknown
-        row, first = min(self._given_up.items())
-        subject = counted(len(self._given_up), "row was", "rows were")
+        unknown = self._unknown_count
+        row, first_error = min(self._given_up_rows.items())
+        subject = counted(len(self._given_up_rows), "row was", "rows were")
         error = TableError(
             Reason.ROWS_GIVEN_UP,
             f"{subject} given up, {unknown} of them may be stored; {self._stored} are stored; "
-            f"the first, row {row}: {first.message}",
-            rows=sorted(self._given_up)[:ROWS_NAMED],
-            messages=len(self._given_up),
+            f"the first, row {row}: {first_error.message}",
+            rows=sorted(self._given_up_rows)[:ROWS_NAMED],
+            messages=len(self._given_up_rows),
             unknown=unknown,
             stored=self._stored,
         )
         error.fate = Fate.UNKNOWN if unknown else Fate.NOT_DONE
-        error.__cause__ = first
+        error.__cause__ = first_error
         return error
 
 
 class _RowExecutors:
     """A snapshot of the executors of a subject's logical partitions."""
 
-    def __init__(self, sender: SubjectSender, keyless_logical: int) -> None:
+    def __init__(self, sender: SubjectSender, keyless_logical_id: int) -> None:
         self.executors: list[Executor | None] = []
         indices: dict[Executor | None, int] = {}
         for executor in sender.table:
             if executor not in indices:
                 indices[executor] = len(self.executors)
                 self.executors.append(executor)
-        keyless = sender.keyless_table[keyless_logical]
-        if keyless not in indices:
-            indices[keyless] = len(self.executors)
-            self.executors.append(keyless)
+        keyless_executor = sender.keyless_table[keyless_logical_id]
+        if keyless_executor not in indices:
+            indices[keyless_executor] = len(self.executors)
+            self.executors.append(keyless_executor)
         self._index_by_logical = np.fromiter(
             (indices[executor] for executor in sender.table), np.uint16
         )
-        self._keyless = indices[keyless]
+        self._keyless_index = indices[keyless_executor]
 
-    def order(
+    def group_rows(
         self, keys: Column | None, rows: int
     ) -> tuple[npt.NDArray[np.intp] | None, list[int]]:
         """
@@ -615,11 +621,11 @@ class _RowExecutors:
         """
         count = len(self.executors)
         if keys is None:
-            return None, [0] * (self._keyless + 1) + [rows] * (count - self._keyless)
+            return None, [0] * (self._keyless_index + 1) + [rows] * (count - self._keyless_index)
         if count == 1:
             return None, [0, rows]
-        logical = hash_column(keys.blob, keys.edges) & np.uint64(LOGICAL_PARTITIONS - 1)
-        indices = self._index_by_logical[logical]
-        indices[keys.lengths == 0] = self._keyless
+        logical_ids = hash_column(keys.blob, keys.edges) & np.uint64(LOGICAL_PARTITIONS - 1)
+        indices = self._index_by_logical[logical_ids]
+        indices[keys.lengths == 0] = self._keyless_index
         bounds = np.cumsum(np.bincount(indices, minlength=count))
         return np.argsort(indices, kind="stable"), [0, *bounds.tolist()]

@@ -28,7 +28,7 @@ class ColumnBatch(OutgoingBatch):
         self._body = body
         self.count = count
         self.full_size = len(body)
-        self._runs = [(0, sent_at_ns)]
+        self._time_runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
     # Not in OutgoingBatch, because it would slow down all attributes of the class, of which `send`
@@ -49,7 +49,7 @@ class ColumnBatch(OutgoingBatch):
         """Yield the key, the size in bytes and the send time of each unsettled message, without
         creating the lists.
         """
-        return self._unsettled(*split_columns(self._body, self.count))
+        return self._iter_unsettled(*split_columns(self._body, self.count))
 
     def pack(
         self, *, sequence: int, compression: Compression = Compression.NONE, **fields: int

@@ -9,7 +9,7 @@ from typing import Protocol
 from ...protocol.errors import KeylaneError, SubjectUnknownError
 from ...protocol.routing import Partition
 from ..executor_state import ExecutorState, MessageGroup
-from ..failure import NOT_HERE
+from ..failure import WRONG_BROKER_ERRORS
 
 log = logging.getLogger("keylane.producer")
 
@@ -39,7 +39,7 @@ async def is_unrecoverable(
         fetch_history: see `ExecutorOwner.fetch_history`; it changes `executor`.
     """
     state, address = executor.state, executor.partition.address
-    if state.lost or not (state.unlisted and isinstance(error, NOT_HERE)):
+    if state.lost or not (state.unlisted and isinstance(error, WRONG_BROKER_ERRORS)):
         return False
     try:
         if executor.partition.broker_group in await fetch_history():

@@ -181,7 +181,7 @@ def _lengths_and_data(
             lengths.append(bytes(4 * (end - start)))
         else:
             lengths.append(column.lengths[start:end].astype("<u4").tobytes())
-            blobs.append(column.bytes_of(start, end))
+            blobs.append(column.get_bytes(start, end))
     return b"".join(lengths), blobs
 
 

@@ -56,7 +56,7 @@ class Client:
     def report_hang(self, message: Message, why: Failure, running_ms: int) -> None:
         self.hanging.append((message.offset, why.text, why.attempts, running_ms))
 
-    def has_taken(self, message: Message) -> bool:
+    def is_delivered(self, message: Message) -> bool:
         """True if a program has the message."""
         return message.offset not in self.handled
 
@@ -73,15 +73,15 @@ class Client:
         self.set_aside.append(("retried", message.offset, [], failure))
         self.in_flight.remove(1)
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         self.handled.append(offset)
         self.in_flight.remove(1)
 
-    def done_all(self, messages: list[Message]) -> None:
+    def mark_all_handled(self, messages: list[Message]) -> None:
         self.handled += [message.offset for message in messages]
         self.in_flight.remove(len(messages))
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         self.in_flight.remove(count)
 
     def add_retrying(self, count: int) -> None:

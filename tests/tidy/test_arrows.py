@@ -80,7 +80,7 @@ HOME_OF: dict[str, list[str]] = {
     "jwt": ["metaserver/access/issuer.py"],
     "aiosqlite": ["metaserver/*"],
     "asyncpg": ["metaserver/*"],
-    "alembic": ["metaserver/*", "migrations/*", "outbox/alembic.py", "sink/alembic.py"],
+    "alembic": ["metaserver/*", "migrations/*", "user_database/migrations.py"],
     "pyspark": ["spark/*"],
     "pyarrow": ["arrow/*", "spark/*", "producer/tables/arrow.py"],
     "pandas": ["spark/*"],

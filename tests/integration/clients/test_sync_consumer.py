@@ -191,14 +191,14 @@ def interrupt_once_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have Ctrl-C come at the next call once, when its work is done and the caller has not got the
     result.
     """
-    wait = loop_thread._Run.wait
+    wait = loop_thread._LoopRun.wait
 
     def waited(*args: Any) -> bool:
         monkeypatch.undo()
         assert wait(*args)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop_thread._Run, "wait", waited)
+    monkeypatch.setattr(loop_thread._LoopRun, "wait", waited)
 
 
 @pytest.mark.parametrize("manner", ["getmany", "next", "batches"])

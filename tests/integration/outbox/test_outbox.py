@@ -159,8 +159,8 @@ async def test_outbox_keeps_no_sender_for_each_subject_of_its_life_when_it_never
             while len(_senders(life)) > 6:
                 await asyncio.sleep(0.02)
         assert outbox._drainer.token is not None
-        assert len(outbox._routes.known) <= 5
-        assert outbox._drainer._by_subject.keys() <= outbox._routes.known.keys()
+        assert len(outbox._routes.states) <= 5
+        assert outbox._drainer._by_subject.keys() <= outbox._routes.states.keys()
         await shared_cluster.create(absent, partitions=1)
         await drained(sqlite)
     for name in (absent, *(f"{life}.{turn}" for turn in range(9))):

@@ -102,7 +102,7 @@ async def test_lease_is_taken_when_its_holder_stands_still_in_a_transaction(
         await cluster.create("s", partitions=1)
         async with asyncio.timeout(60), engine.connect() as stopped_error:
             token = await stopped_error.run_sync(
-                lease.take, OutboxTables(), owner="stopped", lease_ms=500
+                lease.acquire, OutboxTables(), owner="stopped", lease_ms=500
             )
             assert token == 1
             async with Outbox(cluster.meta, engine, settings=SETTINGS) as outbox:

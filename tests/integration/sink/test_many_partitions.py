@@ -26,8 +26,8 @@ async def test_effects_are_forgotten_when_the_group_had_more_partitions_than_a_s
         await connection.execute(sa.insert(TABLES.fences), [kept])
         every = sa.select(TABLES.fences.c.id, sa.literal(0), sa.literal(9))
         columns = ["fence_id", "first_offset", "next_offset"]
-        await connection.execute(sa.insert(TABLES.done).from_select(columns, every))
+        await connection.execute(sa.insert(TABLES.done_ranges).from_select(columns, every))
     assert await forget(engine, "s", "g") == PARTITIONS
     async with engine.connect() as connection:
-        left = await connection.execute(sa.select(sa.func.count()).select_from(TABLES.done))
+        left = await connection.execute(sa.select(sa.func.count()).select_from(TABLES.done_ranges))
         assert left.scalar_one() == 1

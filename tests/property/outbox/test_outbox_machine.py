@@ -25,12 +25,19 @@ from sqlalchemy.pool import StaticPool
 from keylane.broker.partition.appends import ProducerState, after_append, decide_append
 from keylane.outbox.assignment import Capacity, CapacityTable, SubjectKey, capacity_table
 from keylane.outbox.batches import OutboxBatch, SendSession, SendStep, decide_send_step
-from keylane.outbox.lease import TokenPassedError
+from keylane.outbox.lease import TokenChangedError
 from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.rows import insert_statement
 from keylane.outbox.settings import OutboxSettings
 from keylane.outbox.tables import FAILED, HALTED, OutboxTables
-from keylane.outbox.upkeep import purge, read_gauges, read_status, redrive
+from keylane.outbox.upkeep import (
+    SETTLED,
+    change_rows,
+    delete_rows,
+    read_gauges,
+    read_status,
+    requeue_rows,
+)
 from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.errors import (
     Fate,
@@ -282,7 +289,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
         try:
             outcome = self.transact(transaction)
-        except TokenPassedError:
+        except TokenChangedError:
             assert outdated
             program.forget()
             return
@@ -399,7 +406,8 @@ class OutboxMachine(RuleBasedStateMachine):
     def decide_on_failed_rows(self, delete: bool) -> None:
         self.check_views()
         failed = [int(row.value) for row in self.rows() if row.batch_id == FAILED]
-        assert self.transact(purge if delete else redrive, TABLES).failed == len(failed)
+        change = delete_rows if delete else requeue_rows
+        assert self.transact(change_rows, TABLES, change, SETTLED).failed == len(failed)
         if delete:
             self.given_up.update(failed)
         else:

@@ -89,7 +89,7 @@ class ConsumerHost(Host):
         """Every second key fails, in handlers that wait, until all is calm."""
         self.inside = 0
         """Handlers that run."""
-        self._in_hand: Message | None = None
+        self._unacked: Message | None = None
         """What the body of an iteration is in."""
         self._iterating = self._stopped = False
         self._batched = False
@@ -111,7 +111,7 @@ class ConsumerHost(Host):
             Visitor(self, self._calls_elsewhere)
 
     def _calls_elsewhere(self) -> Calls:
-        return {} if self.consumer is None else calls_of_consumer(self.consumer, self._in_hand)
+        return {} if self.consumer is None else calls_of_consumer(self.consumer, self._unacked)
 
     def leave(self) -> None:
         """Close cleanly."""
@@ -162,8 +162,8 @@ class ConsumerHost(Host):
 
     def _drop_in_hand(self) -> None:
         """Closing gives up what the body of an iteration is in, as the user is told."""
-        if self._in_hand is not None:
-            self._dropped(self._in_hand)
+        if self._unacked is not None:
+            self._dropped(self._unacked)
 
     async def _reopen(self, consumer: Consumer, pause_s: float) -> None:
         await self._close_consumer(consumer)
@@ -177,7 +177,7 @@ class ConsumerHost(Host):
         super().end(machine_down=machine_down)
         self.leaving = False
         self.inside = 0
-        self.consumer = self._in_hand = None
+        self.consumer = self._unacked = None
 
     async def _run(self) -> None:
         by_hand = self._manners["by_hand"] > self.rng.random()
@@ -395,14 +395,14 @@ class ConsumerHost(Host):
 
     async def _iterate_all(self, consumer: Consumer) -> None:
         async for message in consumer:
-            self._in_hand = message
+            self._unacked = message
             self._started(message, ours=not self._stopped)
             if not self.calm and self._bodies.random() < self._manners["slow"]:
                 await asyncio.sleep(2 * self._bodies.random() * self._settings.ttl_ms / 1000)
             elif self.rng.random() < 0.3:
                 await asyncio.sleep(0.01 * self.rng.random())
             self._ended(message)
-            self._in_hand = None
+            self._unacked = None
             try:
                 await message.ack()
             except KeylaneError:

@@ -179,7 +179,7 @@ class LoopingHost(ConsumerHost):
         """Note that a message fails for the last time under "dead": later ones of its key go on
         before its broker has it.
         """
-        failing: Any = None if consumer is None else consumer._dispatcher._failing  # type: ignore[union-attr]
+        failing: Any = None if consumer is None else consumer._dispatcher._failure_rules  # type: ignore[union-attr]
         if failing is not None and failing.is_last_try(message) and not failing.parks(message):
             self._note_alone(message)
 

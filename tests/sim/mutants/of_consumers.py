@@ -111,9 +111,9 @@ def moved_broker_not_followed(patches: Patches) -> None:
 def lanes_ignore_keys(patches: Patches) -> None:
     def take(self: Any) -> Any:
         self.register_running()
-        while not self.arrived and self._stored:
+        while not self.arrivals and self._stored:
             self._open()
-        queue = self.due or self.arrived
+        queue = self.due or self.arrivals
         return queue.popleft() if queue else None
 
     patches.set(Lanes, "take", take)
@@ -123,7 +123,7 @@ def lanes_ignore_keys(patches: Patches) -> None:
 def lanes_run_backwards(patches: Patches) -> None:
     def finish(self: Any, key: bytes) -> Any:
         self.register_running()
-        lane = self.busy.get(key)
+        lane = self.busy_lanes.get(key)
         if lane and len(lane) > 1:
             lane.rotate(1)
         return real(self, key)
@@ -134,7 +134,7 @@ def lanes_run_backwards(patches: Patches) -> None:
 def failed_acks_dropped(patches: Patches) -> None:
     def take(self: Any) -> Any:
         ranges = real(self)
-        self.under_way = []
+        self.in_flight = []
         return ranges
 
     real = patches.set(AckQueue, "take", take)
@@ -153,7 +153,7 @@ def acked_when_handed_out(patches: Patches) -> None:
         real(self, messages)
         for message in messages:
             client = message.delivery.client
-            client._handled.done(message.offset)
+            client._handled.mark_handled(message.offset)
             client._acks.send_soon()
 
     real = patches.set(Assignments, "hand_out", hand_out)
@@ -253,7 +253,7 @@ def retries_hold_no_lane(patches: Patches) -> None:
 
     def finish(self: Any, key: bytes) -> None:
         self.register_running()
-        self.busy.pop(key, None)
+        self.busy_lanes.pop(key, None)
 
     real = patches.set(Workers, "_failed", failed)
     patches.set(Lanes, "finish", finish)

@@ -223,7 +223,7 @@ def rows_of_a_partition_run_backwards(patches: Patches) -> None:
         parts = [ordered[start:end][::-1] for start, end in pairwise(bounds)]
         return np.concatenate(parts), bounds
 
-    real = patches.set(producer_arrow._RowExecutors, "order", order)
+    real = patches.set(producer_arrow._RowExecutors, "group_rows", order)
 
 
 def rows_given_up_count_as_stored(patches: Patches) -> None:
@@ -231,10 +231,10 @@ def rows_given_up_count_as_stored(patches: Patches) -> None:
         try:
             await real(self, future, row)
         finally:
-            if self._given_up.pop(row, None) is not None:
+            if self._given_up_rows.pop(row, None) is not None:
                 self._stored += 1
 
-    real = patches.set(producer_arrow.TableSender, "_count", count)
+    real = patches.set(producer_arrow.TableSender, "_count_outcome", count)
 
 
 def held_rows_are_left_out(patches: Patches) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from keylane.consumer.handling import in_hand
-from keylane.consumer.handling.in_hand import InHand
+from keylane.consumer.handling.in_hand import UnackedMessages
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.parking.key_parking import KeyParking
 from keylane.consumer.settings import FailurePolicy
@@ -23,7 +23,7 @@ def another_policy_hands_parked_keys_out(patches: Patches) -> None:
     """
 
     def open_stored(self: Any) -> None:
-        if self._failing.policy is FailurePolicy.PARK:
+        if self._failure_rules.policy is FailurePolicy.PARK:
             real(self)
             return
         self._waiting.extend(self._stored.popleft().messages())
@@ -49,23 +49,23 @@ def held_messages_come_after_newer_ones(patches: Patches) -> None:
     """
 
     def freed(self: Any, key: Any) -> None:
-        held, self._freeing[key] = self._freeing[key], []
+        held, self._releasing_keys[key] = self._releasing_keys[key], []
         real(self, key)
         if held:
             later = partial(self._context.client.hand_out, held)
             asyncio.get_running_loop().call_later(1, later)
 
-    real = patches.set(KeyParking, "_on_freed", freed)
+    real = patches.set(KeyParking, "_on_key_released", freed)
 
 
 def loop_gets_those_behind_a_parked_message(patches: Patches) -> None:
     """A message that fails too often is parked, and those that wait behind it are handed out."""
 
     def remove_failed(self: Any, failed: Any, _ours: Any) -> Any:
-        self.acked(failed)
+        self.record_ack(failed)
         return [failed], [], []
 
-    patches.set(InHand, "remove_failed", remove_failed)
+    patches.set(UnackedMessages, "remove_failed", remove_failed)
 
 
 def opened_messages_pass_a_parked_one(patches: Patches) -> None:
@@ -97,14 +97,14 @@ def paused_messages_pass_a_parked_one(patches: Patches) -> None:
 def given_back_goes_to_the_end(patches: Patches) -> None:
     """A message that is given back comes again after those that wait behind it."""
 
-    def give_back(self: Any, message: Any, due_ns: int) -> Any:
+    def requeue(self: Any, message: Any, due_ns: int) -> Any:
         back = real(self, message, due_ns)
         lane = self._lane_of(message.key or (message.partition_id, message.offset))
         if len(lane.messages) > 1:
             lane.messages.append(lane.messages.pop(0))
         return back
 
-    real = patches.set(InHand, "give_back", give_back)
+    real = patches.set(UnackedMessages, "requeue", requeue)
 
 
 def given_back_alone(patches: Patches) -> None:
@@ -112,15 +112,15 @@ def given_back_alone(patches: Patches) -> None:
     vain, or acked before it.
     """
 
-    def give_back(self: Any, message: Any, due_ns: int) -> Any:
+    def requeue(self: Any, message: Any, due_ns: int) -> Any:
         self.unregistered.register()
         lane = self._lane_of(message.key or (message.partition_id, message.offset))
-        later, lane.in_hand = lane.in_hand, {id(message): message}
+        later, lane.unacked = lane.unacked, {id(message): message}
         back = real(self, message, due_ns)
-        lane.in_hand = {number: each for number, each in later.items() if each is not message}
+        lane.unacked = {number: each for number, each in later.items() if each is not message}
         return back
 
-    real = patches.set(InHand, "give_back", give_back)
+    real = patches.set(UnackedMessages, "requeue", requeue)
 
 
 def keys_in_hand_hold_nothing(patches: Patches) -> None:
@@ -129,12 +129,12 @@ def keys_in_hand_hold_nothing(patches: Patches) -> None:
     def first(self: Any, arrived: Any, now_ns: int, **_ordered: Any) -> Any:
         return real(self, arrived, now_ns, ordered=False)
 
-    real = patches.set(InHand, "first", first)
+    real = patches.set(UnackedMessages, "take_first", first)
 
 
 def resumed_messages_come_after_later_ones(patches: Patches) -> None:
     """What was paused comes behind what waits for its key since."""
-    patches.set(InHand, "hold", lambda _self, messages: messages)
+    patches.set(UnackedMessages, "add_resumed", lambda _self, messages: messages)
 
 
 def lower_offsets_stay_in_hand(patches: Patches) -> None:
@@ -143,7 +143,7 @@ def lower_offsets_stay_in_hand(patches: Patches) -> None:
     """
 
     def behind(lane: Any, message: Any) -> Any:
-        return [each for each in lane.in_hand.values() if each.offset > message.offset]
+        return [each for each in lane.unacked.values() if each.offset > message.offset]
 
     patches.set(in_hand, "_handed_out_after", behind)
 

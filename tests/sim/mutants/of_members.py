@@ -144,7 +144,7 @@ def edited_messages_come_as_they_were(patches: Patches) -> None:
     async def put(_self: Any, _key: Any, _edited: Any, _messages: Any) -> None:
         return
 
-    patches.set(ParkSender, "put_edits_in", put)
+    patches.set(ParkSender, "apply_edits", put)
 
 
 def edits_are_put_in_the_next_place(patches: Patches) -> None:
@@ -157,7 +157,7 @@ def edits_are_put_in_the_next_place(patches: Patches) -> None:
             if message.value != before[at]:
                 messages[at + 1].value, message.value = message.value, before[at]
 
-    real = patches.set(ParkSender, "put_edits_in", put)
+    real = patches.set(ParkSender, "apply_edits", put)
 
 
 def children_adopt_no_edits(patches: Patches) -> None:

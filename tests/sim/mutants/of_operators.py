@@ -105,14 +105,14 @@ def lost_messages_are_sent_again(patches: Patches) -> None:
             batch.doubtful = False
         real(self)
 
-    real = patches.set(Executor, "_leave_lost", leave)
+    real = patches.set(Executor, "_leave_lost_partition", leave)
 
 
 def all_that_waits_counts_as_lost(patches: Patches) -> None:
     """Messages that were never sent to a lost partition are told as lost with it."""
 
     def leave(self: Any) -> None:
-        self.roll()
+        self.queue_open_batch()
         for batch in [*self._in_flight, *self._queue]:
             error = DeliveryError(Reason.ACCEPTED_AS_LOST, partition_id=self.partition.partition_id)
             self._budget.give_up(batch, error)
@@ -120,7 +120,7 @@ def all_that_waits_counts_as_lost(patches: Patches) -> None:
         self._queue.clear()
         real(self)
 
-    real = patches.set(Executor, "_leave_lost", leave)
+    real = patches.set(Executor, "_leave_lost_partition", leave)
 
 
 def parents_of_a_lost_partition_are_passed_over(patches: Patches) -> None:

@@ -19,12 +19,12 @@ def batches_sent_before_they_are_recorded(patches: Patches) -> None:
     own.
     """
 
-    def recorded(connection: Any, tables: Any) -> Any:
+    def read_recorded(connection: Any, tables: Any) -> Any:
         for batch in real(connection, tables):
-            rows_module.unassign(connection, tables, [batch])
+            rows_module.requeue_batches(connection, tables, [batch])
         return []
 
-    real = patches.set(rows_module, "recorded", recorded)
+    real = patches.set(rows_module, "read_recorded", read_recorded)
 
 
 def left_partition_is_no_barrier(patches: Patches) -> None:
@@ -44,7 +44,7 @@ def lease_token_is_not_checked(patches: Patches) -> None:
     def renew(connection: Any, tables: Any, *, token: int, lease_ms: int) -> None:
         try:
             real(connection, tables, token=token, lease_ms=lease_ms)
-        except lease_module.TokenPassedError:
+        except lease_module.TokenChangedError:
             return
 
     real = patches.set(lease_module, "renew", renew)
@@ -53,13 +53,13 @@ def lease_token_is_not_checked(patches: Patches) -> None:
 def rows_deleted_before_the_ack(patches: Patches) -> None:
     """A batch counts as stored once it is on its way."""
 
-    def take(self: Any, batch: Any) -> bool:
-        taken: bool = real(self, batch)
-        if taken:
-            self._owner.stored(batch)
-        return taken
+    def enqueue(self: Any, batch: Any) -> bool:
+        is_queued: bool = real(self, batch)
+        if is_queued:
+            self._owner.on_stored(batch)
+        return is_queued
 
-    real = patches.set(PartitionSender, "take", take)
+    real = patches.set(PartitionSender, "enqueue", enqueue)
 
 
 def recorded_batches_wait_behind_new_ones(patches: Patches) -> None:
@@ -97,7 +97,7 @@ def doubtful_batches_return(patches: Patches) -> None:
 def scan_begins_behind_the_last_row(patches: Patches) -> None:
     """Rows that wait again are not read again."""
 
-    def waiting(connection: Any, tables: Any, closed: Any, **kwargs: Any) -> Any:
+    def read_waiting(connection: Any, tables: Any, closed: Any, **kwargs: Any) -> Any:
         read, more = real(connection, tables, closed, **kwargs)
         last = seen.get(id(connection.engine), 0)
         fresh = [row for row in read if row.id > last]
@@ -106,7 +106,7 @@ def scan_begins_behind_the_last_row(patches: Patches) -> None:
         return fresh, more
 
     seen: dict[int, int] = {}
-    real = patches.set(round_module.rows, "waiting", waiting)
+    real = patches.set(round_module.rows, "read_waiting", read_waiting)
 
 
 def rows_are_recorded_newest_first(patches: Patches) -> None:

@@ -10,7 +10,7 @@ from keylane.producer import executor as executor_module
 from keylane.producer import sending as sending_module
 from keylane.producer.executor import Executor
 from keylane.producer.failure import Step, WaitStage
-from keylane.producer.given_up import GivenUp
+from keylane.producer.given_up import GivenUpOutcome
 from keylane.producer.outgoing_batch import REORDERED, OutgoingBatch
 from keylane.producer.sender import SubjectSender
 from keylane.protocol import endpoints
@@ -23,20 +23,20 @@ from sim.mutants.mutant import Breaks, Patches
 def repeats_under_a_new_sequence(patches: Patches) -> None:
     def after(self: Any, error: Any, **known: Any) -> bool:
         if isinstance(error, UnreachableError):
-            self._new_epoch()
+            self._begin_epoch()
         return real(self, error, **known)
 
-    real = patches.set(Executor, "_after_failure", after)
+    real = patches.set(Executor, "_react_to_failure", after)
 
 
 def repeats_in_another_order(patches: Patches) -> None:
     def after(self: Any, error: Any, **known: Any) -> bool:
         if len(self._in_flight) > 1 and isinstance(error, UnreachableError | SequenceGapError):
-            self._new_epoch()
+            self._begin_epoch()
             self._in_flight.rotate(1)
         return real(self, error, **known)
 
-    real = patches.set(Executor, "_after_failure", after)
+    real = patches.set(Executor, "_react_to_failure", after)
 
 
 def strict_gives_up(patches: Patches) -> None:
@@ -44,7 +44,7 @@ def strict_gives_up(patches: Patches) -> None:
         step = real(self, error, **known)
         return Step.GIVE_UP if step is Step.RETRY and self._in_flight[0].tries > 2 else step
 
-    real = patches.set(Executor, "_next_step", next_step)
+    real = patches.set(Executor, "_decide_step", next_step)
 
 
 def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
@@ -57,7 +57,9 @@ def strict_gives_up_at_a_broken_disk(patches: Patches) -> None:
 
 def given_up_told_as_not_done(patches: Patches) -> None:
     """A message with a try that was not answered is told as not stored."""
-    patches.set(GivenUp, "error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE))
+    patches.set(
+        GivenUpOutcome, "copy_error", lambda self, *, unknown: self.cause.copy(Fate.NOT_DONE)
+    )
 
 
 class _TellsStored:
@@ -91,7 +93,7 @@ def acked_when_sent(patches: Patches) -> None:
     def call(self: Any, channel: Any, batch: Any) -> asyncio.Future[Any]:
         return real(self, _TellsStored(channel), batch)
 
-    real = patches.set(Executor, "_call", call)
+    real = patches.set(Executor, "_send_batch", call)
 
 
 def receipt_of_another_message(patches: Patches) -> None:
@@ -130,7 +132,7 @@ def later_detour_not_declared(patches: Patches) -> None:
         real(self, executor, key, place)
         return False
 
-    real = patches.set(SubjectSender, "check", check)
+    real = patches.set(SubjectSender, "is_reordered", check)
 
 
 def second_copy_not_declared(patches: Patches) -> None:
@@ -150,7 +152,7 @@ def home_is_left_early(patches: Patches) -> None:
     def stage(settings: Any, **known: Any) -> WaitStage:
         return real(settings, **known | {"failing_ms": 1 << 40})
 
-    real = patches.set(executor_module, "wait_stage", stage)
+    real = patches.set(executor_module, "decide_wait_stage", stage)
 
 
 def newer_do_not_wait(patches: Patches) -> None:
@@ -160,7 +162,7 @@ def newer_do_not_wait(patches: Patches) -> None:
 
     def fill(self: Any) -> None:
         real(self)
-        spare = self._spare_executors()
+        spare = self._fallback_candidates()
         if self._route is not None and self._route.may_leave and spare:
             self.table = [
                 executor if executor is None or executor.state.available else spare[0]
@@ -175,7 +177,7 @@ def newer_go_before_older(patches: Patches) -> None:
     """Messages that had to leave a sealed partition are sent behind newer ones."""
 
     def drain(self: Any) -> None:
-        self.held.batches.reverse()
+        self.held_messages.batches.reverse()
         real(self)
 
     real = patches.set(SubjectSender, "_release_held", drain)
@@ -194,7 +196,7 @@ def older_route_accepted(patches: Patches) -> None:
             real(self, before)
         return followed
 
-    real = patches.set(SubjectSender, "_apply", apply)
+    real = patches.set(SubjectSender, "_apply_route", apply)
 
 
 def lost_is_not_asked(patches: Patches) -> None:
@@ -217,7 +219,7 @@ def refused_batch_stays_out(patches: Patches) -> None:
         else:
             real(self, batch, call)
 
-    real = patches.set(Executor, "_answered", answered)
+    real = patches.set(Executor, "_on_answer", answered)
 
 
 BREAKS: tuple[Breaks, ...] = (

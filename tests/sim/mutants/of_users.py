@@ -39,7 +39,7 @@ def ids_of_the_users_generator(patches: Patches) -> None:
         real(self, meta)
         self._identity.producer_id = self._rng.getrandbits(63) | 1
 
-    real = patches.set(Producer, "_begin", begin)
+    real = patches.set(Producer, "_begin_opening", begin)
 
 
 def id_drawn_when_made(patches: Patches) -> None:
@@ -57,7 +57,7 @@ def id_drawn_when_made(patches: Patches) -> None:
         self._identity.producer_id = self._drawn
 
     real_init = patches.set(Producer, "__init__", init)
-    real_begin = patches.set(Producer, "_begin", begin)
+    real_begin = patches.set(Producer, "_begin_opening", begin)
 
 
 def sessions_of_the_users_generator(patches: Patches) -> None:
@@ -95,7 +95,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
 
 
 def flush_tells_no_failure(patches: Patches) -> None:
-    patches.set(SendBudget, "unreported", lambda self: None)
+    patches.set(SendBudget, "take_unreported_error", lambda self: None)
 
 
 def shared_messages_held_for_an_hour(patches: Patches) -> None:

@@ -120,7 +120,7 @@ class AssignmentsAlone:
     async def quiesce(self, client):
         await client.handlers_end.wait()
 
-    def look(self):
+    def check_long_running(self):
         pass
 
 

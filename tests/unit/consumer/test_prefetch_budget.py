@@ -305,7 +305,7 @@ class PausingOwner(StoringOwner):
             self.batches.remove(batch)
             opened = batch.messages()
             self.messages += opened
-            batch.client.done_all(opened)
+            batch.client.mark_all_handled(opened)
 
 
 async def test_client_is_served_when_another_is_paused_and_a_third_has_a_trickle():

@@ -22,8 +22,8 @@ def test_patience_is_the_ttl_but_not_below_the_time_in_which_silence_is_noted() 
 
 def test_broker_is_asked_about_when_the_patience_is_over() -> None:
     brokers = failing()
-    assert brokers.due(1_000 + PATIENCE_MS - 1) == []
-    assert brokers.due(1_000 + PATIENCE_MS) == ["g0"]
+    assert brokers.find_due(1_000 + PATIENCE_MS - 1) == []
+    assert brokers.find_due(1_000 + PATIENCE_MS) == ["g0"]
     assert brokers.reported == ()
 
 
@@ -32,8 +32,8 @@ def test_broker_is_told_until_it_is_reached() -> None:
     brokers.report("g0", 31_000)
     assert brokers.reported == ("g0",)
     brokers.update_connections({}, set())  # others have its partitions
-    assert brokers.due(60_999) == []
-    assert brokers.due(61_000) == ["g0"]
+    assert brokers.find_due(60_999) == []
+    assert brokers.find_due(61_000) == ["g0"]
     assert brokers.update_connections({}, {"g0"}) == ["g0"]
     assert brokers.reported == ()
 
@@ -42,22 +42,22 @@ def test_patience_begins_anew_when_the_broker_is_away_for_everybody() -> None:
     brokers = failing()
     assert not brokers.stop_reporting("g0", 31_000)
     brokers.update_connections({"g0": 1_000}, set())
-    assert brokers.due(31_000 + PATIENCE_MS - 1) == []
-    assert brokers.due(31_000 + PATIENCE_MS) == ["g0"]
+    assert brokers.find_due(31_000 + PATIENCE_MS - 1) == []
+    assert brokers.find_due(31_000 + PATIENCE_MS) == ["g0"]
 
 
 def test_broker_counts_as_reached_when_one_of_its_partitions_is() -> None:
     brokers = UnreachedBrokers(PATIENCE_MS)
     assert not brokers.update_connections({"g0": 0}, {"g0"})
-    assert brokers.due(10 * PATIENCE_MS) == []
+    assert brokers.find_due(10 * PATIENCE_MS) == []
 
 
 def test_failure_that_ended_counts_from_its_own_beginning_when_the_next_one_comes() -> None:
     brokers = failing()
     brokers.update_connections({}, {"g0"})
     brokers.update_connections({"g0": 20_000}, set())
-    assert brokers.due(31_000) == []
-    assert brokers.due(50_000) == ["g0"]
+    assert brokers.find_due(31_000) == []
+    assert brokers.find_due(50_000) == ["g0"]
 
 
 def test_names_that_are_told_are_limited() -> None:

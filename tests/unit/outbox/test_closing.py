@@ -70,14 +70,14 @@ def test_lease_is_released_when_the_event_loop_ends_while_a_thread_takes_it(
 ):
     """The transaction goes on in its thread when the task is cancelled that waits for it."""
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'outbox.db'}")
-    take, taken = lease.take, []
+    acquire, tokens = lease.acquire, []
 
     def slowly(*given: Any, **named: Any) -> int | None:
-        taken.append(take(*given, **named))
+        tokens.append(acquire(*given, **named))
         time.sleep(0.1)
-        return taken[0]
+        return tokens[0]
 
-    monkeypatch.setattr(lease, "take", slowly)
+    monkeypatch.setattr(lease, "acquire", slowly)
 
     async def program() -> None:
         await create_tables(engine)
@@ -85,13 +85,13 @@ def test_lease_is_released_when_the_event_loop_ends_while_a_thread_takes_it(
         await outbox.__aenter__()
         with engine.begin() as connection:
             outbox.add_sync(connection, "s", b"waits")
-        while not taken:
+        while not tokens:
             await asyncio.sleep(0.001)
         assert outbox._drainer is not None
         assert outbox._drainer.token is None
 
     asyncio.run(program())
-    assert taken == [1]
+    assert tokens == [1]
     with engine.connect() as connection:
         assert connection.execute(sa.select(OutboxTables().lease.c.until_ms)).scalar_one() == 0
     engine.dispose()

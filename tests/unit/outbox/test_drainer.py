@@ -11,7 +11,7 @@ import pytest
 from keylane.outbox import OutboxSettings
 from keylane.outbox import drainer as module
 from keylane.outbox.drainer import Drainer
-from keylane.outbox.routes import KnownRoute
+from keylane.outbox.routes import RouteState
 from keylane.outbox.tables import OutboxTables
 from keylane.protocol.routing import OrderStrategy, Partition, PartitionState, Route, route_table
 
@@ -36,7 +36,7 @@ class SilentDatabase:
         await asyncio.Event().wait()
 
 
-def known_route(subject: str, first_id: int) -> KnownRoute:
+def known_route(subject: str, first_id: int) -> RouteState:
     partitions = tuple(
         Partition(
             partition_id=first_id + number,
@@ -52,7 +52,7 @@ def known_route(subject: str, first_id: int) -> KnownRoute:
     route = Route(
         subject=subject, version=1, order_strategy=OrderStrategy.STRICT, partitions=partitions
     )
-    return KnownRoute(
+    return RouteState(
         route=route,
         open={each.partition_id: each for each in partitions},
         partition_ids=[each.partition_id for each in route_table(route)],
@@ -62,7 +62,7 @@ def known_route(subject: str, first_id: int) -> KnownRoute:
 def drainer_alone() -> tuple[Drainer, Any]:
     """A drainer that makes no round, and what it knows of routes."""
     nothing: Any = None
-    routes: Any = type("Routes", (), {"known": {}})()
+    routes: Any = type("Routes", (), {"states": {}})()
     drainer = Drainer(
         SilentDatabase(),
         OutboxTables(),
@@ -82,11 +82,11 @@ async def test_round_asks_for_the_senders_of_each_subject_without_a_look_at_all_
     drainer, routes = drainer_alone()
     for number in range(50):
         name = CountedName(f"s{number}")
-        routes.known[name] = known_route(name, 4 * number + 1)
-        drainer._apply_route(name, routes.known[name])
+        routes.states[name] = known_route(name, 4 * number + 1)
+        drainer._apply_route(name, routes.states[name])
     CountedName.compared = 0
     tables = drainer._capacity_tables()
-    assert not drainer._limits()
+    assert not drainer._size_limits()
     assert {capacity.partition_id for capacity in tables["s7"]} == {29, 30, 31, 32}
     assert CountedName.compared < 4 * 50
     drainer._task.cancel()
@@ -103,8 +103,8 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     drainer, routes = drainer_alone()
     for number in range(6):
         name = f"s{number}"
-        routes.known[name] = known_route(name, 4 * number + 1)
-        drainer._apply_route(name, routes.known[name])
+        routes.states[name] = known_route(name, 4 * number + 1)
+        drainer._apply_route(name, routes.states[name])
     ended = [sender._task for sender in drainer._senders_of("s0")]
     batch: Any = object()
     drainer.senders[6].batches.append(batch)  # of "s1"
@@ -112,7 +112,7 @@ async def test_subjects_that_are_forgotten_have_no_batches_and_wait_for_no_route
     # it is only looked for
     drainer._routing_tasks["s2"] = drainer._limit_checks["s3"] = waiting  # type: ignore[assignment]
     await drainer._evict_idle_subjects()
-    assert routes.known.keys() == {"s1", "s2", "s3"}
+    assert routes.states.keys() == {"s1", "s2", "s3"}
     assert drainer._by_subject.keys() == {"s1", "s2", "s3"}
     assert drainer.senders.keys() == set(range(5, 17))
     assert all(task.done() for task in ended)

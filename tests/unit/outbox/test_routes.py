@@ -9,7 +9,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from keylane.outbox import routes as module
-from keylane.outbox.routes import MISSING_PAUSE_MS_MAX, KnownRoute, OutboxRoutes
+from keylane.outbox.routes import MISSING_PAUSE_MS_MAX, OutboxRoutes, RouteState
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import (
     KeylaneError,
@@ -44,7 +44,7 @@ class Meta:
         return answer
 
 
-def pauses_ms(known: KnownRoute) -> list[int]:
+def pauses_ms(known: RouteState) -> list[int]:
     return [known.pause_ms(attempt, Backoff(), random.Random(7)) for attempt in range(1, 30)]
 
 
@@ -66,16 +66,16 @@ async def test_missing_subject_is_asked_for_ever_less_often_and_said_once_until_
     assert line.getMessage() == f"rows of subject s wait to be sent: {missing.message}"
     assert line.levelname == "WARNING"
     assert max(pauses_ms(await routes.fetch("s", ()))) <= 2_000  # no answer says nothing of it
-    assert (await routes.fetch("s", ())).missing
+    assert (await routes.fetch("s", ())).not_found_count
     known = await routes.fetch("s", ())
-    assert (known.problem, known.missing) == ("", 0)
+    assert (known.problem, known.not_found_count) == ("", 0)
     assert max(pauses_ms(known)) <= 2_000
 
 
 def test_pause_for_a_missing_subject_is_the_longer_one_that_is_set():
     """A program that waits longer for all is not made to ask more often."""
     slow = Backoff(max_ms=600_000)
-    known = KnownRoute(missing=30)
+    known = RouteState(not_found_count=30)
     assert known.pause_ms(30, slow, random.Random(7)) > MISSING_PAUSE_MS_MAX
 
 

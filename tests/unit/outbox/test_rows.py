@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from keylane.outbox import rows as outbox_rows
 from keylane.outbox.assignment import SubjectRange
-from keylane.outbox.rows import waiting
+from keylane.outbox.rows import read_waiting
 from keylane.outbox.tables import OutboxTables
 from keylane.protocol.limits import LOGICAL_PARTITIONS
 
@@ -39,7 +39,7 @@ def add(connection: sa.Connection, places: list[tuple[str, int]]) -> None:
 def read(
     connection: sa.Connection, closed: list[SubjectRange], rows_max: int = 1_000
 ) -> tuple[list[tuple[str, int]], bool]:
-    rows, more = waiting(connection, TABLES, closed, rows_max=rows_max, bytes_max=1 << 20)
+    rows, more = read_waiting(connection, TABLES, closed, rows_max=rows_max, bytes_max=1 << 20)
     return [(row.subject, row.logical) for row in rows], more
 
 
@@ -110,7 +110,7 @@ def test_row_overtakes_no_older_one_that_was_committed_while_closed_rows_were_pa
         rows = [{"id": number, "subject": subject} | common for number in ids]
         connection.execute(sa.insert(TABLES.rows), rows)
 
-    def first_rows(*args: object, **more: object) -> object:
+    def read_page(*args: object, **more: object) -> object:
         page = unpatched(*args, **more)
         if not late:
             late.append(page)
@@ -118,11 +118,14 @@ def test_row_overtakes_no_older_one_that_was_committed_while_closed_rows_were_pa
         return page
 
     late: list[object] = []
-    unpatched = outbox_rows._first_rows
-    monkeypatch.setattr(outbox_rows, "_first_rows", first_rows)
+    unpatched = outbox_rows._read_page
+    monkeypatch.setattr(outbox_rows, "_read_page", read_page)
     commit("s", 1, 3, 4, 5)
     ids = [
-        [row.id for row in waiting(connection, TABLES, closed, rows_max=3, bytes_max=1 << 20)[0]]
+        [
+            row.id
+            for row in read_waiting(connection, TABLES, closed, rows_max=3, bytes_max=1 << 20)[0]
+        ]
         for _ in range(2)
     ]
     assert ids == [[5], [1, 2, 3]]

@@ -24,4 +24,4 @@ async def test_outbox_names_the_call_that_makes_bytes_of_a_text(name: str):
     with pytest.raises(
         InvalidRequestError, match=rf"{name} must be bytes, not str: use {name}.encode"
     ):
-        outbox._row("orders", message["value"], message.get("key", b""), None)
+        outbox._build_row("orders", message["value"], message.get("key", b""), None)

@@ -22,10 +22,10 @@ from keylane.outbox import (
 )
 from keylane.outbox.assignment import Capacity, capacity_table
 from keylane.outbox.batches import SendSession
-from keylane.outbox.lease import TokenPassedError
+from keylane.outbox.lease import TokenChangedError
 from keylane.outbox.round import RoundInput, RoundOutcome, SettledBatches, run_round
 from keylane.outbox.tables import VERSION, OutboxTables
-from keylane.outbox.upkeep import read_status, redrive
+from keylane.outbox.upkeep import SETTLED, change_rows, read_status, requeue_rows
 from keylane.protocol.errors import (
     ConfigError,
     InvalidRequestError,
@@ -121,7 +121,7 @@ def test_token_of_an_earlier_holder_changes_nothing(engine, outbox):
     add(engine, outbox, b"1")
     zombie = do(engine, None)
     do(engine, None)
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, zombie.token, SettledBatches(stored=zombie.recorded))
     assert count(engine) == 1
 
@@ -152,7 +152,8 @@ def test_rows_behind_a_failed_one_of_their_key_wait_for_an_operator(engine, outb
         status = read_status(connection, TABLES, now_ns=0)
         assert (status.subjects[0].failed, status.subjects[0].halted) == (2, 2)
         assert [row.failure for row in status.failed_rows] == ["lost", "lost"]
-        assert redrive(connection, TABLES) == RowChange(failed=2)
+        changed = change_rows(connection, TABLES, requeue_rows, SETTLED)
+        assert changed == RowChange(failed=2)
     assert ids(do(engine, None)) == [[first, second], [later, newer]]
 
 
@@ -186,7 +187,7 @@ async def test_redrive_makes_the_holder_read_again(engine, outbox):
     add(engine, outbox, b"1")
     outcome = do(engine, None)
     assert await redrive_failed(engine) == RowChange()
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, outcome.token, sending=True)
 
 
@@ -217,7 +218,7 @@ def test_round_records_nothing_when_a_row_is_removed_by_another_program(engine, 
         if statement.startswith("UPDATE keylane_outbox SET batch_id"):
             cursor.execute("DELETE FROM keylane_outbox")
 
-    with pytest.raises(TokenPassedError):
+    with pytest.raises(TokenChangedError):
         do(engine, None)
 
 

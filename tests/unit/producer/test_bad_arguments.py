@@ -9,7 +9,7 @@ import pytest
 
 from keylane import Consumer, Producer
 from keylane.consumer import ConsumerSettings
-from keylane.producer.settings import ProducerSettings, checked_timeout
+from keylane.producer.settings import ProducerSettings, check_timeout
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.control import Health
 from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason
@@ -83,7 +83,7 @@ def test_error_says_what_to_use_when_a_setting_is_a_whole_number_of_another_type
     ):
         ProducerSettings(linger_ms=True)
     with pytest.raises(InvalidRequestError, match=r"timeout_ms must be .*: use int\(5000\)"):
-        checked_timeout(Milliseconds.LONG)
+        check_timeout(Milliseconds.LONG)
 
 
 @pytest.mark.parametrize("tags", [5, 1.5, object()])

@@ -6,9 +6,9 @@ from keylane.producer.executor_state import (
     STEADY,
     ExecutorEvent,
     ExecutorState,
-    Listing,
+    RouteListing,
     SendResult,
-    Storing,
+    StorageState,
 )
 
 E = ExecutorEvent
@@ -18,7 +18,7 @@ START = ExecutorState(SendResult.ANSWERS)
 def after(*events: ExecutorEvent, start: ExecutorState = START) -> ExecutorState:
     state = start
     for event in events:
-        state = state.after(event)
+        state = state.apply(event)
     return state
 
 
@@ -63,13 +63,15 @@ def test_event_changes_one_part_of_the_state():
     while fresh:
         state = fresh.pop()
         for event in E:
-            following = state.after(event)
+            following = state.apply(event)
             changed = sum(new is not old for new, old in zip(following, state, strict=True))
             assert changed <= 1, f"{event} changes two parts of {state}"
             if following not in reached:
                 reached.add(following)
                 fresh.append(following)
-    assert reached == set(map(ExecutorState._make, itertools.product(SendResult, Listing, Storing)))
+    assert reached == set(
+        map(ExecutorState._make, itertools.product(SendResult, RouteListing, StorageState))
+    )
     assert {state for state in reached if state.can_take_over} == {START, after(E.LOSS_ACCEPTED)}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from keylane.producer.failure import Step, decide_after_failure, wait_stage
+from keylane.producer.failure import Step, decide_after_failure, decide_wait_stage
 from keylane.producer.settings import ProducerSettings
 from keylane.protocol.errors import (
     BrokerReadOnlyError,
@@ -50,7 +50,7 @@ def decide(
     closed=False,
     unrecoverable=False,
 ):
-    stage = wait_stage(
+    stage = decide_wait_stage(
         SETTINGS,
         may_leave=may_leave,
         tries=tries,

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from keylane.producer import Producer
-from keylane.producer.flight import Turn
+from keylane.producer.flight import SendScheduler
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_future import SendFuture
 from keylane.protocol.routing import OrderStrategy
@@ -98,8 +98,8 @@ async def test_turn_pushes_what_is_due_when_its_end_fails() -> None:
 
     loop, executor, told = asyncio.get_running_loop(), CountingExecutor(), []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    turn = Turn(loop, end)
-    turn.add(executor)
+    scheduler = SendScheduler(loop, end)
+    scheduler.schedule(executor)
     await asyncio.sleep(0)
     assert executor.pushes == 1
     assert [type(fault) for fault in told] == [MemoryError]
@@ -124,12 +124,12 @@ async def test_turn_flushes_other_channels_when_one_fails() -> None:
     """A channel that is not flushed would keep all small messages from there on."""
     loop, told = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-    turn, channels = Turn(loop, lambda: None), []
+    scheduler, channels = SendScheduler(loop, lambda: None), []
     for broken in (True, False):
         executor = CountingExecutor()
         executor.gathering = CountingChannel(broken=broken)
         channels.append(executor.gathering)
-        turn.add(executor)
+        scheduler.schedule(executor)
     await asyncio.sleep(0)
     assert [channel.flushes for channel in channels] == [1, 1]
     assert [type(fault) for fault in told] == [MemoryError]
@@ -137,10 +137,10 @@ async def test_turn_flushes_other_channels_when_one_fails() -> None:
 
 async def test_turn_forgets_brokers_that_no_executor_sends_to() -> None:
     """They come back at other addresses."""
-    turn = Turn(asyncio.get_running_loop(), lambda: None)
-    flight = turn.load_of("b:1")
-    assert turn.load_of("b:1") is flight
-    forgotten = weakref.ref(turn.load_of("b:2"))
+    scheduler = SendScheduler(asyncio.get_running_loop(), lambda: None)
+    flight = scheduler.get_load("b:1")
+    assert scheduler.get_load("b:1") is flight
+    forgotten = weakref.ref(scheduler.get_load("b:2"))
     gc.collect()
     assert forgotten() is None
-    assert list(turn._broker_loads) == ["b:1"]
+    assert list(scheduler._broker_loads) == ["b:1"]

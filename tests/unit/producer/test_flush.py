@@ -260,13 +260,13 @@ async def test_no_batch_of_send_all_has_more_messages_than_the_setting(batch_cou
         await producer.send("s", b"first", key=b"key 1")
         counts: list[int] = []
         for executor in producer._senders["s"].executors:
-            pack = executor._call
+            pack = executor._send_batch
 
             def call(channel, batch, pack=pack):
                 counts.append(len(batch))
                 return pack(channel, batch)
 
-            executor._call = call  # type: ignore[method-assign]
+            executor._send_batch = call  # type: ignore[method-assign]
         await producer.send_all("s", MESSAGES)
     assert 0 < max(counts) <= batch_count
     assert sum(counts) == len(MESSAGES)

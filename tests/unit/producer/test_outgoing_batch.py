@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from keylane.producer.given_up import GivenUp, Unreported
+from keylane.producer.given_up import GivenUpOutcome, UnreportedMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_future import BatchFuture
 from keylane.protocol.batch import check_batch, columns
@@ -50,7 +50,7 @@ async def test_packed_batch_has_the_time_of_each_message():
 
 async def test_message_keeps_its_time_when_it_is_moved():
     batch = filled(3)
-    taken, rest = batch.split_by(lambda index: index == 1)
+    taken, rest = batch.split(lambda index: index == 1)
 
     assert [part.first_sent_at_ns for part in (taken, rest)] == [1, 0]
     assert [sent_at_ns for _, _, sent_at_ns in rest.iter_unsettled()] == [0, 2]
@@ -101,7 +101,7 @@ async def test_future_gives_its_own_receipt_when_its_batch_was_split_twice():
     even.settle(Receipt(1, 10, "fsync"))
     assert [future.done() for future in futures] == [True, False, True, False]
     last.settle(Receipt(2, 20, "fsync"))
-    first_of_odd.settle(GivenUp(StaleRouteError(Reason.NO_PARTITION), Unreported()))
+    first_of_odd.settle(GivenUpOutcome(StaleRouteError(Reason.NO_PARTITION), UnreportedMessages()))
 
     assert [(await futures[index]).offset for index in (0, 2, 3)] == [10, 11, 20]
     with raises(Reason.NO_PARTITION):
@@ -158,7 +158,7 @@ async def test_doubtful_message_fails_as_unknown_when_it_left_its_partition():
     moved.adopt(origin, 0)
     moved.adopt(origin, 1)
     moved.adopt(other, 0)
-    moved.settle(GivenUp(NotSentError("no broker there"), Unreported()))
+    moved.settle(GivenUpOutcome(NotSentError("no broker there"), UnreportedMessages()))
     for batch, index, fate in (
         (origin, 0, Fate.UNKNOWN),
         (origin, 1, Fate.UNKNOWN),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from keylane.producer.given_up import CAUSES_KEPT, GivenUp, Unreported
+from keylane.producer.given_up import CAUSES_KEPT, GivenUpOutcome, UnreportedMessages
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.producer.send_budget import MEMORY_PER_MESSAGE, SendBudget
 from keylane.producer.send_future import BatchFuture
@@ -24,7 +24,7 @@ def entered(budget: SendBudget, count: int) -> OutgoingBatch:
     batch = OutgoingBatch(asyncio.get_running_loop())
     for index in range(count):
         batch.add(b"k", b"%d" % index, b"", 0)
-    budget.enter(count, batch.size)
+    budget.reserve(count, batch.size)
     return batch
 
 
@@ -33,15 +33,15 @@ async def test_wait_for_room_ends_when_half_is_free():
     budget = SendBudget(1_000)
     batches = [batch_of(250) for _ in range(4)]
     for batch in batches:
-        budget.enter(1, batch.size)
-    waiter = asyncio.create_task(budget.wait_for_room())
+        budget.reserve(1, batch.size)
+    waiter = asyncio.create_task(budget.wait_for_capacity())
     await asyncio.sleep(0)
     assert not waiter.done()
     for batch in batches[:2]:
-        budget.stored(batch, RECEIPT)
+        budget.settle_stored(batch, RECEIPT)
     await asyncio.sleep(0)
     assert not waiter.done()
-    budget.stored(batches[2], RECEIPT)
+    budget.settle_stored(batches[2], RECEIPT)
     await waiter
 
 
@@ -50,17 +50,17 @@ async def test_wait_for_room_leaves_a_quarter_to_those_who_call_it_now_and_then(
     budget = SendBudget(1_000)
     batches = [batch_of(250 - MEMORY_PER_MESSAGE) for _ in range(3)]
     for batch in batches[:2]:
-        budget.enter(1, batch.size)
-    await asyncio.wait_for(budget.wait_for_room(), 1)
-    budget.enter(1, batches[2].size)
-    waiter = asyncio.create_task(budget.wait_for_room())
+        budget.reserve(1, batch.size)
+    await asyncio.wait_for(budget.wait_for_capacity(), 1)
+    budget.reserve(1, batches[2].size)
+    waiter = asyncio.create_task(budget.wait_for_capacity())
     await asyncio.sleep(0)
     assert not budget.full
     assert not waiter.done()
-    budget.stored(batches[0], RECEIPT)
+    budget.settle_stored(batches[0], RECEIPT)
     await asyncio.sleep(0)
     assert not waiter.done()
-    budget.stored(batches[1], RECEIPT)
+    budget.settle_stored(batches[1], RECEIPT)
     await waiter
 
 
@@ -73,7 +73,7 @@ async def test_wait_until_empty_ends_when_every_message_is_answered():
     budget.give_up(first, NotSentError())
     await asyncio.sleep(0)
     assert not waiter.done()
-    budget.stored(second, RECEIPT)
+    budget.settle_stored(second, RECEIPT)
     await waiter
     assert (budget.acked, budget.failed) == (1, 1)
 
@@ -89,14 +89,14 @@ async def test_flush_counts_messages_when_a_whole_batch_is_given_up():
     for _ in range(2):
         with pytest.raises(NotSentError):
             await BatchFuture(batch, 7)
-    told = budget.unreported()
+    told = budget.take_unreported_error()
     assert told is not None
     assert (told.details, told.fate) == ({"messages": 99, "unknown": 0}, Fate.NOT_DONE)
     assert told.__cause__ is cause
-    assert budget.unreported() is None
+    assert budget.take_unreported_error() is None
     with pytest.raises(NotSentError):
         await BatchFuture(batch, 8)
-    assert budget.unreported() is None
+    assert budget.take_unreported_error() is None
 
 
 async def test_flush_counts_every_batch_when_hundreds_are_given_up():
@@ -108,7 +108,7 @@ async def test_flush_counts_every_batch_when_hundreds_are_given_up():
     for batch in batches[:400]:
         with pytest.raises(NotSentError):
             await BatchFuture(batch, 0)
-    told = budget.unreported()
+    told = budget.take_unreported_error()
     assert told is not None
     assert told.messages == 100
 
@@ -139,10 +139,10 @@ async def test_task_may_exceed_the_limit_again_when_there_was_room_meanwhile():
     budget = SendBudget(500, lambda: changes.append(budget.full))
     first, second = batch_of(250), batch_of(250)
     for batch in (first, second):
-        budget.enter(1, batch.size)
-    budget.exceeded("task")
+        budget.reserve(1, batch.size)
+    budget.record_unawaited("task")
     assert not budget.may_exceed("task")
-    budget.stored(first, RECEIPT)
+    budget.settle_stored(first, RECEIPT)
     assert budget.may_exceed("task")
     assert changes == [True, False]
 
@@ -155,52 +155,52 @@ async def test_several_tasks_wait_until_the_queue_is_empty():
         waiters = [asyncio.create_task(budget.wait_until_empty()) for _ in range(2)]
         await asyncio.sleep(0)
         assert not any(waiter.done() for waiter in waiters)
-        budget.stored(batch, RECEIPT)
+        budget.settle_stored(batch, RECEIPT)
         await asyncio.gather(*waiters)
 
 
-def given_up(summary: Unreported, error) -> GivenUp:
+def given_up(summary: UnreportedMessages, error) -> GivenUpOutcome:
     """One message."""
-    outcome = GivenUp(error, summary, doubtful=error.fate is Fate.UNKNOWN)
-    outcome.count(1, outcome.doubtful)
+    outcome = GivenUpOutcome(error, summary, doubtful=error.fate is Fate.UNKNOWN)
+    outcome.add_messages(1, outcome.doubtful)
     return outcome
 
 
 def test_error_is_of_a_message_that_no_future_has_reported():
-    summary = Unreported("scheduled message")
+    summary = UnreportedMessages("scheduled message")
     refused = given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, "full"))
     doubtful = given_up(summary, OutcomeUnknownError("silent"))
-    refused.reported(unknown=False)
-    error = summary.error()
+    refused.mark_reported(unknown=False)
+    error = summary.build_error()
     assert error is not None
     assert (error.messages, error.unknown, error.fate) == (1, 1, Fate.UNKNOWN)
     assert error.__cause__ is doubtful.cause
     assert error.message.startswith("1 scheduled message was given up, it may be stored")
-    doubtful.reported(unknown=True)
-    assert summary.error() is None
+    doubtful.mark_reported(unknown=True)
+    assert summary.build_error() is None
 
 
 def test_counts_are_exact_when_more_are_given_up_than_causes_are_kept():
-    summary = Unreported()
+    summary = UnreportedMessages()
     outcomes = [
         given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, str(n)))
         for n in range(3 * CAUSES_KEPT)
     ]
     for outcome in outcomes[: 2 * CAUSES_KEPT]:
-        outcome.reported(unknown=False)
-    left = summary.error()
+        outcome.mark_reported(unknown=False)
+    left = summary.build_error()
     assert left is not None
     assert (left.messages, left.unknown, left.fate) == (CAUSES_KEPT, 0, Fate.NOT_DONE)
     assert left.__cause__ is None, "the causes that were kept are reported"
 
 
 def test_cause_is_that_of_a_later_message_when_all_earlier_ones_are_reported():
-    summary = Unreported()
+    summary = UnreportedMessages()
     for number in range(CAUSES_KEPT):
-        given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, str(number))).reported(
+        given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, str(number))).mark_reported(
             unknown=False
         )
     last = given_up(summary, OverloadedError(Reason.SCHEDULE_FULL, "last"))
-    error = summary.error()
+    error = summary.build_error()
     assert error is not None
     assert error.__cause__ is last.cause

@@ -12,7 +12,7 @@ import pytest
 
 from keylane.producer import ProducerSettings
 from keylane.producer.executor_state import ExecutorEvent
-from keylane.producer.flight import CROWD, WAIT_S, BrokerLoad, Turn
+from keylane.producer.flight import BUSY_PARTITIONS_MAX, WAIT_S, BrokerLoad, SendScheduler
 from keylane.producer.outgoing_batch import OutgoingBatch
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import ClosedError, Fate, GivenUpError, OutcomeUnknownError
@@ -234,7 +234,7 @@ async def test_route_is_ignored_when_it_is_older():
     async with producer_on(network) as producer:
         await producer.send("s", b"0", key=b"k")
         sender = producer._senders["s"]
-        sender._apply(network.route_to(1, version=1))
+        sender._apply_route(network.route_to(1, version=1))
         await producer.send("s", b"1", key=b"k")
 
     assert network.stored == {2: [b"0", b"1"]}
@@ -433,9 +433,9 @@ async def test_message_may_be_stored_when_the_producer_is_closed_before_its_answ
     await producer.send("s", b"0", key=b"k")
     sender = producer._senders["s"]
     first = producer.send("s", b"1", key=b"k")
-    sender.roll()
+    sender.queue_open_batches()
     second = producer.send("s", b"2", key=b"k")
-    sender.roll()
+    sender.queue_open_batches()
     await channel.stored.wait()
     await eventually(lambda: not sender.executors[0]._calls)
     await producer.close(flush=False)
@@ -477,21 +477,21 @@ class PushRecorder:
     def push(self) -> None:
         self.pushes += 1
         if self._broker_load is not None and self._sends:
-            self._broker_load.partitions += 1
+            self._broker_load.busy_partitions += 1
 
 
 async def test_turn_pushes_each_executor_once_when_the_turn_ends():
     ended: list[int] = []
-    turn = Turn(asyncio.get_running_loop(), lambda: ended.append(1))
+    turn = SendScheduler(asyncio.get_running_loop(), lambda: ended.append(1))
     first, second = PushRecorder(), PushRecorder()
     for _ in range(3):
-        turn.begin()
-        turn.add(first)
-        turn.add(second)
+        turn.begin_turn()
+        turn.schedule(first)
+        turn.schedule(second)
     assert (first.pushes, second.pushes, ended) == (0, 0, [])
     await asyncio.sleep(0)
     assert (first.pushes, second.pushes, ended) == (1, 1, [1])
-    turn.add(second)
+    turn.schedule(second)
     await asyncio.sleep(0)
     assert (first.pushes, second.pushes, len(ended)) == (1, 2, 2)
 
@@ -506,10 +506,10 @@ async def test_turn_pushes_all_others_when_the_push_of_one_fails():
     """The faults go to the event loop, each once."""
     loop, told = asyncio.get_running_loop(), []
     loop.set_exception_handler(lambda _loop, context: told.append(type(context["exception"])))
-    turn = Turn(loop, lambda: None)
+    turn = SendScheduler(loop, lambda: None)
     executors = [FaultyPush(), PushRecorder(), FaultyPush(), PushRecorder()]
     for executor in executors:
-        turn.add(executor)
+        turn.schedule(executor)
     await asyncio.sleep(0)
     assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
     assert told == [ZeroDivisionError, ZeroDivisionError]
@@ -522,12 +522,12 @@ async def test_flight_pushes_all_others_when_the_push_of_one_fails():
     flight = BrokerLoad(loop)
     executors = [FaultyPush(), PushRecorder(flight, send_count=False), FaultyPush(), PushRecorder()]
     for executor in executors[:2]:
-        flight.wait(executor)
-    flight.partitions = 1
-    flight.answered()
-    flight.partitions = CROWD
+        flight.enqueue(executor)
+    flight.busy_partitions = 1
+    flight.release_partition()
+    flight.busy_partitions = BUSY_PARTITIONS_MAX
     for executor in executors[2:]:
-        flight.wait(executor)
+        flight.enqueue(executor)
     await asyncio.sleep(WAIT_S * 4)
     assert [executor.pushes for executor in executors] == [1, 1, 1, 1]
     assert told == [ZeroDivisionError, ZeroDivisionError]
@@ -543,44 +543,44 @@ async def test_channel_writes_once_when_executors_of_a_turn_have_sent():
         def flush(self) -> None:
             told.append("flush")
 
-    turn, channel = Turn(asyncio.get_running_loop(), lambda: None), Channel()
+    turn, channel = SendScheduler(asyncio.get_running_loop(), lambda: None), Channel()
     for _ in range(2):
         executor = PushRecorder()
         executor.gathering = channel
         executor.push = lambda: told.append("push")
-        turn.add(executor)
+        turn.schedule(executor)
     await asyncio.sleep(0)
     assert told == ["gather", "push", "push", "flush"]
 
 
 async def test_flight_pushes_the_one_that_waits_longest_when_another_is_answered():
     flight = BrokerLoad(asyncio.get_running_loop())
-    flight.partitions = CROWD
+    flight.busy_partitions = BUSY_PARTITIONS_MAX
     waiting = [PushRecorder(flight) for _ in range(3)]
     for executor in waiting:
-        flight.wait(executor)
-    flight.answered()
+        flight.enqueue(executor)
+    flight.release_partition()
     assert [executor.pushes for executor in waiting] == [1, 0, 0]
-    flight.forget(waiting[1])
-    flight.answered()
+    flight.remove(waiting[1])
+    flight.release_partition()
     assert [executor.pushes for executor in waiting] == [1, 0, 1]
 
 
 async def test_flight_pushes_the_next_when_the_first_has_nothing_to_send():
     flight = BrokerLoad(asyncio.get_running_loop())
-    flight.partitions = CROWD
+    flight.busy_partitions = BUSY_PARTITIONS_MAX
     idle, busy = PushRecorder(flight, send_count=False), PushRecorder(flight)
-    flight.wait(idle)
-    flight.wait(busy)
-    flight.answered()
+    flight.enqueue(idle)
+    flight.enqueue(busy)
+    flight.release_partition()
     assert (idle.pushes, busy.pushes) == (1, 1)
 
 
 async def test_flight_pushes_all_that_wait_when_nothing_is_answered():
     flight = BrokerLoad(asyncio.get_running_loop())
-    flight.partitions = CROWD
+    flight.busy_partitions = BUSY_PARTITIONS_MAX
     executor = PushRecorder(flight)
-    flight.wait(executor)
+    flight.enqueue(executor)
     await asyncio.sleep(WAIT_S * 4)
     assert (executor.pushes, executor.wait_is_over) == (1, True)
 
@@ -612,7 +612,7 @@ async def test_message_is_stored_when_all_other_partitions_of_its_broker_are_sil
                 if executors[0] is producer._senders["s"].table[logical_partition(b"%d" % number)]
             )
             receipt = await producer.send("s", b"last", key=key)
-        assert flight.partitions >= CROWD
+        assert flight.busy_partitions >= BUSY_PARTITIONS_MAX
         assert receipt.partition_id == 1
         silent.set()
         children = {partition_id + 100: span for partition_id, span in ranges.items()}

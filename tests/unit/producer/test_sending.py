@@ -52,10 +52,10 @@ async def test_messages_have_the_time_of_their_turn():
             producer.send("s", b"", key=b"k", tags=["t"])
             await asyncio.sleep(0)
         assert [at_ns for _, _, at_ns in sent._batch.iter_unsettled()] == [100, 100, 101, 101]
-        producer._senders["s"].roll()
+        producer._senders["s"].queue_open_batches()
         later = producer.send("s", b"", key=b"k")
         assert later._batch.first_sent_at_ns == 102
-        producer._senders["s"].roll()
+        producer._senders["s"].queue_open_batches()
 
 
 async def test_new_batch_has_a_later_time_in_the_same_turn():
@@ -66,7 +66,7 @@ async def test_new_batch_has_a_later_time_in_the_same_turn():
         producer._now_ns = itertools.count(100).__next__
         sent = [producer.send("s", b"", key=b"k") for _ in range(4)]
         assert [future._batch.first_sent_at_ns for future in sent] == [100, 100, 101, 101]
-        producer._senders["s"].roll()
+        producer._senders["s"].queue_open_batches()
 
 
 async def test_full_batch_is_sent_when_send_fills_it():
@@ -171,12 +171,12 @@ async def test_batch_keeps_its_limits_when_plain_messages_and_others_mix(tags, t
             assert len(batch) <= 40
         assert all(batch.size >= 2_000 or len(batch) == 40 for batch in batches[:-1])
         assert sum(map(len, batches)) == 300
-        producer._senders["s"].roll()
+        producer._senders["s"].queue_open_batches()
 
 
 async def _stored(producer: Producer) -> None:
     """Have a message stored, so that the route is known."""
     sent = producer.send("s", b"", key=b"k")
     await producer._senders["s"].wait_for_route()
-    producer._senders["s"].roll()
+    producer._senders["s"].queue_open_batches()
     await sent

@@ -199,7 +199,7 @@ async def test_cause_of_a_broker_stands_while_the_route_names_its_partition():
         await eventually(lambda: network.asked > 2)
         held = 0
         for _ in range(300):
-            held += len(producer._senders["s"].held)
+            held += len(producer._senders["s"].held_messages)
             reasons = set(producer.stats.waiting.values())
             entries = producer.waiting().keys
             assert reasons == {entry.reason for entry in entries}
@@ -267,7 +267,7 @@ async def test_waiting_is_refused_in_another_thread():
 def test_wait_is_reported_at_growing_intervals():
     """After 5 s, 1 min, 2 min, 4 min …, then once an hour."""
     report = WaitReport()
-    told = [second for second in range(10 * 3_600) if report.is_report_due(second * SECOND, 0)]
+    told = [second for second in range(10 * 3_600) if report.record_wait(second * SECOND, 0)]
     assert told[:8] == [5, 60, 120, 240, 480, 960, 1_920, 3_840]
     assert {scheduled - earlier for earlier, scheduled in pairwise(told[8:])} == {3_600}
 
@@ -275,10 +275,10 @@ def test_wait_is_reported_at_growing_intervals():
 def test_end_of_a_wait_is_reported_when_the_wait_was():
     """A short wait is not reported, neither its start nor its end; each wait is timed anew."""
     report = WaitReport()
-    assert not report.is_report_due(0, 0)
+    assert not report.record_wait(0, 0)
     assert report.end(4_999) is None
-    assert not report.is_report_due(10_000, 0)
-    assert report.is_report_due(15_000, 5_000)
+    assert not report.record_wait(10_000, 0)
+    assert report.record_wait(15_000, 5_000)
     assert report.end(17_000) == 7_000
     assert report.end(18_000) is None
 
@@ -286,9 +286,9 @@ def test_end_of_a_wait_is_reported_when_the_wait_was():
 def test_wait_report_is_due_once_when_polls_are_rare():
     """Reports that were due between two polls are not repeated."""
     report = WaitReport()
-    report.is_report_due(0, 0)
-    assert report.is_report_due(10 * HOUR, 0)
-    assert not report.is_report_due(10 * HOUR + MINUTE, 0)
+    report.record_wait(0, 0)
+    assert report.record_wait(10 * HOUR, 0)
+    assert not report.record_wait(10 * HOUR + MINUTE, 0)
 
 
 class SetClock:
@@ -426,8 +426,8 @@ STEPS = [
     FaultyStep(ScriptedChannel, "begin"),
     FaultyStep(executor, "first_receipt"),
     FaultyStep(executor, "partial"),
-    FaultyStep(SendBudget, "enter"),
-    FaultyStep(SendBudget, "stored"),
+    FaultyStep(SendBudget, "reserve"),
+    FaultyStep(SendBudget, "settle_stored"),
     FaultyStep(OutgoingBatch, "pack"),
     FaultyStep(OutgoingBatch, "settle"),
 ]
@@ -451,7 +451,7 @@ async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
             for value in values[3:]:
                 futures.append(producer.send("s", value, key=b"k"))
                 await asyncio.sleep(0)
-            if step.name == "enter":  # a flush closes batches: this fault is its own, too
+            if step.name == "reserve":  # a flush closes batches: this fault is its own, too
                 await asyncio.gather(*futures)
             await producer.flush()
         assert network.stored == {1: values}
@@ -464,7 +464,7 @@ async def test_order_stays_and_flush_ends_when_a_step_of_sending_fails(
     "step",
     [
         FaultyStep(SubjectSender, "on_availability_changed"),
-        FaultyStep(executor, "wait_stage"),
+        FaultyStep(executor, "decide_wait_stage"),
         FaultyStep(PartitionWaits, "begin"),
         FaultyStep(LogFilter, "count_failure"),
     ],

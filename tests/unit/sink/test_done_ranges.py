@@ -5,14 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.sink.done_ranges import Merge, offsets_not_in, plan_merges, ranges_of
+from keylane.sink.done_ranges import Merge, offsets_outside, plan_merges, ranges_of
 
 OFFSETS = st.sets(st.integers(0, 40)).map(sorted)
 
 
 @given(OFFSETS, OFFSETS)
 def test_offsets_are_left_when_no_range_has_them(done, asked):
-    assert offsets_not_in(ranges_of(done), asked) == sorted(set(asked) - set(done))
+    assert offsets_outside(ranges_of(done), asked) == sorted(set(asked) - set(done))
 
 
 @given(OFFSETS)

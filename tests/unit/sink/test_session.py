@@ -13,9 +13,9 @@ from keylane import InvalidRequestError
 from keylane.consumer.delivery.copied import CopiedDelivery
 from keylane.consumer.parking.redrive import RedriveDelivery
 from keylane.consumer.parking.retry_runner import RetryDelivery
-from keylane.consumer.pulling.careful import CarefulHandOut
+from keylane.consumer.pulling.careful import CarefulDelivery
 from keylane.consumer.pulling.pull_client import PullClient
-from keylane.consumer.pulling.shared_client import HandOut
+from keylane.consumer.pulling.shared_client import SharedDelivery
 from keylane.errors import ConfigError, EffectDoneError, LeaseLostError, Reason
 from keylane.sink import FencedSession, create_tables, fenced, fenced_batch, forget
 from keylane.sink.tables import VERSION, SinkTables
@@ -58,8 +58,11 @@ def entries(engine) -> list[int]:
 
 def done(engine) -> list[tuple[int, int]]:
     with engine.connect() as connection:
-        ask = sa.select(TABLES.done.c.first_offset, TABLES.done.c.next_offset)
-        return [tuple(row) for row in connection.execute(ask.order_by(TABLES.done.c.first_offset))]
+        ask = sa.select(TABLES.done_ranges.c.first_offset, TABLES.done_ranges.c.next_offset)
+        return [
+            tuple(row)
+            for row in connection.execute(ask.order_by(TABLES.done_ranges.c.first_offset))
+        ]
 
 
 def effect(engine, message, meanwhile=lambda: None) -> bool:
@@ -230,7 +233,7 @@ def test_rows_of_an_owner_are_merged_when_many_below_cannot_be(engine):
         for offset in range(2, 50_000, 2)
     ]
     with engine.begin() as connection:
-        connection.execute(sa.insert(TABLES.done), left_out)
+        connection.execute(sa.insert(TABLES.done_ranges), left_out)
     rows_before = len(done(engine))
     for first in range(50_000, 58_000, 2_000):
         delivery = GroupDelivery()
@@ -438,7 +441,7 @@ def test_tables_are_refused_when_they_are_missing_or_of_another_version(tmp_path
         TABLES.create(connection)
     for version, kind in ((VERSION - 1, Reason.SINK_OLDER), (VERSION + 1, Reason.SINK_NEWER)):
         with engine.begin() as connection:
-            connection.execute(sa.update(TABLES.version).values(version=version))
+            connection.execute(sa.update(TABLES.version_table).values(version=version))
         with Session(engine) as session, raises(kind) as refused:
             with FencedSession(session, delivered(3)):
                 raise AssertionError
@@ -470,7 +473,7 @@ def test_session_keeps_a_mark_for_every_kind_of_delivery():
     """Also for those of a partition whose owner ended uncleanly, of shared groups, and of redriven
     messages.
     """
-    kinds = [PullClient, CarefulHandOut, HandOut, RedriveDelivery, RetryDelivery]
+    kinds = [PullClient, CarefulDelivery, SharedDelivery, RedriveDelivery, RetryDelivery]
     assert [kind for kind in kinds if not kind.__weakrefoffset__] == []
 
 

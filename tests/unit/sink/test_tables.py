@@ -26,7 +26,7 @@ async def test_tables_are_created_once(tmp_path):
         assert len(sa.inspect(connection).get_table_names()) == 6
     for version, kind in ((VERSION - 1, Reason.SINK_OLDER), (VERSION + 1, Reason.SINK_NEWER)):
         with engine.begin() as connection:
-            connection.execute(sa.update(TABLES.version).values(version=version))
+            connection.execute(sa.update(TABLES.version_table).values(version=version))
         with raises(kind):
             await create_tables(engine)
         with raises(kind):

@@ -43,7 +43,7 @@ async def end() -> None:
     await asyncio.sleep(0)
 
 
-client = LoopThread("client", end=end)
+client = LoopThread("client", close_client=end)
 calls: list[None] = []
 
 

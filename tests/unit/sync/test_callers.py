@@ -36,7 +36,7 @@ class ThreadedClient:
 
     def __init__(self) -> None:
         self.closed = threading.Event()
-        self.thread = LoopThread("client", end=self.close)
+        self.thread = LoopThread("client", close_client=self.close)
 
     async def close(self) -> None:
         self.closed.set()

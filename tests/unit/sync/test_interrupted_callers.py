@@ -81,7 +81,7 @@ def test_line_of_an_event_loop_is_handled_when_the_handler_waits_for_that_loop(
     monkeypatch.setattr(loop_logs, "SETTLE_S", 60.0)
     logging.getLogger("program").warning("of the program")
     for _ in range(3):
-        loop_logs.LOGS.wait_handled()
+        loop_logs.LOGS.wait_until_handled()
     assert sender.texts == ["of the program"] + ["of the event loop"] * 3
     assert sender.threads == {threading.current_thread().name, "keylane client"}
 
@@ -102,7 +102,7 @@ def test_lines_of_an_event_loop_are_dropped_and_counted_when_handlers_take_too_l
     finally:
         caplog.handler.release()
     monkeypatch.setattr(loop_logs, "SETTLE_S", 60.0)
-    loop_logs.LOGS.wait_handled()
+    loop_logs.LOGS.wait_until_handled()
     assert [record.getMessage() for record in caplog.records] == [
         "line 0",
         "2 log records were dropped, because the log handlers are too slow",

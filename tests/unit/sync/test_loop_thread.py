@@ -188,7 +188,7 @@ def test_client_is_closed_on_its_loop_before_the_thread_ends():
         await asyncio.sleep(0.01)
         told.append("closed")
 
-    thread = LoopThread("client", end=end)
+    thread = LoopThread("client", close_client=end)
     thread.start()
     with pytest.raises(TimeoutError):
         thread.run(forever, 0.01)
@@ -202,7 +202,7 @@ def test_thread_ends_and_the_log_says_why_when_the_client_cannot_be_closed(
     async def end() -> None:
         raise LookupError("told")
 
-    thread = LoopThread("client", end=end)
+    thread = LoopThread("client", close_client=end)
     thread.start()
     thread.stop()
     assert "could not be closed" in caplog.text
@@ -224,10 +224,10 @@ def test_start_waits_for_the_end_when_the_wait_of_stop_was_interrupted(monkeypat
     def interrupt(_life: object) -> None:
         raise KeyboardInterrupt
 
-    thread = LoopThread("client", end=end)
+    thread = LoopThread("client", close_client=end)
     thread.start()
     with monkeypatch.context() as patched:
-        patched.setattr(loop_thread._Run, "wait_end", interrupt)
+        patched.setattr(loop_thread._LoopRun, "wait_until_ended", interrupt)
         with pytest.raises(KeyboardInterrupt):
             thread.stop()
     threading.Timer(0.05, gate.set).start()
@@ -318,7 +318,7 @@ def test_no_thread_is_a_typed_error_and_the_thread_can_be_started_later(
 
 def test_forked_child_waits_for_nothing_of_its_parent(thread: LoopThread):
     """As of a loop over a consumer that goes on in the child: its error has to come out."""
-    closing = LoopThread("client", end=lambda: asyncio.sleep(2))
+    closing = LoopThread("client", close_client=lambda: asyncio.sleep(2))
     closing.start()
     stopper = threading.Thread(target=closing.stop)
     stopper.start()

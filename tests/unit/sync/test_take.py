@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from keylane.sync import loop_thread
-from keylane.sync.consumer import Take
+from keylane.sync.consumer import MessageRequest
 from keylane.sync.loop_thread import LoopThread
 
 
@@ -25,9 +25,9 @@ def test_result_is_put_back_when_the_caller_is_interrupted_before_it_has_it():
     def interrupted(_taken: str) -> None:
         raise KeyboardInterrupt
 
-    assert Take(take, back.append).run(thread, str.upper) == "TAKEN"
+    assert MessageRequest(take, back.append).run(thread, str.upper) == "TAKEN"
     with pytest.raises(KeyboardInterrupt):
-        Take(take, back.append).run(thread, interrupted)
+        MessageRequest(take, back.append).run(thread, interrupted)
     thread.stop()
     assert back == ["taken"]
 
@@ -58,7 +58,7 @@ def test_result_is_put_back_when_the_work_goes_on_after_the_interrupt(monkeypatc
     with monkeypatch.context() as patched:
         patched.setattr(loop_thread._Gate, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            Take(take, note).run(thread, str.upper)
+            MessageRequest(take, note).run(thread, str.upper)
     assert not back
     thread.post(go_on.set)
     assert put_back.wait(5)

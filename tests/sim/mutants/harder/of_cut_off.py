@@ -42,7 +42,7 @@ def told_brokers_are_not_looked_at_again(patches: Patches) -> None:
     def due(self: Any, now_ms: int) -> list[str]:
         return [name for name in real(self, now_ms) if not self.is_reported(name)]
 
-    real = patches.set(UnreachedBrokers, "due", due)
+    real = patches.set(UnreachedBrokers, "find_due", due)
 
 
 def brokers_away_for_all_count_as_unreached(patches: Patches) -> None:

@@ -12,7 +12,7 @@ from keylane.consumer.parking.ancestors import Ancestors
 from keylane.consumer.parking.key_parking import KeyParking
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.consumer.parking.redrive import Redrives
-from keylane.consumer.pulling.careful import CarefulHandOut
+from keylane.consumer.pulling.careful import CarefulDelivery
 from keylane.metaserver.groups import lease_rows
 from keylane.protocol.frames import ParkedRows
 from keylane.protocol.parked import LOOSE, Free, ParkState
@@ -21,7 +21,7 @@ from sim.mutants.mutant import Breaks, Patches
 
 def later_messages_pass_a_parked_key(patches: Patches) -> None:
     """A consumer parks what failed, and hands later messages of the key out."""
-    patches.set(KeyParking, "divert", lambda _self, messages: messages)
+    patches.set(KeyParking, "park_later_messages", lambda _self, messages: messages)
 
 
 def new_messages_overtake_suspects(patches: Patches) -> None:
@@ -34,7 +34,7 @@ def new_messages_overtake_suspects(patches: Patches) -> None:
         real(self, [message for message in messages if message.offset < upto])
         self._hand_out([message for message in messages if message.offset >= upto])
 
-    real = patches.set(CarefulHandOut, "put", put)
+    real = patches.set(CarefulDelivery, "put", put)
 
 
 def parked_is_forgotten_at_restart(patches: Patches) -> None:
@@ -89,7 +89,7 @@ def redriven_key_is_free_at_once(patches: Patches) -> None:
 
     def begin(self: Any, key: Any) -> None:
         real(self, key)
-        self._free.__self__.keys.discard(key)
+        self._release_key.__self__.keys.discard(key)
 
     real = patches.set(Redrives, "begin", begin)
 
@@ -97,14 +97,14 @@ def redriven_key_is_free_at_once(patches: Patches) -> None:
 def key_is_freed_with_parked_messages(patches: Patches) -> None:
     """A redriven key is freed after its first window, and the rest is forgotten."""
 
-    async def first_rows(self: Any, key: Any, count: int, *, first: int = 0) -> Any:
+    async def fetch_first_rows(self: Any, key: Any, count: int, *, first: int = 0) -> Any:
         if key in seen and key not in LOOSE:
             return ParkedRows((), 0)
         seen.add(key)
         return await real(self, key, 1, first=first)
 
     seen: set[Any] = set()
-    real = patches.set(ParkSender, "first_rows", first_rows)
+    real = patches.set(ParkSender, "fetch_first_rows", fetch_first_rows)
 
     def check(self: Any, change: Free) -> Any:
         return change if self._parked.get(change.key) is not None else None

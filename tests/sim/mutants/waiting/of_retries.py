@@ -14,7 +14,7 @@ from keylane.broker.partition.failure_runs import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
-from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.parking.park_sender import ParkSender
 from keylane.consumer.parking.retry_runner import RetryDelivery, RetryRunner
 from keylane.consumer.pulling.pull_client import PullClient
@@ -26,7 +26,7 @@ def waiting_messages_are_kept_in_memory(patches: Patches) -> None:
     """A message that failed is acked, and only its consumer knows that it waits."""
 
     def put(self: Any, offset: int, failure: Any, pause_ms: int) -> None:
-        self._client.done(offset)
+        self._client.mark_handled(offset)
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000
         place = self._context.partition_id, (offset, offset + 1)
         self._add(failure.attempts, *place, due_ns)
@@ -83,26 +83,26 @@ def owners_learn_of_no_retries(patches: Patches) -> None:
 def tries_are_counted_twice(patches: Patches) -> None:
     """A try that fails counts as two."""
 
-    def shift(self: Any, key: int, to: int | None, *rest: Any) -> None:
+    def reschedule(self: Any, key: int, to: int | None, *rest: Any) -> None:
         real(self, key, None if to is None else to + 1, *rest)
 
-    real = patches.set(RetryRunner, "shift", shift)
+    real = patches.set(RetryRunner, "reschedule", reschedule)
 
 
 def tries_are_not_counted(patches: Patches) -> None:
     """A message that fails again waits as it did before."""
 
-    def shift(self: Any, key: int, to: int | None, *rest: Any) -> None:
+    def reschedule(self: Any, key: int, to: int | None, *rest: Any) -> None:
         real(self, key, None if to is None else key, *rest)
 
-    real = patches.set(RetryRunner, "shift", shift)
+    real = patches.set(RetryRunner, "reschedule", reschedule)
 
 
 def failed_retries_count_as_handled(patches: Patches) -> None:
     """A message that fails again is taken out."""
 
     def retry(self: Any, message: Any, _failure: Any, _pause_ms: int) -> None:
-        self.done(message.offset)
+        self.mark_handled(message.offset)
 
     patches.set(RetryDelivery, "retry", retry)
 
@@ -125,7 +125,7 @@ def retries_never_end(patches: Patches) -> None:
     def pause_ms(self: Any, message: Any, asked_ms: int | None) -> int | None:
         return real(dataclasses.replace(self, retry_tries_max=1_000_000), message, asked_ms)
 
-    real = patches.set(Failing, "pause_ms", pause_ms)
+    real = patches.set(FailureRules, "pause_ms", pause_ms)
 
 
 def retries_end_early(patches: Patches) -> None:
@@ -134,7 +134,7 @@ def retries_end_early(patches: Patches) -> None:
     def pause_ms(self: Any, message: Any, asked_ms: int | None) -> int | None:
         return None if message.attempt >= 2 else real(self, message, asked_ms)
 
-    real = patches.set(Failing, "pause_ms", pause_ms)
+    real = patches.set(FailureRules, "pause_ms", pause_ms)
 
 
 def buried_messages_are_gone(patches: Patches) -> None:
@@ -151,10 +151,10 @@ def buried_messages_are_gone(patches: Patches) -> None:
 def retries_are_due_at_once(patches: Patches) -> None:
     """A message that fails again is tried without a pause."""
 
-    def shift(self: Any, *given: Any) -> None:
+    def reschedule(self: Any, *given: Any) -> None:
         real(self, *given[:-1], 0)
 
-    real = patches.set(RetryRunner, "shift", shift)
+    real = patches.set(RetryRunner, "reschedule", reschedule)
 
 
 def retries_hold_their_keys(patches: Patches) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from keylane.consumer.parking import redrive
 from keylane.consumer.parking.ancestors import Ancestors
-from keylane.consumer.parking.passed_over import PassedOver
+from keylane.consumer.parking.passed_over import SkippedMessages
 from keylane.consumer.parking.redrive import Redrives
 from keylane.consumer.parking.retry_schedule import RetrySchedule
 from keylane.metaserver.groups import parked_ancestors
@@ -19,9 +19,9 @@ def only_the_first_asks(patches: Patches) -> None:
 
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
-        failing = self._failing[taken.source]
-        if not failing.probing and failing.held:
-            failing.held.appendleft(failing.held.pop())
+        failing = self._failure_rules[taken.source]
+        if not failing.probing and failing.queued:
+            failing.queued.appendleft(failing.queued.pop())
 
     real = patches.set(RetrySchedule, "requeue_failed", failed)
 
@@ -29,7 +29,9 @@ def only_the_first_asks(patches: Patches) -> None:
 def held_tries_are_forgotten(patches: Patches) -> None:
     """What was held while its source failed is not due when that answers."""
     patches.set(
-        RetrySchedule, "on_success", lambda self, source: self._failing.pop(source, None) and None
+        RetrySchedule,
+        "on_success",
+        lambda self, source: self._failure_rules.pop(source, None) and None,
     )
 
 
@@ -48,7 +50,7 @@ def asking_never_ends(patches: Patches) -> None:
     def failed(self: Any, taken: Any, now_ns: int, pause_ns: Any, *, upto: Any = None) -> None:
         real(self, taken, now_ns, pause_ns, upto=upto)
         if taken.is_probe:
-            self._failing[taken.source].probing = True
+            self._failure_rules[taken.source].probing = True
 
     real = patches.set(RetrySchedule, "requeue_failed", failed)
 
@@ -60,7 +62,7 @@ def loose_messages_wait_for_each_other(patches: Patches) -> None:
         self.error = error
         raise error
 
-    patches.set(PassedOver, "add", add)
+    patches.set(SkippedMessages, "add", add)
 
 
 def damage_hides_the_rest_of_its_source(patches: Patches) -> None:
@@ -70,12 +72,12 @@ def damage_hides_the_rest_of_its_source(patches: Patches) -> None:
         real(self, source, error)
         self._skip_below[source] = redrive.MAX_I64
 
-    real = patches.set(PassedOver, "add", add)
+    real = patches.set(SkippedMessages, "add", add)
 
 
 def passed_over_is_never_asked_again(patches: Patches) -> None:
     """Dead letters that could not be read are left where they are."""
-    patches.set(PassedOver, "clear", lambda _self: None)
+    patches.set(SkippedMessages, "clear", lambda _self: None)
 
 
 def removed_messages_are_waited_for(patches: Patches) -> None:

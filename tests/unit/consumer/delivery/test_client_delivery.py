@@ -21,10 +21,10 @@ class NotingClient:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         self.told.append(("done", offset))
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         self.told.append(("forget", count))
 
     def report_failure(self, message: Message, failure: Failure) -> None:
@@ -59,8 +59,8 @@ def test_delivery_tells_its_client_what_becomes_of_messages():
     client = NotingClient()
     delivery = ClientDelivery(client)
     message = Message("s", b"k", b"", 5, 7, 0, delivery=delivery)
-    delivery.done(5)
-    delivery.forget(2)
+    delivery.mark_handled(5)
+    delivery.discard_in_flight(2)
     delivery.report_failure(message, FAILURE)
     delivery.report_hang(message, FAILURE, 9)
     delivery.park(message, FAILURE, [])

@@ -14,7 +14,7 @@ async def test_turns_are_taken_in_the_order_of_the_calls():
     order: list[int] = []
 
     async def take(number: int) -> None:
-        async with alone.taken(60):
+        async with alone.acquire(60):
             running.append(number)
             await asyncio.sleep(0)
             assert running == [number]
@@ -28,23 +28,23 @@ async def test_turns_are_taken_in_the_order_of_the_calls():
 async def test_turn_ends_after_its_limit():
     """The first block keeps running, and its end does not release the next one's turn."""
     alone = SuspectLock()
-    async with alone.taken(0.02):
+    async with alone.acquire(0.02):
         began_s = time.monotonic()
-        async with alone.taken(60):
+        async with alone.acquire(60):
             assert time.monotonic() - began_s >= 0.015
-            third = asyncio.create_task(alone.taken(60).__aenter__())
+            third = asyncio.create_task(alone.acquire(60).__aenter__())
             await asyncio.sleep(0)
     await asyncio.wait_for(third, 5)
 
 
 async def test_canceled_wait_takes_no_turn():
     alone = SuspectLock()
-    async with alone.taken(60):
-        waiting = asyncio.create_task(alone.taken(60).__aenter__())
+    async with alone.acquire(60):
+        waiting = asyncio.create_task(alone.acquire(60).__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
-    async with asyncio.timeout(5), alone.taken(60):
+    async with asyncio.timeout(5), alone.acquire(60):
         pass
 
 
@@ -55,8 +55,8 @@ def test_turn_is_taken_in_another_event_loop():
     alone = SuspectLock()
 
     async def take_two() -> None:
-        async with alone.taken(60):
-            waiting = asyncio.create_task(alone.taken(60).__aenter__())
+        async with alone.acquire(60):
+            waiting = asyncio.create_task(alone.acquire(60).__aenter__())
             await asyncio.sleep(0)
         await waiting
 

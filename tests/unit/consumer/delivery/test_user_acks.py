@@ -41,12 +41,12 @@ class TakenSource(UserAcks):
         self.partition_id = partition_id
         self.handled: list[int] = []
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         self.handled.append(offset)
 
     def hand_out(self, offset: int) -> Message:
         message = Message("s", b"k", b"", offset, self.partition_id, 0, delivery=self)
-        self.taken(message)
+        self.register_delivered(message)
         return message
 
 
@@ -88,7 +88,7 @@ async def test_message_is_in_hand_again_when_it_was_given_back_and_comes_again(s
     own, _ = sources
     message = own.hand_out(3)
     await message.nack()
-    assert not own.has_taken(message)
-    own.taken(message)
+    assert not own.is_delivered(message)
+    own.register_delivered(message)
     await message.ack()
     assert own.handled == [3]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keylane.consumer.handling.acked_first import LOG_MS, AckedFirst
+from keylane.consumer.handling.acked_first import LOG_MS, AckFirstHandler
 from keylane.protocol.message import Message
 from sim.machines.clock import ManualClock
 
@@ -36,7 +36,7 @@ def message(client: AckingClient, offset: int = 0) -> Message:
 
 async def test_handler_is_called_after_the_ack_or_not_at_all():
     client, seen = AckingClient(), list[Any]()
-    first = AckedFirst(seen.append, boot_ms=ManualClock().boot_ms)
+    first = AckFirstHandler(seen.append, boot_ms=ManualClock().boot_ms)
     await first.handle(message(client, 1))
     await first.handle_all([message(client, 2), message(client, 3)])
     client.refuses = True
@@ -50,7 +50,7 @@ async def test_lost_messages_are_counted_in_one_line_a_second(caplog: pytest.Log
         raise ValueError("bad")
 
     clock = ManualClock()
-    first = AckedFirst(fail, boot_ms=clock.boot_ms)
+    first = AckFirstHandler(fail, boot_ms=clock.boot_ms)
     with caplog.at_level(logging.ERROR, "keylane.consumer"):
         for offset in range(5):
             await first.handle(message(AckingClient(), offset))
@@ -75,9 +75,9 @@ async def test_cancelled_handler_ends_its_task_only_if_that_was_asked_for():
         await asyncio.Event().wait()
 
     clock = ManualClock()
-    await AckedFirst(cancels_itself, boot_ms=clock.boot_ms).handle(message(AckingClient()))
+    await AckFirstHandler(cancels_itself, boot_ms=clock.boot_ms).handle(message(AckingClient()))
     task = asyncio.create_task(
-        AckedFirst(waits, boot_ms=clock.boot_ms).handle(message(AckingClient()))
+        AckFirstHandler(waits, boot_ms=clock.boot_ms).handle(message(AckingClient()))
     )
     await asyncio.sleep(0)
     task.cancel()

@@ -42,10 +42,10 @@ class ArrowClient:
         if self.lost:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
-    def done_range(self, start: int, end: int) -> None:
+    def mark_range_handled(self, start: int, end: int) -> None:
         self.done.append((start, end))
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         self.forgotten += count
 
 
@@ -219,10 +219,10 @@ async def test_message_behind_a_batch_that_does_not_unpack_is_not_handed_out():
                 raise CorruptBatchError("it does not unpack", length=header.length)
             return decode_messages(columns(record, header), header, "s", 1, 5, self)
 
-        def divert(self, messages):
+        def park_later_messages(self, messages):
             return messages
 
-        def taken(self, message):
+        def register_delivered(self, message):
             del message
 
     stream = Stream(clock=SystemClock(), handover_ms=0, check=lambda: None)

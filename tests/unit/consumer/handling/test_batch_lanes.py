@@ -107,7 +107,7 @@ class BatchLanesMachine(RuleBasedStateMachine):
     def take(self) -> None:
         batch = self.lanes.take()
         if batch is None:
-            assert not self.lanes.arrived
+            assert not self.lanes.arrivals
             return
         assert 1 <= len(batch) <= MAX
         assert len({message.partition_id for message in batch.messages}) == 1
@@ -191,7 +191,7 @@ def test_batch_waits_until_it_is_full_or_ripe():
     client = Client(1)
     number = lanes.put(client.messages(b"a", b"b"))
     assert number
-    assert not lanes.arrived
+    assert not lanes.arrivals
     assert lanes.take() is None
     lanes.end_linger(1, number - 1)
     assert lanes.take() is None, "the end of an earlier wait"

@@ -12,7 +12,7 @@ import pytest
 
 from keylane import NACK, Message, Retry
 from keylane.consumer.handling.batch_workers import BatchWorkers
-from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import SystemClock
@@ -29,7 +29,7 @@ def workers_of(
     concurrency: int = 4,
     max_records: int = 8,
     max_wait_ms: int = 0,
-    failing: Failing | None = None,
+    failure_rules: FailureRules | None = None,
     ordered: bool = True,
 ) -> BatchWorkers:
     return BatchWorkers(
@@ -42,7 +42,7 @@ def workers_of(
         clock=SystemClock(),
         rng=random.Random(1),
         on_crash=(crashed if crashed is not None else []).append,
-        failing=failing,
+        failure_rules=failure_rules,
         ordered=ordered,
     )
 
@@ -247,8 +247,8 @@ async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max
     key are not.
     """
     client = Client()
-    failing = Failing(policy=FailurePolicy.PARK, tries_max=tries_max, client="c")
-    workers = workers_of(refuse(3), failing=failing)
+    failure_rules = FailureRules(policy=FailurePolicy.PARK, tries_max=tries_max, client="c")
+    workers = workers_of(refuse(3), failure_rules=failure_rules)
     keys = [b"a", b"b", b"bad", b"bad", b"bad", b"c", b"d", b"e", b"bad", b"f"]
     client.give(workers, *keys)
     await eventually(lambda: client.set_aside and len(client.handled) == 7)
@@ -269,8 +269,8 @@ async def test_message_that_fails_alone_is_parked_with_those_behind_it(tries_max
 async def test_message_that_fails_alone_is_buried(policy: FailurePolicy, ordered: bool):
     """As a dead letter, or in a shared group: later messages of its key are handled."""
     client = Client()
-    failing = Failing(policy=policy, tries_max=3)
-    workers = workers_of(refuse(1), failing=failing, ordered=ordered)
+    failure_rules = FailureRules(policy=policy, tries_max=3)
+    workers = workers_of(refuse(1), failure_rules=failure_rules, ordered=ordered)
     client.give(workers, b"a", b"a", b"a", b"b")
     await eventually(lambda: client.set_aside and len(client.handled) == 3)
     assert [each[:3] for each in client.set_aside] == [("buried", 1, [])]
@@ -287,7 +287,7 @@ async def test_batch_that_asks_for_another_try_is_never_set_aside():
         calls += 1
         return NACK if calls < 20 else None
 
-    workers = workers_of(handle, failing=Failing(policy=FailurePolicy.PARK, tries_max=1))
+    workers = workers_of(handle, failure_rules=FailureRules(policy=FailurePolicy.PARK, tries_max=1))
     client.give(workers, b"a")
     await eventually(lambda: client.handled)
     assert client.set_aside == []
@@ -324,7 +324,7 @@ class Window(Client):
 
     is_apart = True
 
-    def done(self, offset: int) -> None:
+    def mark_handled(self, offset: int) -> None:
         self.handled.append(offset)
 
 
@@ -342,8 +342,8 @@ async def test_batch_that_asks_for_another_try_is_set_aside_for_it_under_retry(h
         return NACK
 
     client = Client()
-    failing = Failing(policy=FailurePolicy.RETRY)
-    workers = workers_of(handle, failing=failing, max_records=2, concurrency=1)
+    failure_rules = FailureRules(policy=FailurePolicy.RETRY)
+    workers = workers_of(handle, failure_rules=failure_rules, max_records=2, concurrency=1)
     client.give(workers, b"a", b"b", b"a", b"b")
     await eventually(lambda: len(tried) == 2 and client.in_flight.count == 0)
     await workers.close()
@@ -360,8 +360,8 @@ async def test_message_that_asks_too_often_is_buried_alone_of_a_batch():
         return NACK
 
     client = Client()
-    failing = Failing(policy=FailurePolicy.RETRY, retry_tries_max=3)
-    workers = workers_of(handle, failing=failing, max_records=2, concurrency=1)
+    failure_rules = FailureRules(policy=FailurePolicy.RETRY, retry_tries_max=3)
+    workers = workers_of(handle, failure_rules=failure_rules, max_records=2, concurrency=1)
     messages = client.messages(b"a", b"b")
     messages[0].attempt = 3
     client.in_flight.count += 2

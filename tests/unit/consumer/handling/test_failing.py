@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.handling.not_acked import Retry
 from keylane.consumer.settings import ConsumerSettings, FailurePolicy
 from keylane.protocol.backoff import Backoff
@@ -18,7 +18,7 @@ def message(attempt: int) -> Message:
 
 @pytest.mark.parametrize("policy", [FailurePolicy.PARK, FailurePolicy.DEAD])
 def test_message_is_set_aside_after_its_last_try(policy: FailurePolicy):
-    failing = Failing(policy=policy, tries_max=3)
+    failing = FailureRules(policy=policy, tries_max=3)
     assert [failing.is_last(message(attempt), ValueError()) for attempt in (1, 2, 3, 4)] == [
         False,
         False,
@@ -28,18 +28,18 @@ def test_message_is_set_aside_after_its_last_try(policy: FailurePolicy):
 
 
 def test_message_is_tried_on_when_the_policy_is_block():
-    assert not Failing(tries_max=1).is_last(message(9), ValueError())
+    assert not FailureRules(tries_max=1).is_last(message(9), ValueError())
 
 
 def test_message_is_tried_again_when_its_handler_asks():
-    failing = Failing(policy=FailurePolicy.PARK, tries_max=1)
+    failing = FailureRules(policy=FailurePolicy.PARK, tries_max=1)
     assert not failing.is_last(message(5), Retry("later"))
     assert not failing.is_last(message(5), ExceptionGroup("g", [Retry("later")]))
 
 
 def test_failure_keeps_the_error_within_limits():
-    failing = Failing(client="host:1", wall_ms=lambda: 77)
-    failure = failing.failure(ValueError("x" * 5_000 + "\ud800"), 4)
+    failing = FailureRules(client="host:1", wall_ms=lambda: 77)
+    failure = failing.build_failure(ValueError("x" * 5_000 + "\ud800"), 4)
     assert (failure.kind, failure.client, failure.at_ms, failure.attempts) == (
         "ValueError",
         "host:1",
@@ -51,11 +51,11 @@ def test_failure_keeps_the_error_within_limits():
 
 def test_policy_is_replaced_while_messages_wait():
     """The next failed attempt follows the new settings."""
-    failing = Failing()
+    failing = FailureRules()
     assert not failing.is_last(message(3), ValueError())
-    failing.adopt(ConsumerSettings(on_failure="park", tries_max=3))
+    failing.apply_settings(ConsumerSettings(on_failure="park", tries_max=3))
     assert failing.is_last(message(3), ValueError())
-    failing.adopt(ConsumerSettings())
+    failing.apply_settings(ConsumerSettings())
     assert not failing.is_last(message(3), ValueError())
 
 
@@ -66,14 +66,16 @@ def test_failure_of_an_error_without_a_text_is_kept():
         def __str__(self) -> str:
             raise RuntimeError
 
-    assert Failing().failure(MuteError(), 1).text == "its text is not available"
+    assert FailureRules().build_failure(MuteError(), 1).text == "its text is not available"
 
 
 def test_each_failure_sets_a_message_aside_under_retry():
     """Also if the handler requested a retry, which then waits at least as long as requested."""
-    failing = Failing()
+    failing = FailureRules()
     pauses = Backoff(first_ms=100, max_ms=100)
-    failing.adopt(ConsumerSettings(on_failure="retry", retry_tries_max=3, retry_backoff=pauses))
+    failing.apply_settings(
+        ConsumerSettings(on_failure="retry", retry_tries_max=3, retry_backoff=pauses)
+    )
     assert failing.is_last(message(1), Retry())
     assert failing.is_last(message(1), ValueError())
     pause_ms = failing.pause_ms(message(2), None)
@@ -88,7 +90,7 @@ def test_message_of_a_shared_group_under_retry_waits_in_place_and_is_then_set_as
     counts.
     """
     slow = Backoff(first_ms=5_000, max_ms=5_000)
-    failing = Failing(
+    failing = FailureRules(
         policy=FailurePolicy.RETRY, in_place=True, retry_tries_max=3, retry_backoff=slow
     )
     for error in (ValueError(), Retry("later")):

@@ -40,7 +40,7 @@ async def test_handler_that_always_fails_does_not_fill_the_log(caplog: pytest.Lo
 async def watch(workers) -> None:
     while True:
         await asyncio.sleep(1)
-        workers.look()
+        workers.check_long_running()
 
 
 def test_hanging_handler_is_logged_while_it_runs(caplog: pytest.LogCaptureFixture):

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from keylane import Message
 from keylane.consumer.handling.batch_workers import BatchWorkers
-from keylane.consumer.handling.failing import Failing
-from keylane.consumer.handling.in_hand import InHand
-from keylane.consumer.handling.taken import LongUnacked
+from keylane.consumer.handling.failing import FailureRules
+from keylane.consumer.handling.in_hand import UnackedMessages
+from keylane.consumer.handling.taken import UnackedMessageTracker
 from keylane.consumer.handling.workers import Workers
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.clock import Clock
@@ -23,7 +23,7 @@ HUNG = "its handler has not returned"
 async def watch(workers: Workers) -> None:
     while True:
         await asyncio.sleep(1)
-        workers.look()
+        workers.check_long_running()
 
 
 def test_handler_that_does_not_return_is_told_at_every_look():
@@ -110,7 +110,7 @@ def test_batch_that_hangs_is_told_by_its_first_message():
     }
 
 
-class Hand(InHand):
+class Hand(UnackedMessages):
     """The messages in hand."""
 
     def __init__(self, *messages: Message) -> None:
@@ -128,47 +128,47 @@ def told(client: Client) -> list[tuple[int, int]]:
 
 def test_message_that_a_loop_holds_is_told_until_it_is_acked():
     """Of each partition, the message that the program has held longest is reported."""
-    client, held, failing = Client(), LongUnacked(), Failing()
+    client, held, failing = Client(), UnackedMessageTracker(), FailureRules()
     first, second = client.messages(b"a", b"b")
     hand = Hand(first, second)
-    held.look(None, hand, failing, 0)
-    held.look(None, hand, failing, HANGS_MS - 1)
+    held.check_long_running(None, hand, failing, 0)
+    held.check_long_running(None, hand, failing, HANGS_MS - 1)
     assert told(client) == []
-    held.look(None, hand, failing, HANGS_MS)
-    held.look(None, hand, failing, HANGS_MS + 1_000)
+    held.check_long_running(None, hand, failing, HANGS_MS)
+    held.check_long_running(None, hand, failing, HANGS_MS + 1_000)
     assert told(client) == [(0, HANGS_MS), (0, HANGS_MS + 1_000)]
     hand.held = [second]
-    held.look(None, hand, failing, HANGS_MS + 2_000)
+    held.check_long_running(None, hand, failing, HANGS_MS + 2_000)
     assert told(client) == []
-    held.look(None, hand, failing, 2 * HANGS_MS + 2_000)
+    held.check_long_running(None, hand, failing, 2 * HANGS_MS + 2_000)
     assert told(client) == [(1, HANGS_MS)]
 
 
 def test_message_whose_loop_body_runs_is_told_unless_it_is_acked():
     """Also a message without a key, which no other message waits for."""
-    client, held, failing = Client(), LongUnacked(), Failing()
+    client, held, failing = Client(), UnackedMessageTracker(), FailureRules()
     (current,) = client.messages(b"")
-    held.look(current, Hand(), failing, 0)
-    held.look(current, Hand(), failing, HANGS_MS)
+    held.check_long_running(current, Hand(), failing, 0)
+    held.check_long_running(current, Hand(), failing, HANGS_MS)
     assert told(client) == [(0, HANGS_MS)]
     client.handled.append(0)
-    held.look(current, Hand(), failing, HANGS_MS + 1_000)
+    held.check_long_running(current, Hand(), failing, HANGS_MS + 1_000)
     assert told(client) == []
 
 
 def test_message_given_back_and_taken_again_begins_anew():
-    client, held, failing = Client(), LongUnacked(), Failing()
+    client, held, failing = Client(), UnackedMessageTracker(), FailureRules()
     (message,) = client.messages(b"a")
-    held.look(message, Hand(message), failing, 0)
+    held.check_long_running(message, Hand(message), failing, 0)
     message.attempt = 2
-    held.look(message, Hand(message), failing, HANGS_MS)
+    held.check_long_running(message, Hand(message), failing, HANGS_MS)
     assert told(client) == []
 
 
 def test_each_partition_is_told_of():
     first, second = Client(1), Client(2)
-    held, failing = LongUnacked(), Failing()
+    held, failing = UnackedMessageTracker(), FailureRules()
     hand = Hand(*first.messages(b"a", b"b"), *second.messages(b"c"))
-    held.look(None, hand, failing, 0)
-    held.look(None, hand, failing, HANGS_MS)
+    held.check_long_running(None, hand, failing, 0)
+    held.check_long_running(None, hand, failing, HANGS_MS)
     assert told(first) == told(second) == [(0, HANGS_MS)]

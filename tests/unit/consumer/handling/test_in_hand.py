@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.handling.in_hand import InHand
+from keylane.consumer.handling.in_hand import UnackedMessages
 from keylane.protocol.message import Message
 
 KEYS = [b"", b"a", b"b"]
@@ -19,7 +19,7 @@ class InHandMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes = InHand()
+        self.lanes = UnackedMessages()
         self.now_ns = 0
         self.next_offset = 0
         self.out: dict[int, Message] = {}
@@ -32,7 +32,7 @@ class InHandMachine(RuleBasedStateMachine):
     def arrive(self, key: bytes) -> None:
         message = Message("s", key, b"", self.next_offset, 1, 0)
         self.next_offset += 1
-        held = self.lanes.first(deque([message]), -1, ordered=False) is None
+        held = self.lanes.take_first(deque([message]), -1, ordered=False) is None
         if key and any(each.key == key for each, _ in self.waits.values()):
             assert held, "an earlier message of its key waits"
         if held:
@@ -42,10 +42,10 @@ class InHandMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), wait_s=st.integers(0, 5))
-    def give_back(self, data: st.DataObject, wait_s: int) -> None:
+    def requeue(self, data: st.DataObject, wait_s: int) -> None:
         offset = data.draw(st.sampled_from(sorted(self.out)))
         due_ns = self.now_ns + wait_s * S
-        for back in self.lanes.give_back(self.out[offset], due_ns):
+        for back in self.lanes.requeue(self.out[offset], due_ns):
             self.waits[back.offset] = (
                 self.out.pop(back.offset),
                 due_ns if back.offset == offset else 0,
@@ -55,7 +55,7 @@ class InHandMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.out)))
-        self.lanes.acked(self.out.pop(offset))
+        self.lanes.record_ack(self.out.pop(offset))
         self.acked.add(offset)
 
     @rule(seconds=st.integers(0, 5))
@@ -76,7 +76,7 @@ class InHandMachine(RuleBasedStateMachine):
         """Check that nothing is left when everything that is handed out is acked."""
         while self.waits or self.out:
             for offset in sorted(self.out):
-                self.lanes.acked(self.out.pop(offset))
+                self.lanes.record_ack(self.out.pop(offset))
                 self.acked.add(offset)
             self.take(10)
         assert not self.lanes
@@ -106,8 +106,8 @@ class CollectMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lanes = InHand()
-        self.arrived: deque[Message] = deque()
+        self.lanes = UnackedMessages()
+        self.arrivals: deque[Message] = deque()
         self.now_ns = 0
         self.next_offset = 0
         self.out: dict[int, Message] = {}
@@ -120,7 +120,7 @@ class CollectMachine(RuleBasedStateMachine):
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=6))
     def arrive(self, keys: list[bytes]) -> None:
         for key in keys:
-            self.arrived.append(Message("s", key, b"", self.next_offset, 1, 0))
+            self.arrivals.append(Message("s", key, b"", self.next_offset, 1, 0))
             self.keys.append(key)
             self.next_offset += 1
 
@@ -128,7 +128,7 @@ class CollectMachine(RuleBasedStateMachine):
     def collect(self, count: int, seconds: int) -> None:
         self.now_ns += seconds * S
         self.call += 1
-        for message in self.lanes.collect(self.arrived, count, self.now_ns, ordered=True):
+        for message in self.lanes.collect(self.arrivals, count, self.now_ns, ordered=True):
             assert message.offset not in self.out
             for at in range(message.offset):
                 if message.key and self.keys[at] == message.key and at not in self.acked:
@@ -141,15 +141,15 @@ class CollectMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         offset = data.draw(st.sampled_from(sorted(self.out)))
-        self.lanes.acked(self.out.pop(offset))
+        self.lanes.record_ack(self.out.pop(offset))
         self.acked.add(offset)
 
     @precondition(lambda self: self.out)
     @rule(data=st.data(), wait_s=st.integers(0, 3))
-    def give_back(self, data: st.DataObject, wait_s: int) -> None:
+    def requeue(self, data: st.DataObject, wait_s: int) -> None:
         offset = data.draw(st.sampled_from(sorted(self.out)))
         message = self.out[offset]
-        back = {each.offset for each in self.lanes.give_back(message, self.now_ns + wait_s * S)}
+        back = {each.offset for each in self.lanes.requeue(message, self.now_ns + wait_s * S)}
         later = {at for at, each in self.out.items() if each.key == message.key and at > offset}
         assert back == {offset} | (later if message.key else set())
         for each in back:
@@ -159,7 +159,7 @@ class CollectMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         for _ in range(1_000):
             for offset in sorted(self.out):
-                self.lanes.acked(self.out.pop(offset))
+                self.lanes.record_ack(self.out.pop(offset))
                 self.acked.add(offset)
             if self.acked == set(range(self.next_offset)):
                 break
@@ -180,12 +180,12 @@ TestInHand = InHandMachine.TestCase
 
 def test_pause_of_a_message_is_its_own_when_another_partition_has_its_offset():
     """A dead letter of an earlier partition has the same key, and may have the same offset."""
-    lanes = InHand()
+    lanes = UnackedMessages()
     here, earlier = (Message("s", b"a", b"", 7, partition_id, 0) for partition_id in (2, 1))
     assert lanes.collect(deque([here, earlier]), 2, 0, ordered=True) == [here, earlier]
-    lanes.give_back(earlier, 0)
-    lanes.give_back(here, 5 * S)
+    lanes.requeue(earlier, 0)
+    lanes.requeue(here, 5 * S)
     assert lanes.take(0) is earlier
-    lanes.acked(earlier)
+    lanes.record_ack(earlier)
     assert lanes.take(4 * S) is None
     assert lanes.take(5 * S) is here

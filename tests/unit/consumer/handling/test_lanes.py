@@ -167,12 +167,12 @@ class LanesMachine(RuleBasedStateMachine):
     def take(self):
         self.began(self.lanes.take())
 
-    @precondition(lambda self: self.lanes.arrived and self.lanes.unregistered is None)
+    @precondition(lambda self: self.lanes.arrivals and self.lanes.unregistered is None)
     @rule()
     def take_unregistered(self):
         """Take a message without registering it, as workers do when no other was taken that way."""
-        if self.lanes.arrived[0].key not in self.lanes.busy:
-            self.lanes.unregistered = self.lanes.arrived.popleft()
+        if self.lanes.arrivals[0].key not in self.lanes.busy_lanes:
+            self.lanes.unregistered = self.lanes.arrivals.popleft()
             self.began(self.lanes.unregistered)
 
     @precondition(lambda self: self.lanes.unregistered is not None)

@@ -21,10 +21,14 @@ def test_tries_are_taken_by_time():
     """In whatever order messages fail, they are retried by due time, and none early."""
     retries = Retries(100)
     for offset, due_ns in enumerate((30, 10, 20, 40)):
-        retries.wait(message(offset), due_ns)
+        retries.add(message(offset), due_ns)
     assert retries.next_ns(0, first_attempts_wait=False) == 10
-    assert retries.take(5, first_attempts_wait=False) == []
-    assert [failed.offset for failed in retries.take(30, first_attempts_wait=False)] == [1, 2, 0]
+    assert retries.take_due(5, first_attempts_wait=False) == []
+    assert [failed.offset for failed in retries.take_due(30, first_attempts_wait=False)] == [
+        1,
+        2,
+        0,
+    ]
     assert retries.next_ns(30, first_attempts_wait=False) == 40
     assert len(retries) == 1
 
@@ -34,24 +38,24 @@ def test_quarter_of_the_workers_retries_at_once():
     for concurrency, places in ((1, 1), (4, 1), (16, 4), (100, 25)):
         retries = Retries(concurrency)
         for offset in range(200):
-            retries.wait(message(offset), 0)
-        taken = retries.take(1, first_attempts_wait=False)
+            retries.add(message(offset), 0)
+        taken = retries.take_due(1, first_attempts_wait=False)
         assert len(taken) == places
         assert retries.next_ns(1, first_attempts_wait=False) is None, "only an end makes room"
         retries.end(taken[0], 2)
-        assert len(retries.take(2, first_attempts_wait=False)) == 1
+        assert len(retries.take_due(2, first_attempts_wait=False)) == 1
 
 
 def test_hanging_try_does_not_delay_other_tries():
     """After ten seconds it is no longer counted."""
     retries = Retries(4)
     for offset in range(3):
-        retries.wait(message(offset), 0)
-    (hanging,) = retries.take(1, first_attempts_wait=False)
+        retries.add(message(offset), 0)
+    (hanging,) = retries.take_due(1, first_attempts_wait=False)
     retries.begin(hanging, 5)
     assert retries.next_ns(6, first_attempts_wait=False) == 5 + LONG_NS
-    assert retries.take(4 + LONG_NS, first_attempts_wait=False) == []
-    assert len(retries.take(5 + LONG_NS, first_attempts_wait=False)) == 1
+    assert retries.take_due(4 + LONG_NS, first_attempts_wait=False) == []
+    assert len(retries.take_due(5 + LONG_NS, first_attempts_wait=False)) == 1
 
 
 def test_retries_get_their_share_of_the_time_while_first_tries_wait():
@@ -60,16 +64,16 @@ def test_retries_get_their_share_of_the_time_while_first_tries_wait():
     """
     retries = Retries(1)
     for offset in range(3):
-        retries.wait(message(offset), 0)
-    (first,) = retries.take(SECOND_NS, first_attempts_wait=True)
+        retries.add(message(offset), 0)
+    (first,) = retries.take_due(SECOND_NS, first_attempts_wait=True)
     retries.begin(first, SECOND_NS * 3 // 2)
     retries.end(first, 2 * SECOND_NS)
     next_ns = retries.next_ns(2 * SECOND_NS, first_attempts_wait=True)
     assert next_ns is not None
     assert (SHARE / 2 + 1.4) * SECOND_NS < next_ns < (SHARE / 2 + 1.6) * SECOND_NS
-    assert retries.take(next_ns - 1, first_attempts_wait=True) == []
+    assert retries.take_due(next_ns - 1, first_attempts_wait=True) == []
     assert retries.next_ns(2 * SECOND_NS, first_attempts_wait=False) == 0
-    assert len(retries.take(2 * SECOND_NS, first_attempts_wait=False)) == 1
+    assert len(retries.take_due(2 * SECOND_NS, first_attempts_wait=False)) == 1
 
 
 def test_slow_retries_pause_no_longer_than_the_limit():
@@ -78,8 +82,8 @@ def test_slow_retries_pause_no_longer_than_the_limit():
     """
     retries = Retries(1)
     for offset in range(2):
-        retries.wait(message(offset), 0)
-    (first,) = retries.take(SECOND_NS, first_attempts_wait=True)
+        retries.add(message(offset), 0)
+    (first,) = retries.take_due(SECOND_NS, first_attempts_wait=True)
     retries.begin(first, SECOND_NS)
     retries.end(first, 60 * SECOND_NS)
     next_ns = retries.next_ns(60 * SECOND_NS, first_attempts_wait=True)
@@ -91,11 +95,11 @@ def test_drop_leaves_other_partitions():
     """The partition's waiting messages are returned; the order of the others is unchanged."""
     retries = Retries(100)
     for offset in range(10):
-        retries.wait(message(offset, 1 + offset % 2), 10 - offset)
+        retries.add(message(offset, 1 + offset % 2), 10 - offset)
     assert {
         failed.offset for failed in retries.drop(lambda message: message.partition_id == 1)
     } == {0, 2, 4, 6, 8}
-    assert [failed.offset for failed in retries.take(10, first_attempts_wait=False)] == [
+    assert [failed.offset for failed in retries.take_due(10, first_attempts_wait=False)] == [
         9,
         7,
         5,
@@ -121,7 +125,7 @@ class RetriesMachine(RuleBasedStateMachine):
         failed = message(self.offset, partition_id)
         self.offset += 1
         self.waiting[failed.offset] = (self.now_ns + wait_ns, failed)
-        self.retries.wait(failed, self.now_ns + wait_ns)
+        self.retries.add(failed, self.now_ns + wait_ns)
 
     @rule(ns=st.integers(0, 30 * SECOND_NS))
     def time_passes(self, ns):
@@ -129,7 +133,7 @@ class RetriesMachine(RuleBasedStateMachine):
 
     @rule(first_attempts_wait=st.booleans())
     def take(self, first_attempts_wait):
-        for failed in self.retries.take(self.now_ns, first_attempts_wait=first_attempts_wait):
+        for failed in self.retries.take_due(self.now_ns, first_attempts_wait=first_attempts_wait):
             due_ns, _ = self.waiting.pop(failed.offset)
             assert due_ns <= self.now_ns
             self.under_way.append(failed)
@@ -146,7 +150,7 @@ class RetriesMachine(RuleBasedStateMachine):
         self.under_way.remove(failed)
         if again:
             self.waiting[failed.offset] = (self.now_ns + 7, failed)
-            self.retries.wait(failed, self.now_ns + 7)
+            self.retries.add(failed, self.now_ns + 7)
         self.retries.end(failed, self.now_ns)
 
     @rule(partition_id=st.integers(1, 3))

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import FailurePolicy
 from keylane.protocol.backoff import Backoff
@@ -29,8 +29,8 @@ class RedrivenWindow(Client):
         self.client = client
         self.is_loose, self.is_apart = loose, True
 
-    def done(self, offset: int) -> None:
-        super().done(offset)
+    def mark_handled(self, offset: int) -> None:
+        super().mark_handled(offset)
         self.client.in_flight.remove(1)
 
 
@@ -54,7 +54,7 @@ async def test_redriven_message_that_fails_takes_no_message_that_was_pulled(loos
         clock=SystemClock(),
         rng=random.Random(1),
         on_crash=[].append,
-        failing=Failing(policy=FailurePolicy.PARK, tries_max=1),
+        failure_rules=FailureRules(policy=FailurePolicy.PARK, tries_max=1),
     )
     client.in_flight.count += 2
     workers.put([Message("s", b"k", b"", offset, 9, 0, delivery=window) for offset in (7, 8)])

@@ -11,7 +11,7 @@ import pytest
 
 from keylane.consumer.delivery.filter import MessageFilter
 from keylane.consumer.handling import stream as stream_module
-from keylane.consumer.handling.failing import Failing
+from keylane.consumer.handling.failing import FailureRules
 from keylane.consumer.handling.filtered import Filtering
 from keylane.consumer.handling.stream import Stream
 from keylane.consumer.pulling.messages_in_flight import MessagesInFlight
@@ -53,26 +53,26 @@ class StreamClient:
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
         behind = [each.offset for each in waiting]
         self.set_aside.append(("parked", message.offset, behind, failure))
-        self.forget(1 + len(waiting))
+        self.discard_in_flight(1 + len(waiting))
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
         self.set_aside.append(("buried", message.offset, [], failure))
-        self.forget(1)
+        self.discard_in_flight(1)
 
     @property
     def outstanding(self) -> int:
         return self.in_flight.count
 
-    def taken(self, message: Message) -> None:
+    def register_delivered(self, message: Message) -> None:
         pass
 
-    def taken_all(self, messages: list[Message]) -> None:
+    def register_all_delivered(self, messages: list[Message]) -> None:
         pass
 
     def has_handed_out(self, message: Message) -> bool:
         return message.delivery is self
 
-    def forget(self, count: int) -> None:
+    def discard_in_flight(self, count: int) -> None:
         self.in_flight.remove(count)
 
     async def wait_handled(self) -> None:
@@ -116,7 +116,7 @@ async def test_hand_over_waits_for_the_message_in_the_loop_body(
         "s partition 1 in group g moves to another consumer, but 1 of its messages"
         in caplog.messages[0]
     )
-    client.forget(1)
+    client.discard_in_flight(1)
     await asyncio.wait_for(quiesced, 30)
 
 
@@ -143,10 +143,10 @@ async def test_hand_over_waits_for_a_collected_batch_while_the_body_runs():
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(stream.next(), 0.01)
     quiesced = asyncio.create_task(stream.quiesce(client))
-    client.forget(2)
+    client.discard_in_flight(2)
     await asyncio.sleep(0.05)
     assert not quiesced.done()
-    client.forget(1)
+    client.discard_in_flight(1)
     await asyncio.wait_for(quiesced, 30)
 
 
@@ -181,7 +181,7 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
     """
     loop, machine = virtual_loop()
     client = handling.Client()
-    client.taken = lambda message: None  # type: ignore[attr-defined]
+    client.register_delivered = lambda message: None  # type: ignore[attr-defined]
 
     async def story() -> None:
         stream = Stream(clock=machine, handover_ms=0, check=lambda: None)
@@ -190,7 +190,7 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
             await stream.next()
             for _ in range(seconds):
                 await asyncio.sleep(1)
-                stream.look()
+                stream.check_long_running()
         await stream.close()
 
     with caplog.at_level(logging.WARNING, "keylane.consumer"):
@@ -204,7 +204,7 @@ def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:
     """Call the stream's periodic check once a second."""
     for _ in range(seconds):
         clock.advance(1_000)
-        stream.look()
+        stream.check_long_running()
 
 
 async def test_consumer_that_is_never_iterated_is_logged(caplog):
@@ -266,7 +266,7 @@ async def test_step_is_refused_until_the_other_task_has_acked_its_messages(taken
         with raises(Reason.OTHER_TASK, match=f"it took {left} message") as refused:
             await asyncio.create_task(offset_of_next(stream))
         assert refused.value.unacked == left
-        client.forget(1)
+        client.discard_in_flight(1)
     gate = asyncio.Event()
     second = asyncio.create_task(offset_of_next(stream, gate))
     await asyncio.sleep(0)
@@ -298,7 +298,7 @@ async def test_step_of_another_task_is_taken_after_the_hand_over_of_unacked_mess
     assert await asyncio.create_task(offset_of_next(stream)) == 7
 
 
-PARKING = Failing(policy=FailurePolicy.PARK, tries_max=2, client="c")
+PARKING = FailureRules(policy=FailurePolicy.PARK, tries_max=2, client="c")
 
 
 def keyed(client: StreamClient, *keys: bytes, **given: Any) -> Stream:
@@ -379,7 +379,7 @@ async def test_message_that_is_given_back_too_often_is_parked_with_those_behind_
     attempt is reported to the broker.
     """
     client = StreamClient()
-    stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failing=PARKING)
+    stream = keyed(client, b"a", b"a", b"b", b"a", b"b", failure_rules=PARKING)
     taken = await stream.take_many(3, 1_000)
     assert await stream.take_many(10, 10) == [], "one waits for the messages in hand"
     stream.nack(taken[0], 0)
@@ -403,8 +403,8 @@ async def test_message_that_is_given_back_too_often_is_buried_alone(ordered: boo
     """As a dead letter, or in a shared group: later messages of its key proceed."""
     policy = FailurePolicy.PARK if not ordered else FailurePolicy.DEAD
     client = StreamClient()
-    failing = Failing(policy=policy, tries_max=1)
-    stream = keyed(client, b"a", b"a", failing=failing, ordered=ordered)
+    failure_rules = FailureRules(policy=policy, tries_max=1)
+    stream = keyed(client, b"a", b"a", failure_rules=failure_rules, ordered=ordered)
     first = await stream.next()
     stream.nack(first, 0)
     assert [each[:3] for each in client.set_aside] == [("buried", 0, [])]
@@ -417,7 +417,12 @@ async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_a
     """
     client = StreamClient()
     stream = keyed(
-        client, b"a", b"a", b"b", b"a", failing=Failing(policy=FailurePolicy.DEAD, tries_max=1)
+        client,
+        b"a",
+        b"a",
+        b"b",
+        b"a",
+        failure_rules=FailureRules(policy=FailurePolicy.DEAD, tries_max=1),
     )
     taken = await stream.take_many(3, 1_000)
     back = stream.nack(taken[0], 0)
@@ -430,7 +435,7 @@ async def test_later_messages_in_hand_come_again_at_once_when_one_is_set_aside_a
 async def test_paused_messages_are_parked_behind_a_message_that_is_given_back_too_often():
     client = StreamClient()
     stream = keyed(
-        client, b"a", b"b", b"a", failing=Failing(policy=FailurePolicy.PARK, tries_max=1)
+        client, b"a", b"b", b"a", failure_rules=FailureRules(policy=FailurePolicy.PARK, tries_max=1)
     )
     (first,) = await stream.take_many(1, 1_000)
     stream.pause(1)
@@ -528,7 +533,7 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
     and their key, forever.
     """
     client, dead = StreamClient(), Redriven()
-    stream = keyed(client, failing=Failing(policy=policy, tries_max=1))
+    stream = keyed(client, failure_rules=FailureRules(policy=policy, tries_max=1))
     put_more(stream, client, 5, 6)
     put_more(stream, dead, 1, 2)
     taken = await stream.take_many(4, 1_000)
@@ -548,8 +553,8 @@ async def test_dead_letters_handed_out_behind_a_message_are_given_back_with_it(
 async def test_messages_of_a_shared_group_come_again_when_one_beside_them_is_set_aside():
     """The message that is set aside was handed out before any of its key was given back."""
     client = StreamClient()
-    failing = Failing(policy=FailurePolicy.DEAD, tries_max=2)
-    stream = keyed(client, b"a", b"a", failing=failing, ordered=False)
+    failure_rules = FailureRules(policy=FailurePolicy.DEAD, tries_max=2)
+    stream = keyed(client, b"a", b"a", failure_rules=failure_rules, ordered=False)
     first, second = await stream.take_many(2, 1_000)
     stream.nack(second, 0)
     assert [each.offset for each in await stream.take_many(2, 1_000)] == [1]

@@ -27,7 +27,7 @@ def threaded(
     threads = HandlerThreads(handler, count, forked=lambda: forked)
     threads.start()
     workers = workers_of(threads.run, concurrency=count, **settings)
-    threads.ends = lambda: workers.ends(asyncio.current_task())
+    threads.is_ending_worker = lambda: workers.is_ending_worker(asyncio.current_task())
     return workers, threads
 
 

@@ -25,8 +25,8 @@ async def test_messages_of_parked_keys_are_taken_out_wherever_they_are(offsets, 
         messages = [
             Message("s", key, b"", offset, 1, 0) for key, offset in zip(keys, offsets, strict=True)
         ]
-        others = parking.divert(messages)
+        others = parking.park_later_messages(messages)
         assert others == [message for message in messages if message.key == b"good"]
         assert len(messages) == 6 + more, "the list that was given is left as it was"
         assert parking.busy
-        assert parking.divert(others) is others
+        assert parking.park_later_messages(others) is others

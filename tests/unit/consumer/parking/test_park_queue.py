@@ -55,7 +55,7 @@ def test_only_a_redriven_message_that_failed_stops_a_redrive_of_loose_ones(key: 
 def test_callback_is_called_when_its_change_is_durable():
     queue, called = ParkQueue(), []
     queue.unpark(b"a", 7, 1, 2, lambda: called.append("handled"))
-    queue.free(b"a", lambda: called.append("free"))
+    queue.release_key(b"a", lambda: called.append("free"))
     assert queue.take() == [Unpark(b"a", 7, ((1, 2),)), Free(b"a")]
     assert not called
     queue.confirm()
@@ -66,7 +66,7 @@ def test_request_is_limited():
     """In changes, and in rows: the messages of a key come in several requests, in their order."""
     queue = ParkQueue()
     for number in range(CHANGES_MAX + 1):
-        queue.free(b"%d" % number, nothing)
+        queue.release_key(b"%d" % number, nothing)
     assert len(queue.take()) == CHANGES_MAX
     queue.confirm()
     queue.park(b"a", list(range(0, 4 * PARKED_ROWS_MAX, 2)), FAILURE)

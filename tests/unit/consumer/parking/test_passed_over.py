@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from keylane.consumer.parking.passed_over import PassedOver
+from keylane.consumer.parking.passed_over import SkippedMessages
 from keylane.protocol.errors import (
     CorruptBatchError,
     CorruptLogError,
@@ -17,7 +17,7 @@ ROWS = [(1, 0, 4), (1, 6, 9), (2, 0, 3)]
 
 
 def test_rows_left_are_up_to_a_count_of_messages_when_nothing_was_passed_over():
-    passed = PassedOver()
+    passed = SkippedMessages()
     assert not passed
     assert passed.remaining_rows(ROWS, 5) == [(1, 0, 4), (1, 6, 7)]
 
@@ -25,7 +25,7 @@ def test_rows_left_are_up_to_a_count_of_messages_when_nothing_was_passed_over():
 @pytest.mark.parametrize("error", [CorruptLogError, CorruptBatchError, UnpackError])
 def test_rows_left_begin_behind_a_damaged_batch(error: type[KeylaneError]):
     """A batch that did not unpack took the whole source with it, at each try again."""
-    passed = PassedOver()
+    passed = SkippedMessages()
     passed.add(1, error(offset=0, end_offset=2))
     assert passed
     assert passed.remaining_rows(ROWS, 4) == [(1, 2, 4), (1, 6, 8)]
@@ -34,7 +34,7 @@ def test_rows_left_begin_behind_a_damaged_batch(error: type[KeylaneError]):
 
 
 def test_rows_left_are_of_other_sources_when_one_does_not_answer():
-    passed = PassedOver()
+    passed = SkippedMessages()
     error = UnreachableError("no answer")
     passed.add(1, error)
     assert passed.remaining_rows(ROWS, 100) == [(2, 0, 3)]
@@ -42,7 +42,7 @@ def test_rows_left_are_of_other_sources_when_one_does_not_answer():
 
 
 def test_rows_left_are_all_when_it_is_cleared():
-    passed = PassedOver()
+    passed = SkippedMessages()
     passed.add(2, CorruptLogError())
     passed.clear()
     assert passed.error is None
@@ -50,7 +50,7 @@ def test_rows_left_are_all_when_it_is_cleared():
 
 
 def test_rows_are_asked_for_from_the_front_when_it_is_cleared():
-    passed = PassedOver()
+    passed = SkippedMessages()
     passed.rows_before = 7
     passed.clear()
     assert passed.rows_before == 0

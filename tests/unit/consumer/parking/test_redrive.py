@@ -164,7 +164,7 @@ async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(k
     whole.
     """
     broker, owner = DamagedBroker(key, unpacks=unpacks), NotingOwner()
-    owner.redrives = True
+    owner.allows_redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.begin(key)
         while not owner.messages:
@@ -172,7 +172,7 @@ async def test_redrive_of_loose_messages_passes_over_those_that_cannot_be_read(k
         assert [message.offset for message in owner.messages] == [2, 3]
         broker.parked[key] = [(1, 0, 2)]
         for message in owner.messages:
-            message.delivery.done(message.offset)
+            message.delivery.mark_handled(message.offset)
         while broker.reads.count(0) < 3:  # asked again, after pauses
             await asyncio.sleep(0.001)
         assert len(owner.messages) == 2
@@ -195,7 +195,7 @@ class BetweenBroker(DamagedBroker):
 
 async def test_redrive_of_loose_messages_has_those_before_and_behind_a_batch_that_does_not_unpack():
     broker, owner = BetweenBroker(RETRIED), NotingOwner()
-    owner.redrives = True
+    owner.allows_redrives = True
     broker.parked[RETRIED] = [(1, 0, 6)]
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.begin(RETRIED)
@@ -204,7 +204,7 @@ async def test_redrive_of_loose_messages_has_those_before_and_behind_a_batch_tha
         assert [message.offset for message in owner.messages] == [0, 1]
         broker.parked[RETRIED] = [(1, 2, 6)]
         for message in owner.messages:
-            message.delivery.done(message.offset)
+            message.delivery.mark_handled(message.offset)
         while len(owner.messages) == 2:
             await asyncio.sleep(0.001)
         assert [message.offset for message in owner.messages[2:]] == [4, 5]
@@ -212,7 +212,7 @@ async def test_redrive_of_loose_messages_has_those_before_and_behind_a_batch_tha
 
 async def test_redrive_of_a_key_waits_for_its_oldest_message_when_that_cannot_be_read():
     broker, owner = DamagedBroker(KEY), NotingOwner()
-    owner.redrives = True
+    owner.allows_redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.begin(KEY)
         while broker.reads.count(0) < 3:
@@ -227,7 +227,7 @@ async def test_key_is_redriven_when_another_one_cannot_be_read(monkeypatch, care
     monkeypatch.setattr(redrive, "CONCURRENT_MAX", 1)
     broker, owner = DamagedBroker(KEY), NotingOwner()
     broker.parked = {KEY: [(1, 0, 2)], b"other": [(1, 2, 4)]}
-    owner.redrives = True
+    owner.allows_redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.careful = careful
         client.parking._redrives.begin(KEY)
@@ -237,7 +237,7 @@ async def test_key_is_redriven_when_another_one_cannot_be_read(monkeypatch, care
         assert [message.offset for message in owner.messages] == [2, 3]
         broker.parked[b"other"] = []
         for message in owner.messages:
-            message.delivery.done(message.offset)
+            message.delivery.mark_handled(message.offset)
 
 
 async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_cannot_be_read():
@@ -245,7 +245,7 @@ async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_ca
     ones.
     """
     broker, owner = DamagedBroker(b""), NotingOwner()
-    owner.redrives = True
+    owner.allows_redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.careful = True
         client.parking._redrives.begin(b"")
@@ -256,7 +256,7 @@ async def test_message_that_may_have_ended_a_process_is_alone_behind_one_that_ca
         assert owner.alone._lock.locked()
         broker.parked[b""] = []
         for message in owner.messages:
-            message.delivery.done(message.offset)
+            message.delivery.mark_handled(message.offset)
 
 
 class PagesBroker(HomeBroker):
@@ -289,7 +289,7 @@ class PagesBroker(HomeBroker):
     def handled(self, messages) -> None:
         """What is handled is parked no longer."""
         for message in messages:
-            message.delivery.done(message.offset)
+            message.delivery.mark_handled(message.offset)
         self.rows = [row for row in self.rows if row[1] not in {each.offset for each in messages}]
 
 
@@ -298,7 +298,7 @@ async def test_redrive_asks_for_pages_that_were_passed_over_once_and_not_for_eac
     them.
     """
     broker, owner = PagesBroker(), NotingOwner()
-    owner.redrives = True
+    owner.allows_redrives = True
     async with opened(PullClient, broker, owner, ConsumerSettings(backoff=FAST)) as client:
         client.parking._redrives.begin(RETRIED)
         seen = 0

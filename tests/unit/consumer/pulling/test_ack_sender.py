@@ -68,7 +68,7 @@ class ToldPartition:
     def boot_ns(self) -> int:
         return 0
 
-    def held(self) -> list[Message]:
+    def messages_to_renew(self) -> list[Message]:
         return []
 
     def record_call_error(self, error: KeylaneError) -> None:
@@ -124,15 +124,15 @@ async def test_wait_for_acks_ends_when_nothing_was_handled_and_nothing_is_due():
     broker = ScriptedBroker()
     sender = sender_of(ToldPartition(broker))
     async with running(sender):
-        assert await asyncio.wait_for(sender.answered(0), 5)
+        assert await asyncio.wait_for(sender.wait_for_ack_reply(0), 5)
         assert [ack.ranges for ack in broker.asked(Ack)] == [()]
 
 
 async def test_wait_for_acks_ends_at_once_when_the_sender_has_ended():
     sender = sender_of(ToldPartition(ScriptedBroker()))
-    sender.handled.done(0)
+    sender.handled.mark_handled(0)
     sender.end()
-    assert not await asyncio.wait_for(sender.durable(0), 5)
+    assert not await asyncio.wait_for(sender.wait_until_durable(0), 5)
 
 
 async def test_ack_is_in_the_next_request_when_one_is_under_way():
@@ -141,10 +141,10 @@ async def test_ack_is_in_the_next_request_when_one_is_under_way():
     partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(lambda: len(broker.asked(Ack)) == 1)
-        sender.handled.done(1)
+        sender.handled.mark_handled(1)
         sender.send_soon()
         broker.may.set()
         await eventually(lambda: partition.cursors == [1, 2])
@@ -156,7 +156,7 @@ async def test_acks_are_sent_again_after_an_error():
     partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(lambda: len(broker.asked(Ack)) == 2)
         sender.send_soon()
@@ -172,8 +172,8 @@ async def test_request_under_way_is_sent_again_by_a_flush_when_the_task_is_cance
     partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
-        sender.handled.done(0)
-        waits = asyncio.create_task(sender.answered(0))
+        sender.handled.mark_handled(0)
+        waits = asyncio.create_task(sender.wait_for_ack_reply(0))
         await eventually(lambda: len(broker.asked(Ack)) == 1)
     broker.may.set()
     await sender.flush()
@@ -187,7 +187,7 @@ async def test_task_opens_the_channel_when_there_is_none():
     partition = ToldPartition(broker)
     sender = sender_of(partition)
     async with running(sender):
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(lambda: partition.cursors == [1])
 
@@ -199,8 +199,8 @@ async def test_task_learns_what_is_parked_when_an_answer_says_so():
     sender = sender_of(partition)
     async with running(sender):
         for offset in range(2):
-            sender.handled.done(offset)
-            assert await sender.answered(0)
+            sender.handled.mark_handled(offset)
+            assert await sender.wait_for_ack_reply(0)
         assert partition.checked == [3]
         assert len(broker.asked(Ack)) == 2
 
@@ -216,7 +216,7 @@ async def test_task_ends_with_an_error_that_is_none_of_a_broker():
 
     sender = sender_of(FaultyPartition(ScriptedBroker()))
     async with running(sender) as task:
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(task.done)
         assert isinstance(task.exception(), ValueError)
@@ -227,7 +227,7 @@ async def test_fence_ends_the_task():
     broker.acks = [FencedError(partition_id=1, token=TOKEN, current_token=9)]
     sender = sender_of(ToldPartition(broker))
     async with running(sender) as task:
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(task.done)
         assert isinstance(task.exception(), FencedError)
@@ -240,7 +240,7 @@ async def test_pull_lock_is_renewed_when_nothing_is_handled():
     sender._idle_s = 0.02
     async with running(sender):
         await eventually(lambda: len(broker.asked(Ack)) >= 3)
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(lambda: ((0, 1),) in [ack.ranges for ack in broker.asked(Ack)])
 
@@ -255,7 +255,7 @@ async def test_pull_lock_is_not_renewed_while_an_idle_partition_has_a_pull():
     async with running(sender):
         await asyncio.sleep(0.1)
         assert broker.asked(Ack) == []
-        sender.handled.done(0)
+        sender.handled.mark_handled(0)
         sender.send_soon()
         await eventually(lambda: broker.asked(Ack))
         partition.is_idle = False

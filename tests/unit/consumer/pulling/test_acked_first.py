@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from keylane.consumer import ConsumerSettings
-from keylane.consumer.pulling.acked_first import AckedFirstClient
+from keylane.consumer.pulling.acked_first import AckFirstClient
 from keylane.protocol.errors import FencedError, OverloadedError
 from keylane.protocol.frames import Ack
 from support.cluster import eventually
@@ -15,10 +15,10 @@ from support.pulling import FAST, NotingOwner, ScriptedBroker, opened
 
 
 @asynccontextmanager
-async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[AckedFirstClient, NotingOwner]]:
+async def pulling(broker: ScriptedBroker) -> AsyncIterator[tuple[AckFirstClient, NotingOwner]]:
     owner = NotingOwner()
     settings = ConsumerSettings(ack="before", backoff=FAST)
-    async with opened(AckedFirstClient, broker, owner, settings) as client:
+    async with opened(AckFirstClient, broker, owner, settings) as client:
         yield client, owner
 
 
@@ -31,15 +31,15 @@ async def test_handler_may_start_once_the_broker_has_the_ack():
         assert broker.cursor == 2
         assert client.outstanding == 4
         assert not await client.ack_first(owner.messages[1:2])
-        client.done_all(owner.messages[:2])
+        client.mark_all_handled(owner.messages[:2])
         assert await client.ack_first(owner.messages[2:3])
-        client.done(2)
+        client.mark_handled(2)
         assert client.outstanding == 1
         assert [ack.ranges for ack in broker.asked(Ack) if isinstance(ack, Ack)] == [
             ((0, 2),),
             ((2, 3),),
         ]
-        client.forget(1)
+        client.discard_in_flight(1)
 
 
 async def test_handler_waits_while_the_broker_takes_no_more_ranges():
@@ -52,7 +52,7 @@ async def test_handler_waits_while_the_broker_takes_no_more_ranges():
         await eventually(lambda: not broker.acks)
         assert await asyncio.wait_for(asked, 10)
         assert broker.cursor == 2
-        client.done_all(owner.messages)
+        client.mark_all_handled(owner.messages)
 
 
 async def test_handler_does_not_start_when_another_session_has_the_partition():

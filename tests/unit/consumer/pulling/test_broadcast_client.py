@@ -62,12 +62,12 @@ async def test_acks_stay_in_the_process_and_the_next_client_goes_on_behind_them(
     async with reading(ReadOnlyBroker(end=6), acked) as (client, owner):
         await eventually(lambda: offsets(owner) == [1, 2, 3, 4, 5])
         for offset in (1, 2, 4):
-            client.done(offset)
-        client.forget(2)
+            client.mark_handled(offset)
+        client.discard_in_flight(2)
     assert (acked.cursor, acked.ranges) == (3, [(4, 5)])
     async with reading(ReadOnlyBroker(end=6), acked) as (client, owner):
         await eventually(lambda: offsets(owner) == [3, 5])
-        client.forget(2)
+        client.discard_in_flight(2)
 
 
 async def test_partition_is_drained_only_when_all_of_it_is_handled():
@@ -75,10 +75,10 @@ async def test_partition_is_drained_only_when_all_of_it_is_handled():
     broker.sealed = True
     async with reading(broker, AckedOffsets()) as (client, owner):
         await eventually(lambda: offsets(owner) == [0, 1, 2, 3])
-        client.done_range(1, 4)
+        client.mark_range_handled(1, 4)
         await eventually(lambda: not client._acks.handled)
         assert (client.drained, owner.drained) == (False, 0)
-        client.done(0)
+        client.mark_handled(0)
         await eventually(lambda: owner.drained == 1)
         assert client.drained
 
@@ -88,7 +88,7 @@ async def test_addresses_are_looked_up_and_nothing_comes_twice_when_a_read_fails
     async with reading(broker, AckedOffsets()) as (client, owner):
         await eventually(lambda: offsets(owner) == [0, 1, 2, 3])
         assert owner.refreshed == 1
-        client.forget(4)
+        client.discard_in_flight(4)
 
 
 async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
@@ -96,7 +96,7 @@ async def test_removed_messages_are_skipped_counted_and_leave_no_gap(caplog):
     broker = ReadOnlyBroker(OffsetOutOfRangeError(first_offset=2), end=4)
     async with reading(broker, acked) as (client, owner):
         await eventually(lambda: offsets(owner) == [2, 3])
-        client.done_range(2, 4)
+        client.mark_range_handled(2, 4)
         assert client.missed == 2
     assert (acked.cursor, acked.ranges) == (4, [])
     assert (
@@ -124,10 +124,10 @@ async def test_consumer_fails_when_acks_cannot_be_kept():
         errors: list[BaseException] = []
         owner.fail = errors.append
         await eventually(lambda: offsets(owner) == [0, 1])
-        client.done(0)
-        kept = asyncio.create_task(client.answered(0))
+        client.mark_handled(0)
+        kept = asyncio.create_task(client.wait_for_ack_reply(0))
         await eventually(lambda: errors)
-        client.forget(1)
+        client.discard_in_flight(1)
         assert [type(error) for error in errors] == [MemoryError]
         assert not kept.done()
         acked.is_full = False
@@ -143,7 +143,7 @@ async def test_client_waits_when_the_broker_stores_less_than_was_read():
     broker = ReadOnlyBroker(OffsetOutOfRangeError(first_offset=0, next_offset=1), end=6)
     async with reading(broker, AckedOffsets(2)) as (client, owner):
         await eventually(lambda: offsets(owner) == [2, 3, 4, 5])
-        client.forget(4)
+        client.discard_in_flight(4)
 
 
 async def test_client_has_the_broker_wait_and_pauses_when_it_does_not():

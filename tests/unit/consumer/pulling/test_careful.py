@@ -72,10 +72,10 @@ class HandlingOwner(NotingOwner):
     def offsets(self) -> list[int]:
         return [message.offset for message in self.messages]
 
-    def done(self, index: int) -> None:
+    def mark_handled(self, index: int) -> None:
         """Handle a message that was handed out."""
         message = self.messages[index]
-        message.delivery.done(message.offset)
+        message.delivery.mark_handled(message.offset)
 
 
 @asynccontextmanager
@@ -98,11 +98,11 @@ async def test_suspect_is_handed_out_once_its_broker_knows_and_the_next_one_when
         assert broker.begun == [(0, 2)]
         await asyncio.sleep(0.02)
         assert owner.offsets() == [0]
-        owner.done(0)
+        owner.mark_handled(0)
         await eventually(lambda: owner.offsets() == [0, 1])
         second = broker.asked(Ack)[-1]
         assert (second.ranges, second.begun) == (((0, 1),), ((1, 2),))
-        owner.done(1)
+        owner.mark_handled(1)
         await eventually(lambda: owner.offsets() == list(range(6)))
         assert broker.begun == [(0, 2), (1, 2)]
 
@@ -115,7 +115,7 @@ async def test_failed_suspect_lets_the_next_one_begin():
         first = owner.messages[0]
         first.delivery.report_failure(first, Failure("ValueError", "", "host-1", 0, 1))
         await eventually(lambda: len(owner.messages) == 2)
-        owner.done(0)
+        owner.mark_handled(0)
         await asyncio.sleep(0.02)
         assert len(owner.messages) == 2
         assert any(ack.failed == ((0, 1),) for ack in broker.asked(Ack))
@@ -158,7 +158,7 @@ async def test_suspects_that_wait_are_forgotten_at_a_hand_over():
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert client.outstanding == 1
-        owner.done(0)
+        owner.mark_handled(0)
         await client.wait_handled()
 
 
@@ -171,9 +171,9 @@ async def test_suspect_is_parked_when_its_key_is_parked_while_it_waits_for_its_t
     async with pulling(broker, owner) as client:
         await eventually(lambda: owner.offsets() == [0])
         async with AsyncExitStack() as turns:
-            turn = asyncio.create_task(turns.enter_async_context(owner.alone.taken(60)))
+            turn = asyncio.create_task(turns.enter_async_context(owner.alone.acquire(60)))
             await asyncio.sleep(0)
-            owner.done(0)
+            owner.mark_handled(0)
             await turn
             await asyncio.sleep(0.02)
             assert owner.offsets() == [0]
@@ -225,7 +225,7 @@ async def test_iteration_gets_suspects_one_at_a_time_once_it_begins():
         owner.known.set_result(True)
         for count in (1, 2, 3):
             await eventually(lambda count=count: len(owner.messages) == count)
-            owner.done(count - 1)
+            owner.mark_handled(count - 1)
         await eventually(lambda: owner.offsets() == list(range(6)))
         assert [offset for offset, _ in broker.begun] == [0, 1, 2]
         assert not owner.batches
@@ -240,7 +240,7 @@ async def test_arrow_data_is_begun_in_parts():
         for number, last in enumerate((0, 1)):
             await eventually(lambda number=number: len(owner.batches) == number + 1)
             assert owner.batches[-1].ranges == [(last, last + 1)]
-            client.done_range(last, last + 1)
+            client.mark_range_handled(last, last + 1)
         await eventually(lambda: client.outstanding == 4 and len(owner.batches) == 4)
         assert broker.begun == [(0, 1), (1, 2), (5, 1)]
 
@@ -296,7 +296,7 @@ async def test_suspect_is_to_be_taken_first_unless_one_of_its_key_has_failed():
         failing.delivery.report_failure(failing, Failure("ValueError", "", "host-1", 0, 1))
         await eventually(lambda: len(first) == 2)
         assert first[1] == (1, True)
-        owner.done(1)
+        owner.mark_handled(1)
         await eventually(lambda: len(first) > 2)
         assert first[2] == (2, failing.key != owner.messages[2].key)
 
@@ -311,15 +311,15 @@ async def test_suspects_of_two_partitions_are_tried_one_after_the_other():
         await asyncio.sleep(0.02)
         assert not other.messages
         assert not second.begun
-        owner.done(0)
+        owner.mark_handled(0)
         await eventually(lambda: other.offsets() == [0])
         await asyncio.sleep(0.02)
         assert owner.offsets() == [0]
-        other.done(0)
+        other.mark_handled(0)
         await eventually(lambda: owner.offsets() == [0, 1])
-        owner.done(1)
+        owner.mark_handled(1)
         await eventually(lambda: other.offsets() == [0, 1])
-        other.done(1)
+        other.mark_handled(1)
         await eventually(lambda: len(owner.messages) == len(other.messages) == 6)
 
 
@@ -333,7 +333,7 @@ async def test_turn_ends_when_its_partition_is_handed_over():
             held = owner if owner.messages else other
             client.stop()
             if held is owner:
-                owner.done(0)
+                owner.mark_handled(0)
             await client.wait_handled()
         await eventually(lambda: other.offsets()[:1] == [0])
 

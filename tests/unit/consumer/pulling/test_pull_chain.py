@@ -102,7 +102,7 @@ async def test_pull_waits_for_handlers_when_the_buffer_is_full():
         assert len(broker.held.calls) == 2
         assert client.waiting_for == "handlers"
         for message in owner.messages:
-            client.done(message.offset)
+            client.mark_handled(message.offset)
         await eventually(lambda: len(broker.held.calls) == 3)
         assert broker.held.calls[-1][0].offset == 4
 
@@ -199,7 +199,7 @@ async def test_parts_end_when_the_buffer_is_full():
             broker.held.part(offset)
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
         for message in owner.messages:
-            client.done(message.offset)
+            client.mark_handled(message.offset)
         await eventually(lambda: len(broker.held.calls) == 2)
         assert broker.held.calls[-1][0].offset == 4
 
@@ -234,7 +234,7 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
         broker.held.part(0)
         assert not client.is_idle
         for message in owner.messages:
-            client.done(message.offset)
+            client.mark_handled(message.offset)
         assert not client.is_idle
         client.apply_ack_reply(Acked(2))
         assert client.is_idle

@@ -151,10 +151,10 @@ async def test_sealed_partition_is_drained_when_its_last_message_is_acked():
     async with pulling(broker) as (client, owner):
         await eventually(lambda: client.lifetime.state is PullState.EXHAUSTED)
         assert len(broker.asked(Pull)) == 1
-        client.done(0)
+        client.mark_handled(0)
         await eventually(lambda: broker.cursor == 1)
         assert not owner.drained
-        client.done(1)
+        client.mark_handled(1)
         await eventually(lambda: owner.drained)
         assert client.drained
         assert broker.cursor == 2
@@ -165,8 +165,8 @@ async def test_handled_messages_are_acked_before_the_lock_is_released():
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 2)
         client.stop()
-        client.done(0)
-        client.done(1)
+        client.mark_handled(0)
+        client.mark_handled(1)
         await client.hand_over(flush_ms=1_000)
         assert client.lifetime.state is PullState.CLOSED
     assert isinstance(broker.requests[-1], Release)
@@ -179,8 +179,8 @@ async def test_wait_for_acks_ends_when_they_are_durable():
     broker.acks = [OutcomeUnknownError()]
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 4)
-        client.done(0)
-        assert await asyncio.wait_for(client.acked(0), 10)
+        client.mark_handled(0)
+        assert await asyncio.wait_for(client.wait_until_acked(0), 10)
         assert broker.cursor == 1
 
 
@@ -192,13 +192,13 @@ async def test_wait_for_an_answer_ends_when_the_broker_takes_no_more_ranges():
     broker.acks = [OverloadedError("too many ranges") for _ in range(3)]
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 4)
-        client.done(3)
-        assert not await asyncio.wait_for(client.answered(3), 10)
-        acked = asyncio.create_task(client.acked(3))
+        client.mark_handled(3)
+        assert not await asyncio.wait_for(client.wait_for_ack_reply(3), 10)
+        acked = asyncio.create_task(client.wait_until_acked(3))
         await asyncio.sleep(0.1)
         assert not acked.done(), "it was refused"
         broker.acks = []
-        client.done(0)
+        client.mark_handled(0)
         assert await asyncio.wait_for(acked, 10)
 
 
@@ -209,8 +209,8 @@ async def test_wait_for_acks_ends_when_the_partition_is_handed_over(fenced: bool
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 4)
         broker.acks = [FencedError(current_token=TOKEN + 1)] if fenced else []
-        client.done(0)
-        waiting = asyncio.create_task(client.acked(0))
+        client.mark_handled(0)
+        waiting = asyncio.create_task(client.wait_until_acked(0))
         await asyncio.sleep(0)
         client.stop()
         await client.hand_over(flush_ms=1_000)
@@ -224,7 +224,7 @@ async def test_messages_that_the_broker_left_out_are_acked_in_one_range():
     async with pulling(broker) as (client, owner):
         await eventually(lambda: client.lifetime.state is PullState.EXHAUSTED)
         assert [message.offset for message in owner.messages] == [0, 1]
-        client.done_range(0, 2)
+        client.mark_range_handled(0, 2)
         await eventually(lambda: broker.asked(Ack))
         acked = [ack.ranges for ack in broker.asked(Ack) if isinstance(ack, Ack)]
         assert {each for ranges in acked for each in ranges} <= {(0, 2), (0, 5), (2, 5), (6, 8)}
@@ -237,8 +237,8 @@ async def test_tasks_end_when_a_client_is_abandoned():
     broker = ScriptedBroker(batches=1)
     async with pulling(broker) as (client, owner):
         await eventually(lambda: len(owner.messages) == 2)
-        client.done(1)
-        waiting = asyncio.create_task(client.acked(1))
+        client.mark_handled(1)
+        waiting = asyncio.create_task(client.wait_until_acked(1))
         await asyncio.sleep(0)
         client.abandon()
         client.abandon()

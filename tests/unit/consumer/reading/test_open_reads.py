@@ -44,11 +44,11 @@ async def waits(broker: WaitingBroker) -> OpenReads:
 
 
 async def test_wait_is_due_once_when_it_is_answered(waits, broker):
-    assert waits.due([1, 2, 3]) == [3]
+    assert waits.find_due([1, 2, 3]) == [3]
     news = asyncio.create_task(waits.wait(None))
     broker.asked[2].set_result(b"xx")
     await asyncio.wait_for(news, 1)
-    assert waits.due([1, 2, 3]) == [2, 3]
+    assert waits.find_due([1, 2, 3]) == [2, 3]
     assert [waits.pending(each) for each in (1, 2, 3)] == [True, False, False]
     assert waits.take(1) is None
     assert (await waits.take(2))[0].upto == 7
@@ -65,9 +65,9 @@ async def test_wait_is_begun_once_when_it_is_asked_for_again(waits, broker):
 
 
 async def test_wait_ends_when_the_address_is_another_or_the_partition_is_not_read(waits, broker):
-    waits.keep({1: "b:1", 2: "b:2"})
-    assert waits.due([1, 2]) == [2]
-    waits.keep({})
+    waits.retain({1: "b:1", 2: "b:2"})
+    assert waits.find_due([1, 2]) == [2]
+    waits.retain({})
     assert len(waits) == 0
     await waits.end()
     await asyncio.sleep(0)
@@ -77,7 +77,7 @@ async def test_wait_ends_when_the_address_is_another_or_the_partition_is_not_rea
 async def test_answer_that_has_come_is_kept_when_the_address_is_another(waits, broker):
     broker.asked[1].set_result(b"x")
     await asyncio.sleep(0.01)
-    waits.keep({1: "b:2"})
+    waits.retain({1: "b:2"})
     assert (await waits.take(1))[0].upto == 6
 
 
@@ -100,7 +100,7 @@ async def test_next_read_is_not_due_before_a_pause_when_a_broker_does_not_wait(w
 
 
 async def test_news_are_waited_for_no_longer_when_all_ends(waits):
-    waits.due([])
+    waits.find_due([])
     news = asyncio.create_task(waits.wait(None))
     await asyncio.sleep(0)
     await waits.end()
@@ -109,7 +109,7 @@ async def test_news_are_waited_for_no_longer_when_all_ends(waits):
 
 
 async def test_news_are_waited_for_at_most_so_long(waits):
-    waits.due([])
+    waits.find_due([])
     await waits.wait(1)
     assert len(waits) == 2
     await waits.end()

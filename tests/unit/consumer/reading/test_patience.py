@@ -111,7 +111,7 @@ def test_following_reader_gives_up_when_waiting_does_not_help(error):
     folder.
     """
     patience = FailureTracker("orders", follows=True)
-    patience.note({2: error}, 5_000)
+    patience.record_failures({2: error}, 5_000)
     patience.check(5_000 + READ_GIVE_UP_MS - 1)
     with pytest.raises(type(error)):
         patience.check(5_000 + READ_GIVE_UP_MS)
@@ -122,7 +122,7 @@ def test_following_reader_waits_when_its_connection_went_to_another_principal(ca
     error = ConnectionQuotaError(principal="shop", limit=4)
     assert isinstance(error, TRANSIENT_ERRORS)
     patience = FailureTracker("orders", follows=True)
-    patience.note({2: error}, 0)
+    patience.record_failures({2: error}, 0)
     patience.check(HOUR_MS, NotSentError(address="meta:1"))
     assert error.message in caplog.text
 
@@ -131,20 +131,20 @@ def test_following_reader_waits_when_its_connection_went_to_another_principal(ca
 @pytest.mark.parametrize("error", [ForeignServerError(address="b:1"), LACKS])
 def test_patience_counts_anew_when_a_broker_is_back_and_lacks_messages(follows, error):
     patience = FailureTracker("orders", follows=follows)
-    patience.note({2: AWAY}, 0)
-    patience.note({2: error}, HOUR_MS)
+    patience.record_failures({2: AWAY}, 0)
+    patience.record_failures({2: error}, HOUR_MS)
     patience.check(HOUR_MS + READ_GIVE_UP_MS - 1)
     with pytest.raises(type(error)):
         patience.check(HOUR_MS + READ_GIVE_UP_MS)
-    patience.note({2: AWAY}, HOUR_MS + 1)
-    patience.note({2: error}, 2 * HOUR_MS)
+    patience.record_failures({2: AWAY}, HOUR_MS + 1)
+    patience.record_failures({2: error}, 2 * HOUR_MS)
     patience.check(2 * HOUR_MS)  # what it lacked before it went away again does not count
 
 
 def test_patience_counts_for_each_partition_when_another_one_has_failed_for_long():
     patience = FailureTracker("orders", follows=False)
-    patience.note({1: AWAY}, 0)
-    patience.note({2: AWAY}, READ_GIVE_UP_MS - 1)
+    patience.record_failures({1: AWAY}, 0)
+    patience.record_failures({2: AWAY}, READ_GIVE_UP_MS - 1)
     patience.check(READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
         patience.check(2 * READ_GIVE_UP_MS)
@@ -154,9 +154,9 @@ def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
     """It restarts repeatedly, and each failure by itself is short."""
     patience = FailureTracker("orders", follows=False)
     for now_ms in range(0, READ_GIVE_UP_MS, 1_000):
-        patience.note({2: LACKS if now_ms % 2_000 else AWAY}, now_ms)
+        patience.record_failures({2: LACKS if now_ms % 2_000 else AWAY}, now_ms)
         patience.check(now_ms)
-    patience.note({2: AWAY}, READ_GIVE_UP_MS)
+    patience.record_failures({2: AWAY}, READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
         patience.check(READ_GIVE_UP_MS)
 
@@ -164,7 +164,7 @@ def test_reader_is_given_up_when_its_broker_goes_and_comes_on_an_older_copy():
 @pytest.mark.parametrize("follows", [True, False])
 def test_patience_raises_what_does_not_pass_when_another_broker_is_away(follows):
     patience = FailureTracker("orders", follows=follows)
-    patience.note({1: AWAY, 2: LACKS}, 0)
+    patience.record_failures({1: AWAY, 2: LACKS}, 0)
     with pytest.raises(OffsetOutOfRangeError):
         patience.check(READ_GIVE_UP_MS)
 
@@ -172,7 +172,7 @@ def test_patience_raises_what_does_not_pass_when_another_broker_is_away(follows)
 @pytest.mark.parametrize("follows", [True, False])
 def test_patience_names_the_metaservers_when_none_says_what_became_of_messages(follows, caplog):
     patience = FailureTracker("orders", follows=follows)
-    patience.note({2: LACKS}, 0)
+    patience.record_failures({2: LACKS}, 0)
     metaserver_error = NotSentError(address="meta:1")
     if follows:
         patience.check(READ_GIVE_UP_MS, metaserver_error)
@@ -188,13 +188,13 @@ def test_patience_tells_of_each_broker_when_others_have_been_away_for_long(caplo
     """One line for each broker, however many partitions it has, and one when it is back."""
     patience = FailureTracker("orders", follows=True)
     other = NotSentError("cannot reach the server at b:1", address="b:1")
-    patience.note({1: AWAY}, 0)
+    patience.record_failures({1: AWAY}, 0)
     patience.check(HOUR_MS)
-    patience.note({1: AWAY, 2: other, 3: other}, HOUR_MS)
-    patience.note({1: AWAY, 2: other, 3: other, 4: other}, HOUR_MS + 1_000)
+    patience.record_failures({1: AWAY, 2: other, 3: other}, HOUR_MS)
+    patience.record_failures({1: AWAY, 2: other, 3: other, 4: other}, HOUR_MS + 1_000)
     for later_ms in range(READ_GIVE_UP_MS, READ_GIVE_UP_MS + 2_000, 500):
         patience.check(HOUR_MS + later_ms)
-    patience.note({1: AWAY}, HOUR_MS + 15_000)
+    patience.record_failures({1: AWAY}, HOUR_MS + 15_000)
     told = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     assert [("3600 s" in each, AWAY.message in each) for each in told] == [
         (True, True),

@@ -39,7 +39,7 @@ def at(address: str | None, **told) -> PartitionHistory:
 def reader_at(offset: int, end: int | None, **more) -> tuple[Reader, _ReadState]:
     reader: Reader = Reader(META, "s", **more)
     entry = at("b:1", state=OPEN)
-    reader._lineage.learn([entry])
+    reader._lineage.update([entry])
     place = reader._read_states[7] = _ReadState(entry.partition, offset, end)
     return reader, place
 
@@ -57,7 +57,7 @@ def test_reader_goes_on_behind_removed_messages(caplog):
 def test_partition_is_finished_when_all_that_was_wanted_is_removed():
     reader, place = reader_at(3, 9)
     reader._skip_removed(place, OffsetOutOfRangeError(first_offset=9))
-    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
+    assert (reader._read_states, reader._lineage.unread_ids) == ({}, frozenset())
 
 
 def test_partition_that_is_lost_is_left_out_with_a_warning(caplog):
@@ -76,7 +76,7 @@ def test_following_reader_leaves_out_what_is_gone_meanwhile(gone, caplog):
     place.may_have_more = False
     with caplog.at_level(logging.WARNING):
         assert reader._refresh_partitions([past(7, 0, 1024, **gone), past(9, 0, 1024)])
-    assert (reader._read_states, reader._lineage.left) == ({}, frozenset())
+    assert (reader._read_states, reader._lineage.unread_ids) == ({}, frozenset())
     assert "from offset 3 on" in caplog.text
     reader, place = reader_at(3, None)
     assert not reader._refresh_partitions([at("b:1", state=OPEN)])
@@ -115,7 +115,7 @@ async def test_reader_tries_a_new_address_when_the_old_one_has_failed_for_long()
     reader._meta = meta = Metaserver(None)
     error = NotSentError(address="b:1")
     now_ms = reader._environment.clock.boot_ms()
-    reader._failures.note({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
+    reader._failures.record_failures({7: error}, now_ms - 2 * READ_GIVE_UP_MS)
     with pytest.raises(NotSentError):
         await reader._wait_for_servers(now_ms)
     meta.address = "b:2"
@@ -139,7 +139,7 @@ async def test_reader_reads_what_it_knows_when_no_metaserver_tells_what_continue
             return Batches(0, 99, request.offset + 2, False), bytes(stored(request.offset))
 
     reader, _ = reader_at(4, None, follow=True)
-    reader._lineage.learn([past(9, 0, 1024)])
+    reader._lineage.update([past(9, 0, 1024)])
     reader._lineage.finish(9)
     reader._meta, reader._connections = Away(), ToBrokers(Busy())
     assert await reader._fill()
@@ -168,7 +168,7 @@ async def test_reader_reads_a_lost_partition_as_far_as_its_old_broker_gives_mess
     reader, _ = reader_at(0, None, follow=True)
     other = past(9, 0, 1024, state=OPEN)
     other = replace(other, partition=replace(other.partition, address="b:1"))
-    reader._lineage.learn([other])
+    reader._lineage.update([other])
     reader._read_states[9] = _ReadState(other.partition, 0, None)
     lost = at(None, state=PartitionState.SEALED, lost=True)
 

@@ -30,7 +30,7 @@ def had_of(positions: dict[int, int]) -> WasRead:
 
 def test_row_is_left_out_when_its_message_was_given():
     rows = ReplacingRows()
-    rows.learn(PUBLISHED)
+    rows.update(PUBLISHED)
     had = had_of({1: 5})
     assert rows.is_source_read(row(2, "1/4"), had)
     assert not rows.is_source_read(row(2, "1/5"), had)
@@ -50,7 +50,7 @@ TWICE = [
 
 def test_row_of_a_row_is_left_out_when_all_messages_behind_it_were_given():
     rows = ReplacingRows()
-    rows.learn([replace(each, end_offset=8) for each in TWICE])
+    rows.update([replace(each, end_offset=8) for each in TWICE])
     assert rows.is_source_read(row(4, "2/6"), had_of({1: 8}))
     assert rows.is_source_read(row(4, "2/6"), had_of({1: 8, 2: 3}))
     assert rows.is_source_read(row(4, "2/6"), had_of({2: 7}))
@@ -74,7 +74,7 @@ def test_row_of_a_row_is_left_out_when_an_empty_partition_lies_between():
         for each in (*TWICE, between)
         for number in (int(each.partition.partition_id),)
     ]
-    rows.learn(history)
+    rows.update(history)
     assert rows.is_source_read(row(4, "2/6"), had_of({1: 8}))
     assert not rows.is_source_read(row(4, "2/6"), had_of({1: 7}))
 
@@ -82,14 +82,14 @@ def test_row_of_a_row_is_left_out_when_an_empty_partition_lies_between():
 def test_rows_that_are_published_behind_messages_are_no_replacement():
     """A resize, and a publication without a cut."""
     rows = ReplacingRows()
-    rows.learn([past(1, 0, 1024), past(2, 0, 1024, 1), past(3, 0, 512, 2), past(4, 512, 1024, 2)])
+    rows.update([past(1, 0, 1024), past(2, 0, 1024, 1), past(3, 0, 512, 2), past(4, 512, 1024, 2)])
     assert not rows.ids
 
 
 def test_rows_are_read_before_what_continues_them_when_that_was_known_already():
     order = LineageOrder()
-    order.learn(CUT)
-    order.learn(PUBLISHED)
+    order.update(CUT)
+    order.update(PUBLISHED)
     order.finish(1)
     assert ids(order) == [2]
     order.finish(2)
@@ -99,7 +99,7 @@ def test_rows_are_read_before_what_continues_them_when_that_was_known_already():
 def test_history_is_refused_when_it_has_none_of_the_partitions():
     order = LineageOrder()
     order.check_subject("s", [past(9, 0, 1024)])
-    order.learn(CUT)
+    order.update(CUT)
     with pytest.raises(SubjectDeletedError) as caught:
         order.check_subject("s", [past(9, 0, 1024)])
     assert caught.value.subject == "s"

@@ -256,13 +256,13 @@ async def test_message_that_was_given_up_and_not_awaited_is_reported_once():
     sending = ScriptedBrokers(*refused).sending()
     send(sending)
     await sending.wait_until_settled()
-    error = sending.unreported()
+    error = sending.take_unreported_error()
     assert error is not None
     assert (error.messages, error.unknown) == (1, 0)
-    assert sending.unreported() is None
+    assert sending.take_unreported_error() is None
     with raises(Reason.SCHEDULE_FULL):
         await send(sending)
-    assert sending.unreported() is None
+    assert sending.take_unreported_error() is None
 
 
 async def test_messages_that_were_given_up_and_awaited_leave_nothing():
@@ -281,7 +281,7 @@ async def test_messages_that_were_given_up_and_awaited_leave_nothing():
     await asyncio.sleep(0)
     gc.collect()
     assert not any(task() is not None for task in given_up)
-    assert sending.unreported() is None
+    assert sending.take_unreported_error() is None
 
 
 async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept():
@@ -297,7 +297,7 @@ async def test_messages_that_were_given_up_and_not_awaited_are_counted_not_kept(
     await asyncio.sleep(0)
     gc.collect()
     assert sum(task() is not None for task in given_up) <= CAUSES_KEPT
-    error = sending.unreported()
+    error = sending.take_unreported_error()
     assert error is not None
     assert (error.messages, error.unknown) == (48, 0)
     assert error.__cause__.reason is Reason.SCHEDULE_FULL
@@ -331,7 +331,7 @@ async def test_messages_that_no_broker_keeps_are_given_up_at_close():
     assert future.done()
     with pytest.raises(ClosedError):
         await future
-    error = sending.unreported()
+    error = sending.take_unreported_error()
     assert error is None, "the future told it"
 
 
@@ -343,16 +343,16 @@ async def test_waiting_messages_are_counted_with_what_helps():
     sending = brokers.sending()
     begun_ns = CLOCK.wall_ns()
     first = send(sending, b"one", properties={"a": "b"})
-    assert [(each.messages, each.reason, each.advice) for each in sending.waiting()] == [
+    assert [(each.messages, each.reason, each.advice) for each in sending.list_waiting()] == [
         (1, NO_ANSWER, "")
     ]
     while not brokers.route_task:
         await asyncio.sleep(0)
     brokers.available = False
     others = [send(sending, value) for value in (b"two", b"three")]
-    while not all(each.advice for each in sending.waiting()):
+    while not all(each.advice for each in sending.list_waiting()):
         await asyncio.sleep(0.001)
-    by_group = {each.broker_group: each for each in sending.waiting()}
+    by_group = {each.broker_group: each for each in sending.list_waiting()}
     doubtful, unsent = by_group.pop(brokers.route_task[0][0].removesuffix(":1")), by_group.pop(None)
     assert not by_group
     assert {(each.subject, each.key) for each in (doubtful, unsent)} == {("s", b"")}
@@ -365,7 +365,7 @@ async def test_waiting_messages_are_counted_with_what_helps():
     brokers.available = True
     await asyncio.gather(first, *others)
     await sending.wait_until_settled()
-    assert sending.waiting() == []
+    assert sending.list_waiting() == []
 
 
 async def test_waiting_messages_are_told_of_a_silent_metaserver(monkeypatch: pytest.MonkeyPatch):
@@ -376,9 +376,9 @@ async def test_waiting_messages_are_told_of_a_silent_metaserver(monkeypatch: pyt
     monkeypatch.setattr(brokers, "route_to_send", silent)
     sending = brokers.sending()
     send(sending)
-    while not sending.waiting()[0].advice:
+    while not sending.list_waiting()[0].advice:
         await asyncio.sleep(0.001)
-    (entry,) = sending.waiting()
+    (entry,) = sending.list_waiting()
     assert (entry.reason, entry.advice) == ("no metaserver answers", METASERVER_ADVICE)
     await sending.close()
 
@@ -474,10 +474,10 @@ class HangingBrokers(ScriptedBrokers):
         self.groups = set(GROUPS)
         """Those that routes of most subjects name."""
         self.healths = 0
-        self.held = 0
+        self.held_messages = 0
 
     async def until_full(self) -> None:
-        while self.held < CALLS_MAX:
+        while self.held_messages < CALLS_MAX:
             await asyncio.sleep(0.001)
 
     async def route_to_send(self, subject: str, *, order_strategy: object = None) -> Route:
@@ -499,7 +499,7 @@ class HangingBrokers(ScriptedBrokers):
 class HangingBroker(SchedulingBroker):
     async def call(self, request: Any, payload: bytes = b"") -> tuple[Any, bytes]:
         if self._broker_address == "g1:1" and not self._brokers.freed.is_set():
-            self._brokers.held += 1
+            self._brokers.held_messages += 1
             await self._brokers.freed.wait()
             raise OutcomeUnknownError(address=self._broker_address)
         return await super().call(request, payload)

@@ -35,7 +35,7 @@ class FrameOfObjects:
 
 def block_of(source: object, *, key: str | None = None) -> Block:
     """The only block of a small source."""
-    (block,) = ArrowSource(source, key=key, value="v").blocks()
+    (block,) = ArrowSource(source, key=key, value="v").iter_blocks()
     return block
 
 
@@ -50,7 +50,7 @@ def test_dictionary_of_views_is_read_as_its_texts():
     column = pa.DictionaryArray.from_arrays(indices, views)
     block = block_of(pa.table({"v": column}).slice(1))
     assert values_of(block) == [b"packed", b"", b"paid"]
-    assert block.refused(LIMIT) == {1: "no value"}
+    assert block.find_unsendable_rows(LIMIT) == {1: "no value"}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_object_that_cannot_be_sent_is_told_with_its_row(bad: object, why: str):
     """Whichever of the errors of Python it brings about in Arrow."""
     frame = pd.DataFrame({"v": pd.Series(["a", bad, b"c", 4], dtype=object)})
     block = block_of(frame)
-    assert block.refused(LIMIT) == {1: why, 3: "4 is neither bytes nor text"}
+    assert block.find_unsendable_rows(LIMIT) == {1: why, 3: "4 is neither bytes nor text"}
     assert (block.values.row(0), block.values.row(2)) == (b"a", b"c")
 
 
@@ -76,14 +76,14 @@ def test_missing_key_of_pandas_is_no_key():
     block = block_of(frame, key="k")
     assert block.keys is not None
     assert [block.keys.row(index) for index in range(3)] == [b"a", b"", b""]
-    assert list(block.refused(LIMIT)) == [3]
+    assert list(block.find_unsendable_rows(LIMIT)) == [3]
 
 
 def test_addresses_of_objects_are_not_sent():
     """The objects themselves are looked at: texts and bytes are sent, others refused."""
     block = block_of(FrameOfObjects("text", object()))
     assert block.values.row(0) == b"text"
-    assert list(block.refused(LIMIT)) == [1]
+    assert list(block.find_unsendable_rows(LIMIT)) == [1]
 
 
 def test_columns_of_one_name_are_refused():
@@ -101,7 +101,7 @@ from keylane.producer.tables.arrow import ArrowSource
 rows = pa.table({"v": ["a", "b"]}).to_reader(max_chunksize=1)
 
 async def read() -> None:
-    print([len(blocks) async for blocks in ArrowSource(rows, key=None, value="v").stream()])
+    print([len(blocks) async for blocks in ArrowSource(rows, key=None, value="v").stream_blocks()])
 
 def work() -> None:
     threading.main_thread().join()
