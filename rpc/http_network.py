@@ -56,7 +56,7 @@ from .access.token_file import TokenSource, refused_token_error, token_source
 from .channel import DataChannel
 from .frames.frame_socket import open_socket
 from .liveness.recent import RecentNames
-from .liveness.silence import SilencePatience, watched_socket
+from .liveness.silence import SilenceTimeouts, watched_socket
 from .network import no_answer
 from .race import start_task
 from .reasons import cause, reason
@@ -135,7 +135,7 @@ class HttpNetwork:
         self._session = _session(keepalive_timeout=REUSED_SECONDS)
         self._unpooled_session: aiohttp.ClientSession | None = None
         """The session that uses a new connection for each request; created when it is needed."""
-        self._patience = SilencePatience()
+        self._silence_timeouts = SilenceTimeouts()
         self.throttling = Throttling()
         self._answered = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have answered before: even if no answer arrives, a call to one of them may
@@ -263,7 +263,7 @@ class HttpNetwork:
         except BaseException:
             await channel.close()
             raise
-        channel.watch_silence(partial(self._answers, address), self._patience)
+        channel.watch_silence(partial(self._is_answering, address), self._silence_timeouts)
         return channel
 
     def _get_unpooled_session(self) -> aiohttp.ClientSession:
@@ -272,7 +272,7 @@ class HttpNetwork:
             self._unpooled_session = _session(force_close=True)
         return self._unpooled_session
 
-    async def _answers(self, address: str) -> bool:
+    async def _is_answering(self, address: str) -> bool:
         """Return True if a keylane server answers on a new connection, with whatever status; a
         proxy's own answer does not count.
         """

@@ -71,8 +71,8 @@ from .intake import (
     LimitedSite,
     cancelled_on_disconnect,
     decoded_body,
+    limit_by_open_files,
     take_connection_slot,
-    within_files,
 )
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
@@ -333,7 +333,7 @@ def _slots(connections_max: int, guard: Guard | None) -> int:
     """Return the limit of connections; with access control it is lowered to what the limit of open
     files allows, because principals share the slots.
     """
-    return connections_max if guard is None else within_files(connections_max)
+    return connections_max if guard is None else limit_by_open_files(connections_max)
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})

@@ -100,15 +100,15 @@ class FrameSocket(asyncio.BufferedProtocol):
         budget: the server's memory budget for unfinished frames; None: this is a client's end.
     """
 
-    begun_s = 0.0
+    frame_started_s = 0.0
     """The time at which the unfinished frame began, by the loop's clock; pauses of reading move it
     forward.
     """
     _paused_s = 0.0
     """The time at which the last pause of reading began."""
-    _turn_s = -1.0
-    _turn_frames = 0
-    """The number of frames in the loop iteration that began at `_turn_s`."""
+    _iteration_s = -1.0
+    _iteration_frames = 0
+    """The number of frames in the loop iteration that began at `_iteration_s`."""
 
     def __init__(
         self, transport: asyncio.Transport, *, bytes_max: int, budget: IncomingBudget | None = None
@@ -123,9 +123,9 @@ class FrameSocket(asyncio.BufferedProtocol):
         """The first bytes of a size field that has not arrived completely."""
         self._frame = bytearray()
         """The memory allocated for the unfinished frame."""
-        self._size = 0
+        self._frame_bytes = 0
         """The size of the complete frame; 0 if no frame is unfinished."""
-        self._filled = 0
+        self._arrived_bytes = 0
         """The bytes of the frame that have arrived."""
         self._budget = budget
         self._gathered = list[Buffer]()
@@ -162,21 +162,21 @@ class FrameSocket(asyncio.BufferedProtocol):
         """False once arriving data is discarded."""
         self._lost: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection is lost."""
-        self.problem = ""
+        self.close_reason = ""
         """Why this end closes the connection; "" if the other end does."""
         transport.pause_reading()  # uvloop changes the kind of protocol only between two reads
         transport.set_protocol(self)
         transport.resume_reading()
 
-    def when_lost(self, callback: Callable[[], object]) -> None:
+    def add_lost_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the connection is lost."""
         self._lost.add_done_callback(lambda _lost: callback())
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Return the memory for the next read; see `asyncio.BufferedProtocol`."""
-        if self._size:
-            return memoryview(self._frame)[self._filled :]
+        if self._frame_bytes:
+            return memoryview(self._frame)[self._arrived_bytes :]
         prefix, view = self._partial_size, _receive_buffer.view
         if not prefix:
             return view
@@ -190,30 +190,30 @@ class FrameSocket(asyncio.BufferedProtocol):
             in_turn(self._process, nbytes)
 
     def _process(self, nbytes: int) -> None:
-        if not self._size:
+        if not self._frame_bytes:
             self._split_frames(_receive_buffer.view, len(self._partial_size) + nbytes)
             return
-        self._filled += nbytes
-        size = self._size
-        if self._filled == size:
-            frame, self._frame, self._size = self._frame, bytearray(), 0
+        self._arrived_bytes += nbytes
+        size = self._frame_bytes
+        if self._arrived_bytes == size:
+            frame, self._frame, self._frame_bytes = self._frame, bytearray(), 0
             self._deliver(frame)
-        elif self._filled == len(self._frame):
-            larger = bytearray(min(2 * self._filled, size))
-            larger[: self._filled] = self._frame
-            self._frame = larger  # a bytearray cannot grow while the loop holds a view of it
+        elif self._arrived_bytes == len(self._frame):
+            larger_frame = bytearray(min(2 * self._arrived_bytes, size))
+            larger_frame[: self._arrived_bytes] = self._frame
+            self._frame = larger_frame  # a bytearray cannot grow while the loop holds a view of it
         self._record_incoming()
 
     def _split_frames(self, data: memoryview, end: int) -> None:
         """Deliver the frames in `data[:end]`; the last one may be completed by later reads."""
-        start = frames = 0
+        start = frame_count = 0
         self._partial_size = b""
         is_pinged = False
         while start < end and self._accepts_data:
             if end - start < SIZE.size:
                 self._partial_size = bytes(data[start:end])
                 break
-            frames += 1
+            frame_count += 1
             size: int = SIZE.unpack_from(data, start)[0] + SIZE.size
             stop = start + size
             if size == SIZE.size:
@@ -225,29 +225,29 @@ class FrameSocket(asyncio.BufferedProtocol):
                 frame, start = bytearray(data[start:stop]), stop
                 self._deliver(frame)
             else:
-                self._filled = end - start
-                self._frame = bytearray(max(min(size, FRAME_BYTES_FIRST), self._filled))
-                self._frame[: self._filled] = data[start:end]
-                self._size = size
-                self.begun_s = self._loop.time()
+                self._arrived_bytes = end - start
+                self._frame = bytearray(max(min(size, FRAME_BYTES_FIRST), self._arrived_bytes))
+                self._frame[: self._arrived_bytes] = data[start:end]
+                self._frame_bytes = size
+                self.frame_started_s = self._loop.time()
                 self._record_incoming()
                 break
         if is_pinged and self._budget is not None and self.writable and not self.closed:
             self.write((SIGN_OF_LIFE,))
         if self.pings > PINGS_MAX and self._budget is not None:
             self.refuse(f"over {PINGS_MAX} pings between two checks")
-        if frames > ITERATION_FRAMES_MAX // 16:
-            self._count_frames(frames)
+        if frame_count > ITERATION_FRAMES_MAX // 16:
+            self._count_frames(frame_count)
 
     def _record_incoming(self) -> None:
         """Report to the budget how much of the unfinished frame has arrived."""
         budget = self._budget
         if budget is None:
             return
-        if not self._size:
+        if not self._frame_bytes:
             budget.release(self)
             return
-        budget.record_progress(self, self._filled, self._loop.time(), self._refuse_slow)
+        budget.record_progress(self, self._arrived_bytes, self._loop.time(), self._refuse_slow)
         if not self.reading:
             budget.pause(self, self._paused_s)
 
@@ -258,20 +258,20 @@ class FrameSocket(asyncio.BufferedProtocol):
         """Return the seconds since the unfinished frame began, without pauses of reading; 0 if no
         frame is unfinished.
         """
-        if not self._size:
+        if not self._frame_bytes:
             return 0.0
-        return (self._loop.time() if self.reading else self._paused_s) - self.begun_s
+        return (self._loop.time() if self.reading else self._paused_s) - self.frame_started_s
 
-    def _count_frames(self, frames: int) -> None:
+    def _count_frames(self, count: int) -> None:
         """Pause reading until the loop's next iteration if this one has had enough frames; within
         an iteration, the loop's time does not change.
         """
         now_s = self._loop.time()
-        if now_s != self._turn_s:
-            self._turn_s = now_s
-            self._turn_frames = 0
-        self._turn_frames += frames
-        if self._turn_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
+        if now_s != self._iteration_s:
+            self._iteration_s = now_s
+            self._iteration_frames = 0
+        self._iteration_frames += count
+        if self._iteration_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
             self._pause_reading()
             self._loop.call_soon(self._resume_reading)
 
@@ -286,7 +286,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         """Resume reading, unless too many bytes wait for `receive`, which then does it later."""
         if not self.reading and self._accepts_data and self._queued_bytes <= QUEUED_BYTES_MAX:
             now_s = self._loop.time()
-            self.begun_s += now_s - self._paused_s  # the peer did not cause this delay
+            self.frame_started_s += now_s - self._paused_s  # the peer did not cause this delay
             if self._budget is not None:
                 self._budget.resume(self, now_s)
             self.reading = True
@@ -315,8 +315,8 @@ class FrameSocket(asyncio.BufferedProtocol):
             FrameError: the bytes after the last frame are not a frame.
         """
         while not self._frames:
-            if self.problem:
-                raise FrameError(self.problem)
+            if self.close_reason:
+                raise FrameError(self.close_reason)
             if self._ended:
                 return None
             self._receive_waiter = self._loop.create_future()
@@ -421,7 +421,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         then raises a FrameError with it.
         """
         if self._accepts_data:
-            self.problem = problem
+            self.close_reason = problem
             self._discard_incoming()
             if self.reading:
                 self._pause_reading()
@@ -431,7 +431,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._accepts_data = False
         self._partial_size = b""
         self._frame = bytearray()
-        self._size = 0
+        self._frame_bytes = 0
         if self._budget is not None:
             self._budget.release(self)
 
@@ -467,10 +467,10 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._transport.close()
             self._wake_receive()
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Abort the connection; buffered data is discarded."""
         if not self._ended:
-            self.problem = why
+            self.close_reason = reason
             self.end()
             self._transport.abort()
 
@@ -537,7 +537,7 @@ async def open_socket(
     if (tcp_socket := connection.transport.get_extra_info("socket")) is not None:
         keep_alive(tcp_socket)
     socket = FrameSocket(connection.transport, bytes_max=bytes_max)
-    socket.when_lost(response.close)
+    socket.add_lost_callback(response.close)
     return socket
 
 

@@ -28,7 +28,7 @@ from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up, in_turns
+from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from ...rpc.metaservers import CALL_TIMEOUT_MS
@@ -148,7 +148,7 @@ class PartitionWatcher:
             partition_id for partition_id, branch in lineage.branches.items() if not branch.is_gone
         ]
         offsets = await self.retry(
-            lambda: in_turns(
+            lambda: gather_limited(
                 lambda partition_id: self._resolve_point(
                     view, partition_id, bound.at(partition_id)
                 ),
@@ -284,7 +284,7 @@ class PartitionWatcher:
             for partition_id, branch in lineage.branches.items()
             if partition_id not in done and partition_id not in known and not branch.is_gone
         ]
-        answers = await in_turns(
+        answers = await gather_limited(
             self._status, [lineage.branches[partition_id] for partition_id in partition_ids]
         )
         statuses = zip(partition_ids, answers, strict=True)

@@ -83,7 +83,7 @@ class Connection:
         self._internet = internet
         self._up = _Pipe(client.name, server.process.name)
         self._down = _Pipe(server.process.name, client.name)
-        self.waits: dict[asyncio.Future[None], None] = {}
+        self.cancellable_futures: dict[asyncio.Future[None], None] = {}
         """The futures on which pending replies wait."""
 
     def note(self, request: Request, *, sent: bool) -> None:
@@ -169,8 +169,8 @@ class Connection:
     def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
         """Handle a request in a task."""
         task = asyncio.ensure_future(self._answer(correlation_id, request, payload))
-        self.waits[task] = None
-        task.add_done_callback(lambda done: self.waits.pop(done, None))
+        self.cancellable_futures[task] = None
+        task.add_done_callback(lambda done: self.cancellable_futures.pop(done, None))
 
     async def _answer(self, correlation_id: int, request: Request, payload: memoryview) -> None:
         assert self.server.data_service is not None
@@ -194,7 +194,7 @@ class Connection:
         self.send_down(encode_frame(correlation_id, refusal(error)))
 
     def _server_ended(self) -> None:
-        for wait in list(self.waits):
+        for wait in list(self.cancellable_futures):
             wait.cancel()
 
 
@@ -214,7 +214,7 @@ class _ServedCall:
         else:
             self._connection.send_down(frame)
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
         self._connection.send_down(encode_frame(self._id, answer, data))
 
@@ -231,9 +231,9 @@ class _ServedCall:
         """See `PromptCall`."""
         self._connection.serve_in_task(self._id, request, memoryview(b""))
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         """See `PromptCall`."""
-        waits = self._connection.waits
+        waits = self._connection.cancellable_futures
         waits[future] = None
         future.add_done_callback(lambda done: waits.pop(done, None))
 
@@ -280,13 +280,13 @@ class SimChannel:
         self.connection.note(request, sent=self._broken is None)
         if self._broken is not None:
             text = f"the connection to {self._address} is closed: {self._broken}"
-            call.failed(NotSentError(text))
+            call.fail(NotSentError(text))
             return future
         correlation_id = self._next_id()
         try:
             frame = encode_frame(correlation_id, request, payload)
         except KeylaneError as error:
-            call.failed(error)
+            call.fail(error)
             return future
         self._waiting[correlation_id] = call
         end = loop.call_later(timeout_ms / 1000, self._end_late, correlation_id)
@@ -297,7 +297,7 @@ class SimChannel:
     def _end_late(self, correlation_id: int) -> None:
         call = self._waiting.pop(correlation_id, None)
         if call is not None:
-            call.unanswered(f"no answer from {self._address} in time")
+            call.fail_unanswered(f"no answer from {self._address} in time")
 
     def receive(self, frame: bytes) -> None:
         """Handle a frame from the server."""
@@ -305,13 +305,13 @@ class SimChannel:
             return
         correlation_id, answer, payload = decode_answer(frame)
         call = self._waiting.get(correlation_id)
-        if call is None or call.takes_part(answer, payload):
+        if call is None or call.deliver_part(answer, payload):
             return
         del self._waiting[correlation_id]
         if isinstance(answer, Refused):
-            call.failed(refusal_error(answer))
+            call.fail(refusal_error(answer))
         else:
-            call.answered((answer, payload))
+            call.complete((answer, payload))
 
     def ended(self, reason: str) -> None:
         """Fail the pending calls, because the connection has ended."""
@@ -319,7 +319,7 @@ class SimChannel:
             self._broken = reason
             waiting, self._waiting = self._waiting, {}
             for call in waiting.values():
-                call.unanswered(f"the connection ended: {reason}")
+                call.fail_unanswered(f"the connection ended: {reason}")
 
     async def close(self) -> None:
         """See `Channel.close`."""

@@ -196,7 +196,7 @@ async def test_memory_grows_with_what_has_come():
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
         frame = sized(bytes(BYTES_MAX - 4))
         socket.transport.write(frame[:8])
-        while desk.socket is None or not desk.socket._filled:
+        while desk.socket is None or not desk.socket._arrived_bytes:
             await asyncio.sleep(0.01)
         assert len(desk.socket._frame) == FRAME_BYTES_FIRST
         socket.transport.write(frame[8:])
@@ -225,13 +225,13 @@ async def test_socket_reads_nothing_while_frames_wait_to_be_received():
 
 
 async def test_lost_connection_ends_both_directions():
-    """A `receive` and a `send` that wait end; `when_lost` is told."""
+    """A `receive` and a `send` that wait end; `add_lost_callback` is told."""
     desk = EchoingDesk()
     desk.echoes = False
     told = asyncio.Event()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
-        socket.when_lost(told.set)
+        socket.add_lost_callback(told.set)
         receiving = asyncio.create_task(socket.receive())
 
         async def send():
