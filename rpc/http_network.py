@@ -54,7 +54,7 @@ from .access.credentials import (
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token_error, token_source
 from .channel import DataChannel
-from .frames.frame_socket import open_socket
+from .frames.upgrade import open_socket
 from .liveness.recent import RecentNames
 from .liveness.silence import SilenceTimeouts, watched_socket
 from .network import no_answer

@@ -45,7 +45,8 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .access.connection_slots import ConnectionSlots
 from .tls.contexts import ServerTls
-from .tls.listeners import TlsHandshakes, listen
+from .tls.listeners import listen
+from .tls.server_handshakes import TlsHandshakes
 
 REFUSED_S = 0.5
 """Seconds for which a refused caller may read the answer before its connection is closed."""

@@ -70,8 +70,8 @@ from ..access.connection_slots import ConnectionSlots
 from ..access.guard import AUTHENTICATE_S, FETCH_FRAMES, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_budget import AnswerBudget, begin_answer
-from ..frames.frame_socket import accept_socket
 from ..frames.incoming import IncomingBudget
+from ..frames.upgrade import accept_socket
 from ..intake import release_connection_slot
 from ..race import start_task
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection

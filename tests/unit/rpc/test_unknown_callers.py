@@ -60,7 +60,7 @@ class Believing:
 
 @pytest.fixture
 async def server(monkeypatch):
-    monkeypatch.setattr(data_plane, "UNKNOWN_MAX", MOST)
+    monkeypatch.setattr(data_plane, "UNAUTHENTICATED_MAX", MOST)
     refused = []
     nothing: Any = None
     guard = Guard(nothing, nothing, clock=SystemClock(), judge=Believing(), on_audit=refused.append)

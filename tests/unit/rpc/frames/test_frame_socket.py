@@ -20,12 +20,10 @@ from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
     QUEUED_BYTES_MAX,
     RECEIVE_BUFFER_BYTES,
-    UPGRADE_HEADERS,
     FrameSocket,
-    accept_socket,
-    open_socket,
 )
 from keylane.rpc.frames.incoming import IncomingBudget
+from keylane.rpc.frames.upgrade import UPGRADE_HEADERS, accept_socket, open_socket
 from keylane.rpc.liveness.silence import KEEPALIVE
 from support.raw_frames import sized
 

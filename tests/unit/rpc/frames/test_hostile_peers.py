@@ -20,10 +20,9 @@ from keylane.rpc.frames.frame_socket import (
     QUEUED_BYTES_MAX,
     RECEIVE_BUFFER_BYTES,
     FrameSocket,
-    accept_socket,
-    open_socket,
 )
 from keylane.rpc.frames.incoming import RATE_WINDOW_S, IncomingBudget
+from keylane.rpc.frames.upgrade import accept_socket, open_socket
 from support.raw_frames import sized
 
 BYTES_MAX = 1 << 20
@@ -121,7 +120,7 @@ def test_frame_is_not_late_while_the_server_reads_nothing(run):
             assert not ours.reading
             assert ours.unfinished_s() < 0.3
             assert [await ours.receive() for _ in range(2)] == [half, half]
-            while not ours._size:
+            while not ours._frame_bytes:
                 await asyncio.sleep(0.01)
             assert ours.unfinished_s() < 0.3
             await asyncio.sleep(0.2)

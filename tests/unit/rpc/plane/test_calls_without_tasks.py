@@ -330,7 +330,7 @@ class Line:
         self.plane = DataPlane(desk.handle, begin=desk.begin, answer_budget=room)
         self.connection = PlaneConnection(self.socket, room, None)
         self.connection.has_said_hello = True
-        self.socket.on_frame = partial(self.plane._answer_promptly, self.connection)
+        self.socket.on_frame = partial(self.plane._answer_without_task, self.connection)
         self.reading = asyncio.create_task(self.plane._answer_all(self.connection))
 
     def bring(self, *frames) -> None:
