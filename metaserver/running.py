@@ -189,7 +189,7 @@ def _guard(
         clock=clock,
         version=access.version,
         on_audit=access.audit.buffer.add,
-        certified=access.certified,
+        identify_peer=access.identify_peer,
     )
     metrics.add(access_metrics(guard, access.audit.buffer))
     return guard

@@ -63,17 +63,17 @@ async def _retry_until_created(call: Callable[[], Awaitable[T]]) -> T:
         UnfinishedError: no further partition was hosted for CREATION_STALLED_S; the metaserver
             continues the creation.
     """
-    clock = asyncio.get_running_loop().time
-    hosted, progressed_at_s = -1, clock()
+    now_s = asyncio.get_running_loop().time
+    hosted_count, progressed_at_s = -1, now_s()
     while True:
         try:
             return await call()
         except UnfinishedError as error:
             if error.reason is not Reason.CREATION_UNFINISHED:
                 raise
-            if (error.partitions_hosted or 0) > hosted:
-                hosted, progressed_at_s = error.partitions_hosted or 0, clock()
-            elif clock() >= progressed_at_s + CREATION_STALLED_S:
+            if (error.partitions_hosted or 0) > hosted_count:
+                hosted_count, progressed_at_s = error.partitions_hosted or 0, now_s()
+            elif now_s() >= progressed_at_s + CREATION_STALLED_S:
                 raise
         await asyncio.sleep(CREATION_PAUSE_S)
 
@@ -211,8 +211,8 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """Return the open channel. Raises NotSentError."""
-        if (live := self.live_channel) is not None:
-            return live
+        if (live_channel := self.live_channel) is not None:
+            return live_channel
         # While other calls wait, even an open channel is returned only in turn: no call overtakes
         # them.
         self._opening_calls += 1
@@ -244,7 +244,7 @@ class BrokerClient:
     async def _call(
         self, request: Request, payload: bytes, wait_ms: int
     ) -> tuple[Answer, memoryview]:
-        reused = self.live_channel
+        reused_channel = self.live_channel
         channel = await self.channel()
         timeout_ms = self._timeout_ms + wait_ms
         try:
@@ -252,7 +252,11 @@ class BrokerClient:
         except UnreachableError:
             # A reused connection may have been dead unnoticed, for example because the broker's
             # machine was restarted.
-            if channel is not reused or not channel.closed or type(request) not in REPEATABLE:
+            if (
+                channel is not reused_channel
+                or not channel.closed
+                or type(request) not in REPEATABLE
+            ):
                 raise
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 

@@ -166,13 +166,13 @@ class Network(Protocol):
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> T:
         """
         Make a JSON call: encode `body`, and decode the response as `answer`.
 
         Args:
-            anew: use a new connection, because a pooled one may have been lost silently.
+            new_connection: use a new connection, because a pooled one may have been lost silently.
 
         Raises:
             RefusedError, or a subclass: the server's answer.

@@ -173,7 +173,7 @@ def status_of(error: KeylaneError) -> int:
     return 503 if error.retry is RetryRule.LATER else 400
 
 
-Refuse = Callable[..., web.Response]
+RefuseRequest = Callable[..., web.Response]
 """Function that returns the response for an error, with the given HTTP status or the error's
 own.
 """
@@ -225,7 +225,12 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None, *, by_certificate: bool
+    route: ControlRoute,
+    body_s: float,
+    refuse: RefuseRequest,
+    guard: Guard | None,
+    *,
+    by_certificate: bool,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
@@ -261,12 +266,12 @@ def _control_handler(
                 )
                 answer = guarded.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            unreadable = InvalidRequestError(
+            error_to_send = InvalidRequestError(
                 f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
             if guard is not None:
-                guard.record_refused(request.remote or "", _action(request), unreadable)
-            return refuse(unreadable)
+                guard.record_refusal(request.remote or "", _action(request), error_to_send)
+            return refuse(error_to_send)
         except KeylaneError as error:
             return refuse(error)
         status = 200
@@ -304,8 +309,8 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
     """Return the parameters from query and path, and the headers with these names. Raises
     InvalidRequestError if one is given twice.
     """
-    headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
-    pairs = [*request.query.items(), *headers]
+    header_pairs = [(name, value) for name in names for value in request.headers.getall(name, ())]
+    pairs = [*request.query.items(), *header_pairs]
     params = dict(pairs)
     if len(params) < len(pairs):
         duplicate = next(name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1)
@@ -316,12 +321,12 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
     return params | request.match_info
 
 
-def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
+def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
     """Return the route of a program's OpenAPI document, which is built at the first request."""
 
     @cache
     def document() -> object:
-        return openapi_document([*served, METRICS, OPENAPI], program=program)
+        return openapi_document([*endpoints, METRICS, OPENAPI], program=program)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document()
@@ -329,7 +334,7 @@ def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRout
     return ControlRoute(OPENAPI, openapi)
 
 
-def _slots(connections_max: int, guard: Guard | None) -> int:
+def _connection_limit(connections_max: int, guard: Guard | None) -> int:
     """Return the limit of connections; with access control it is lowered to what the limit of open
     files allows, because principals share the slots.
     """
@@ -405,7 +410,7 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                connections_max=_slots(data_connections_max, guard),
+                connections_max=_connection_limit(data_connections_max, guard),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
@@ -426,7 +431,7 @@ class Server:
     ) -> web.Response:
         """Refuse a request that reaches no handler, and audit it."""
         if self._guard is not None:
-            self._guard.record_refused(request.remote or "", _action(request), error)
+            self._guard.record_refusal(request.remote or "", _action(request), error)
         return self._refuse(error, status)
 
     @property
@@ -436,7 +441,7 @@ class Server:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
-    def _names(self) -> set[str]:
+    def _host_names(self) -> set[str]:
         """Host names by which callers may reach this server."""
         names = {self.host, self._serving.advertised_host}
         if self._tls is not None:
@@ -520,7 +525,7 @@ class Server:
         """Refuse requests for another host, from web pages of other sites, from unsupported
         versions, and with a token in the URL.
         """
-        names = self._names
+        names = self._host_names
         is_probe = request.path in PROBED
         patterns = self._serving.metrics_hosts if is_probe else None
         check_host(request.headers.getall("Host", ()), names, patterns)
@@ -589,11 +594,11 @@ class Server:
         self.host = host
         self.port = self._runner.addresses[0][1]
 
-    def _record_refused_caller(self, error: KeylaneError, did: str, remote: str) -> None:
+    def _record_refused_caller(self, error: KeylaneError, action: str, remote: str) -> None:
         """Count and audit a caller that is refused before it has made a request."""
         self._on_refusal(error)
         if self._guard is not None:
-            self._guard.record_refused(remote, did, error)
+            self._guard.record_refusal(remote, action, error)
 
     async def stop(self) -> None:
         """Stop serving, and close all connections."""

@@ -135,7 +135,7 @@ class AuditLog:
             try:
                 await self._database.write(append_events, events)
             except StorageError as error:
-                self.buffer.put_back(events)
+                self.buffer.requeue(events)
                 log.warning("cannot store audit events: %s", error.message)
                 return
 

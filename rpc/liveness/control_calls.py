@@ -62,7 +62,7 @@ class ControlCaller:
         on_pooled = partial(self._network.control, *request, body=body, query=query)
         if endpoint.caller_repeats:
             return await on_pooled(timeout_ms=timeout_ms)
-        on_new = partial(on_pooled, anew=True)
+        on_new = partial(on_pooled, new_connection=True)
         if endpoint.is_get:
             return await hedge(on_pooled, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
         return await on_new(timeout_ms=timeout_ms)

@@ -227,7 +227,9 @@ def access_metrics(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             ),
             gauge("keylane_audit_waiting", "Events of the audit log not stored yet.", len(audit)),
             counter(
-                "keylane_audit_lost_total", "Events of the audit log without room.", audit.lost
+                "keylane_audit_lost_total",
+                "Events of the audit log without room.",
+                audit.dropped_count,
             ),
             counter(
                 "keylane_audit_left_out_total",

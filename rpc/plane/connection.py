@@ -224,7 +224,7 @@ class PlaneConnection:
         """
         self.ended = True
         if self.access is not None:
-            self.access.end()
+            self.access.release_connection()
         for task in self._tasks:
             task.cancel()
         for future in list(self.cancellable_futures):
@@ -318,7 +318,9 @@ class PlaneCall:
         connection = self._connection
         access = connection.access
         # Changed rights or quotas of the caller are checked with its next pull.
-        return connection.is_writable and (access is None or access.is_cleared(self._request))
+        return connection.is_writable and (
+            access is None or access.is_allowed_at_once(self._request)
+        )
 
     def refuse(self, error: BaseException) -> None:
         """Answer with an error; see `PromptCall`."""

@@ -301,7 +301,7 @@ class DataPlane:
         )
         if kind not in _PROMPT or is_at_limit:
             return False
-        if access is not None and not access.is_cleared(request):
+        if access is not None and not access.is_allowed_at_once(request):
             return False
         call = PlaneCall(
             connection, correlation_id, request, self._hand_to_task, self._on_refusal, pull=is_pull
@@ -441,7 +441,7 @@ class DataPlane:
             return True
         delay = access.delay(request)
         if delay.ms <= HOLD_MS:
-            access.take(request, size)
+            access.consume(request, size)
         if not delay.ms:
             return True
         access.record_wait(delay)
@@ -460,7 +460,7 @@ class DataPlane:
         access = connection.access
         if access is None:
             return
-        access.take(request, 0)
+        access.consume(request, 0)
         while (delay := access.delay(request)).ms:
             step = delay._replace(ms=min(delay.ms, HOLD_MS))
             access.record_wait(step)
@@ -523,7 +523,7 @@ class DataPlane:
                 answer, data = await self._handler(request, payload)
                 reservation.settle(len(data))
                 if access is not None and fetches:
-                    access.take(request, len(data), requests=0)
+                    access.consume(request, len(data), requests=0)
                 frame = frame_parts(correlation_id, answer, data)
                 del data, payload  # only the frame is kept until it is sent
             except KeylaneError as error:

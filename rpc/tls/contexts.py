@@ -51,7 +51,7 @@ class ServerTls:
 
     def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
         self._wall_ms = wall_ms or SystemClock().wall_ms
-        self.names, self.ends_s = self._check(settings)
+        self.names, self.expires_s = self._check(settings)
         self.context = _server_context()
         """The context for new connections."""
         _load_files(self.context, settings)
@@ -63,12 +63,12 @@ class ServerTls:
         Raises:
             ConfigError: a file cannot be used; the old ones remain in use.
         """
-        names, ends_s = self._check(settings)
+        names, expires_s = self._check(settings)
         context = _server_context()
         _load_files(context, settings)
         self.context = context
         self.names = names
-        self.ends_s = ends_s
+        self.expires_s = expires_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
         """Return the certificate's names, and when it expires in seconds since 1970. Raises
@@ -143,11 +143,11 @@ class ClientContexts:
         """
         # Taken before the content is read: a later change is noticed at the next connection.
         stamps = _stamps_of(tls)
-        content, first = _content_of(tls), client_context(tls)
+        digest, first_context = _digest_of(tls), client_context(tls)
         self._tls = tls
         self._stamps = stamps
-        self._content = content
-        self._first = first
+        self._digest = digest
+        self._first_context = first_context
         self._contexts: OrderedDict[str, ResumingContext] = OrderedDict()
         """Contexts by address; their number is limited, because brokers return at other
         addresses.
@@ -159,10 +159,10 @@ class ClientContexts:
             self._renew_if_replaced()
         context = self._contexts.get(address)
         if context is None:
-            key = (self._content, address)
+            key = (self._digest, address)
             context = _shared.pop(key, None) or self._new_context()
             self._contexts[address] = context
-            if context is not self._first:
+            if context is not self._first_context:
                 _shared[key] = context
             for contexts in (_shared, self._contexts):
                 while len(contexts) > SHARED_MAX:
@@ -213,9 +213,9 @@ class ClientContexts:
         """
         try:
             context = client_context(self._tls)
-            return context if _content_of(self._tls) == self._content else self._first
+            return context if _digest_of(self._tls) == self._digest else self._first_context
         except ConfigError:
-            return self._first
+            return self._first_context
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
@@ -233,7 +233,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _content_of(tls: TlsSettings) -> bytes:
+def _digest_of(tls: TlsSettings) -> bytes:
     """Return a digest of the contents of a client's files. Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):

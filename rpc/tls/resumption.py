@@ -84,7 +84,7 @@ class ResumingContext(ssl.SSLContext):
     """The context of a client's connections to one server, which resume each other's sessions."""
 
     sslobject_class = _ResumingObject
-    _stored: OrderedDict[str, _StoredSession]
+    _sessions_by_name: OrderedDict[str, _StoredSession]
 
     def wrap_bio(
         self,
@@ -115,10 +115,10 @@ class ResumingContext(ssl.SSLContext):
             return
         now_s = _now_s()
         certificate: Any = connection.getpeercert() or {}
-        ends = certificate.get("notAfter")
-        ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
+        expires = certificate.get("notAfter")
+        expires_s = ssl.cert_time_to_seconds(expires) if expires else now_s
         name = str(connection.server_hostname)
-        self._sessions[name] = _StoredSession(session, min(ends_s, now_s + RESUMED_S))
+        self._sessions[name] = _StoredSession(session, min(expires_s, now_s + RESUMED_S))
         self._sessions.move_to_end(name)
         while len(self._sessions) > NAMES_MAX:
             self._sessions.popitem(last=False)
@@ -128,6 +128,6 @@ class ResumingContext(ssl.SSLContext):
         """The stored sessions by name; created at the first use, because an `ssl.SSLContext` is
         created by `__new__`.
         """
-        if "_stored" not in self.__dict__:
-            self._stored = OrderedDict()
-        return self._stored
+        if "_sessions_by_name" not in self.__dict__:
+            self._sessions_by_name = OrderedDict()
+        return self._sessions_by_name

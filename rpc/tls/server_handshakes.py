@@ -40,19 +40,19 @@ class TlsHandshakes:
     def __init__(
         self,
         context: Callable[[], ssl.SSLContext],
-        make: Callable[[], asyncio.Protocol],
+        make_protocol: Callable[[], asyncio.Protocol],
         *,
         limit: int,
         handshake_s: float,
         on_refused: Callable[[KeylaneError, str], None],
     ) -> None:
         self._context = context
-        self._make = make
+        self._make_protocol = make_protocol
         self._limit = limit
         self._handshake_s = handshake_s
         self._on_refused = on_refused
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}
-        self._canceled: set[asyncio.Task[None]] = set()
+        self._ending_tasks: set[asyncio.Task[None]] = set()
         """Tasks of canceled handshakes that have not ended yet."""
 
     def __len__(self) -> int:
@@ -77,20 +77,20 @@ class TlsHandshakes:
         """Cancel all handshakes, and wait until their connections are closed."""
         for accepted in list(self._handshakes):
             self._cancel(accepted)
-        await asyncio.gather(*self._canceled, return_exceptions=True)
+        await asyncio.gather(*self._ending_tasks, return_exceptions=True)
 
     def _cancel(self, accepted: socket.socket) -> None:
         """Cancel a handshake. Its connection no longer counts, although it is closed only in later
         iterations of the event loop.
         """
         task = self._handshakes.pop(accepted)
-        self._canceled.add(task)
+        self._ending_tasks.add(task)
         task.cancel()
 
     async def _do_handshake(self, accepted: socket.socket) -> None:
         """Do a connection's handshake, and hand it over to its protocol. Raises OSError."""
         await asyncio.get_running_loop().connect_accepted_socket(
-            partial(_Handover, self._make, partial(self._handshakes.pop, accepted, None)),
+            partial(_Handover, self._make_protocol, partial(self._handshakes.pop, accepted, None)),
             accepted,
             ssl=self._context(),
             ssl_handshake_timeout=self._handshake_s,
@@ -103,7 +103,7 @@ class TlsHandshakes:
         it.
         """
         self._handshakes.pop(accepted, None)
-        self._canceled.discard(task)
+        self._ending_tasks.discard(task)
         if task.cancelled():
             accepted.close()
         elif (error := task.exception()) is not None:
@@ -148,14 +148,14 @@ class _Handover(asyncio.Protocol):
     """
 
     def __init__(
-        self, make: Callable[[], asyncio.Protocol], on_secured: Callable[[], object]
+        self, make_protocol: Callable[[], asyncio.Protocol], on_secured: Callable[[], object]
     ) -> None:
-        self._make = make
+        self._make_protocol = make_protocol
         self._on_secured = on_secured
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the connection over to its protocol; the handshake is done."""
         self._on_secured()
-        protocol = self._make()
+        protocol = self._make_protocol()
         cast(asyncio.Transport, transport).set_protocol(protocol)
         protocol.connection_made(transport)

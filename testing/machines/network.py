@@ -261,10 +261,10 @@ class SimNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> T:
         """See `Network.control`; every call has a connection of its own."""
-        del anew
+        del new_connection
         self._internet.on_call(self._process, f"{method} {path}")
         packed = encode_body(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()

@@ -131,7 +131,16 @@ class ScriptedNetwork:
         return ScriptedChannel(self, address)
 
     async def control(
-        self, method, address, path, answer, *, body=None, query=None, timeout_ms, anew=False
+        self,
+        method,
+        address,
+        path,
+        answer,
+        *,
+        body=None,
+        query=None,
+        timeout_ms,
+        new_connection=False,
     ):
         if answer is Health:
             return Health(program="metaserver", ready=True)

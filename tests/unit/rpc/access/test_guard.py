@@ -57,7 +57,7 @@ def guarding(caller: Caller = SHOP) -> Guard:
         identify,
         targets,
         clock=SystemClock(),
-        judge=ShopsCapabilities(),
+        authorizer=ShopsCapabilities(),
         subject_rate=lambda subject: RATE * (subject == "orders.eu"),
     )
 

@@ -67,9 +67,11 @@ class NotingNetwork:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    async def control(self, method, address, path, answer, *, body, query, timeout_ms, anew=False):
-        self.made.append("anew" if anew else "kept")
-        return "answered" if anew else await ask(60, None)(timeout_ms=timeout_ms)
+    async def control(
+        self, method, address, path, answer, *, body, query, timeout_ms, new_connection=False
+    ):
+        self.made.append("anew" if new_connection else "kept")
+        return "answered" if new_connection else await ask(60, None)(timeout_ms=timeout_ms)
 
 
 @pytest.mark.parametrize(
