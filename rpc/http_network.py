@@ -38,12 +38,12 @@ from ..protocol.frames import (
     Challenge,
     Challenged,
 )
-from ..protocol.text import plain_number
 from ..protocol.http.access import AskCapability, Capabilities
 from ..protocol.http.bodies import encode_json
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.limits import CONTROL_BYTES_MAX, FRAME_BYTES_MAX
 from ..protocol.membership.versions import VERSION, VERSION_HEADER, check_server
+from ..protocol.text import plain_number
 from .access.credentials import (
     CapabilityCredential,
     Credentials,

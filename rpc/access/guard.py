@@ -484,7 +484,7 @@ class ConnectionAccess:
 
     def is_allowed_at_once(self, request: Request) -> bool:
         """Return True if a frame is allowed by a cached decision and needs no quota, so that it can
-        be served at once; otherwise `check`, `delay` and `take` decide.
+        be served at once; otherwise `check`, `delay` and `consume` decide.
         """
         caller = self._caller
         target = self._cached_decisions.get(_decision_key(request))

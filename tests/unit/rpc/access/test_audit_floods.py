@@ -42,7 +42,7 @@ def test_line_about_a_handshake_says_why_it_failed(lines):
     )
     guard.record_refusal("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
     assert [line.get("detail") for line in lines()] == ["ended", None]
-    assert [event.detail for event in buffer.take()] == ["ended", ""]
+    assert [event.detail for event in buffer.pop_oldest()] == ["ended", ""]
 
 
 def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
@@ -54,7 +54,7 @@ def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
             "10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no")
         )
     assert len(lines()) == REFUSALS_PER_KIND.burst
-    assert [event.times for event in buffer.take()] == [REFUSALS_PER_KIND.burst]
+    assert [event.times for event in buffer.pop_oldest()] == [REFUSALS_PER_KIND.burst]
     assert guard.refusals.left_out == 50_000 - REFUSALS_PER_KIND.burst
     clock.now_ms += 1_500
     guard.record_refusal("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
@@ -68,7 +68,7 @@ def test_flood_of_reads_writes_few_lines_and_hides_no_other_read(lines):
     shop, did = Caller("shop", ()), "GET /v1/subjects/{subject}/messages"
     for _ in range(5_000):
         guard.record_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
-    assert len(lines()) == len(buffer.take()) == READS_PER_KIND.burst
+    assert len(lines()) == len(buffer.pop_oldest()) == READS_PER_KIND.burst
     guard.record_read(shop, "10.0.0.1", did, AccessTarget("secrets"), "id 7")
     assert (lines()[-1]["subject"], lines()[-1]["detail"]) == ("secrets", "id 7")
     clock.now_ms += 61_000
