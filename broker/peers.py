@@ -19,7 +19,7 @@ from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
 from ..rpc.plane.prompt import Handled
-from ..rpc.race import shared
+from ..rpc.race import wait_for_shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
@@ -75,7 +75,7 @@ class Peers:
                 self.fetch_route(subject)
             )
             fetch_task.add_done_callback(lambda _: self._pending_fetches.pop(subject))
-        return await shared(fetch_task, "the broker has stopped")
+        return await wait_for_shared(fetch_task, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
         """Return the route for sending, which may be stale. An unknown subject is created if
@@ -97,7 +97,7 @@ class Peers:
                 self._fetch_or_create(subject)
             )
             fetch_task.add_done_callback(lambda _: self._pending_creations.pop(subject))
-        return await shared(fetch_task, "the broker has stopped")
+        return await wait_for_shared(fetch_task, "the broker has stopped")
 
     async def _fetch_or_create(self, subject: str) -> Route:
         fetch_number = next(self._fetch_numbers)

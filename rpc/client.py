@@ -38,7 +38,7 @@ from ..protocol.operations import (
     HideSubject,
 )
 from ..protocol.routing import OrderStrategy, Route
-from .liveness.control_calls import ControlCaller
+from .liveness.control_calls import call_control
 from .metaservers import CALL_TIMEOUT_MS, Metaservers, check_program
 from .network import Channel, Network
 
@@ -191,7 +191,6 @@ class BrokerClient:
         self._network = network
         self._timeout_ms = timeout_ms
         self._on_opening = on_opening
-        self._control = ControlCaller(network)
         self._channel: Channel | None = None
         self._open_lock = asyncio.Lock()
         self._opening_calls = 0
@@ -296,7 +295,8 @@ class BrokerClient:
         Raises:
             KeylaneError: the broker's refusal, or the reason why there is no answer.
         """
-        return await self._control.call(
+        return await call_control(
+            self._network,
             endpoint,
             self.address,
             endpoint.path_of(**names),

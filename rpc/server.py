@@ -286,17 +286,11 @@ def _control_handler(
                 headers[THROTTLED_HEADER] = str(guarded.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
-    return _cancelled_on_disconnect(handle) if endpoint.is_get else handle
-
-
-def _cancelled_on_disconnect(
-    handle: Callable[[web.Request], Awaitable[web.Response]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle_while_connected(request: web.Request) -> web.Response:
         with cancelled_on_disconnect(request):
             return await handle(request)
 
-    return handle_while_connected
+    return handle_while_connected if endpoint.is_get else handle
 
 
 def _action(request: web.Request) -> str:

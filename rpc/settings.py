@@ -129,41 +129,41 @@ class SettingSources(Generic[Settings]):
         """
         if config is None and environment.get(CONFIG_VARIABLE):
             config = Path(environment[CONFIG_VARIABLE])
-        found: dict[str, tuple[object, str]] = {}
+        given_values: dict[str, tuple[object, str]] = {}
         if config is not None:
             for name, value in _read_toml(config, self._program).items():
                 if self._hints.get(name) == Path | None and isinstance(value, str):
                     value = config.parent / value  # noqa: PLW2901 - a file beside the settings
-                found[name] = value, f"file {config}"
+                given_values[name] = value, f"file {config}"
         for variable, text in environment.items():
             if variable.startswith(self._prefix):
                 name = variable.removeprefix(self._prefix).lower()
-                found[name] = self._from_text(name, text), f"environment {variable}"
+                given_values[name] = self._from_text(name, text), f"environment {variable}"
         for name, value in flags.items():
             if value is not None:
-                found[name] = value, f"flag {flag_of(name)}"
+                given_values[name] = value, f"flag {flag_of(name)}"
         names = {field.name for field in self._fields}
         values = {
             name: _convert(self._hints[name], value)
-            for name, (value, _) in found.items()
+            for name, (value, _) in given_values.items()
             if name in names
         }
         refuse(
             [
                 *(
                     f"{name}: no such setting ({origin})"
-                    for name, (_, origin) in found.items()
+                    for name, (_, origin) in given_values.items()
                     if name not in names
                 ),
                 *(
                     f"{field.name} is missing"
                     for field in self._fields
-                    if _is_required(field) and field.name not in found
+                    if _is_required(field) and field.name not in given_values
                 ),
                 *self._problems_of(values),
             ]
         )
-        return values, {name: origin for name, (_, origin) in found.items()}
+        return values, {name: origin for name, (_, origin) in given_values.items()}
 
     def _from_text(self, name: str, text: str) -> object:
         """Convert the text of an environment variable; a text that does not fit is returned

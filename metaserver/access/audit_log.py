@@ -131,7 +131,7 @@ class AuditLog:
         """Store the buffered events; they stay in the buffer while the database does not
         respond.
         """
-        while events := self.buffer.take():
+        while events := self.buffer.pop_oldest():
             try:
                 await self._database.write(append_events, events)
             except StorageError as error:

@@ -43,7 +43,7 @@ from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
 from ...rpc.home import Home, LoopBoundClient
-from ...rpc.race import shared, shield, start_task
+from ...rpc.race import shield, start_task, wait_for_shared
 from ..given_up import GivenUp, Unreported
 from ..settings import ProducerSettings, checked_timeout
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
@@ -340,7 +340,7 @@ class ScheduledSender:
             route_task = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
                 self._forget_routes()
-        route = await shared(route_task, "the producer was closed")
+        route = await wait_for_shared(route_task, "the producer was closed")
         available = _available(route)
         if not available:
             open_partitions = route.open_partitions()
@@ -381,7 +381,7 @@ class ScheduledSender:
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
         closed = "the producer was closed before a metaserver sent the address of the broker"
-        brokers = (await shared(self._health, closed)).details.get("brokers", [])
+        brokers = (await wait_for_shared(self._health, closed)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:

@@ -22,7 +22,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.http.access import Capabilities
-from ..race import shared, start_task
+from ..race import start_task, wait_for_shared
 from .credentials import CapabilityCredential
 from .signing import OwnKey
 from .token_file import TokenSource
@@ -105,7 +105,7 @@ class ClientCredentials:
             self._renewal = start_task(self._request_from_any())
             self._renewal.add_done_callback(self._on_renewed)
         closed = "the client was closed before a metaserver gave it a capability"
-        await shared(self._renewal, closed)
+        await wait_for_shared(self._renewal, closed)
 
     def _on_renewed(self, task: asyncio.Task[None]) -> None:
         self._renewal = None

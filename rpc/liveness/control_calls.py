@@ -31,41 +31,35 @@ class CallMaker(Protocol[T_co]):
         ...
 
 
-class ControlCaller:
-    """Makes the control calls of a client."""
+async def call_control(
+    network: Network,
+    endpoint: Endpoint[T],
+    address: str,
+    path: str,
+    body: object,
+    query: Mapping[str, str] | None,
+    *,
+    timeout_ms: int,
+    wait_ms: int = 0,
+) -> T:
+    """
+    Make a control call, and return the answer of the server at `address`.
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    Args:
+        path: path of the endpoint, with its names filled in.
+        timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
 
-    async def call(
-        self,
-        endpoint: Endpoint[T],
-        address: str,
-        path: str,
-        body: object,
-        query: Mapping[str, str] | None,
-        *,
-        timeout_ms: int,
-        wait_ms: int = 0,
-    ) -> T:
-        """
-        Return the answer of the server at `address`.
-
-        Args:
-            path: path of the endpoint, with its names filled in.
-            timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
-
-        Raises:
-            KeylaneError: see `network.Network.control`.
-        """
-        request = endpoint.method, address, path, endpoint.answer
-        on_pooled = partial(self._network.control, *request, body=body, query=query)
-        if endpoint.caller_repeats:
-            return await on_pooled(timeout_ms=timeout_ms)
-        on_new = partial(on_pooled, new_connection=True)
-        if endpoint.is_get:
-            return await hedge(on_pooled, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
-        return await on_new(timeout_ms=timeout_ms)
+    Raises:
+        KeylaneError: see `network.Network.control`.
+    """
+    request = endpoint.method, address, path, endpoint.answer
+    call_pooled = partial(network.control, *request, body=body, query=query)
+    if endpoint.caller_repeats:
+        return await call_pooled(timeout_ms=timeout_ms)
+    call_on_new = partial(call_pooled, new_connection=True)
+    if endpoint.is_get:
+        return await hedge(call_pooled, call_on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
+    return await call_on_new(timeout_ms=timeout_ms)
 
 
 async def hedge(

@@ -11,7 +11,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import OutcomeUnknownError, SubjectUnknownError
-from keylane.rpc.liveness.control_calls import ControlCaller, hedge
+from keylane.rpc.liveness.control_calls import call_control, hedge
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:
@@ -91,7 +91,7 @@ class NotingNetwork:
 async def test_call_takes_a_connection_that_is_kept_when_it_may_be_made_again(endpoint, made):
     network = NotingNetwork()
     try:
-        answer = await ControlCaller(network).call(endpoint, "a:1", "/", None, None, timeout_ms=50)
+        answer = await call_control(network, endpoint, "a:1", "/", None, None, timeout_ms=50)
         assert answer == "answered"
     except OutcomeUnknownError:
         assert made == ["kept"]
