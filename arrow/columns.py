@@ -142,7 +142,7 @@ def record_batch(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
     )
 
 
-def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
+def slice_piece(record: memoryview, header: Header, first: int, last: int) -> Piece:
     """Return the messages `[first, last)` of a batch, counted from its start. Raises
     CorruptBatchError if its lengths do not add up.
     """
@@ -151,14 +151,14 @@ def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
     lengths = np.frombuffer(record, "<u4", 3 * count, HEADER_BYTES + 8 * count)
     kinds = lengths.reshape(3, count)
     key_bytes, value_bytes, property_bytes = kinds.sum(axis=1, dtype=np.int64).tolist()
-    keys_at = HEADER_BYTES + BYTES_PER_MESSAGE * count
-    values_at = keys_at + key_bytes
-    properties_at = values_at + value_bytes
-    if properties_at + property_bytes != len(record):
+    keys_start = HEADER_BYTES + BYTES_PER_MESSAGE * count
+    values_start = keys_start + key_bytes
+    properties_start = values_start + value_bytes
+    if properties_start + property_bytes != len(record):
         raise CorruptBatchError("the lengths do not add up", length=header.length)
-    keys = record[keys_at:values_at]
-    values = record[values_at:properties_at]
-    properties = record[properties_at:]
+    keys = record[keys_start:values_start]
+    values = record[values_start:properties_start]
+    properties = record[properties_start:]
     if last - first < count:
         skipped = kinds[:, :first].sum(axis=1, dtype=np.int64).tolist()
         kinds = kinds[:, first:last]

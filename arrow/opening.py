@@ -26,19 +26,19 @@ class EffectiveSecurity(NamedTuple):
     """The environment's token file and token; both are empty if the options contain a token."""
 
 
-def effective_security(secured: ConnectionSecurity) -> EffectiveSecurity:
+def effective_security(security: ConnectionSecurity) -> EffectiveSecurity:
     """
     Return the TLS and token from the options, or else from the environment.
 
     Raises:
         ConfigError: the environment names a client certificate, but no authority.
     """
-    has_token = bool(secured.token or secured.token_file)
+    has_token = bool(security.token or security.token_file)
     environment = ("", "") if has_token else token_variables()
-    return EffectiveSecurity(secured, secured.tls or tls_of_environment(), environment)
+    return EffectiveSecurity(security, security.tls or tls_of_environment(), environment)
 
 
-def open_network(secured: ConnectionSecurity) -> HttpNetwork:
+def open_network(security: ConnectionSecurity) -> HttpNetwork:
     """
     Open a network, which the caller must close; an event loop must be running.
 
@@ -46,13 +46,13 @@ def open_network(secured: ConnectionSecurity) -> HttpNetwork:
         ConfigError: a file cannot be used; the text includes the machine's name.
     """
     try:
-        return client_network(secured.tls, _source_of(secured))
+        return client_network(security.tls, _source_of(security))
     except ConfigError as error:
         raise error.copy(message=f"{error.message}, on {platform.node()}") from error
 
 
-def _source_of(secured: ConnectionSecurity) -> TokenSource | None:
-    token = secured.token
+def _source_of(security: ConnectionSecurity) -> TokenSource | None:
+    token = security.token
     if token:
         return lambda: token
-    return token_from_file(secured.token_file) if secured.token_file else None
+    return token_from_file(security.token_file) if security.token_file else None

@@ -32,22 +32,24 @@ TASK_BYTES = 64 << 20
 Task = tuple[PlannedRange, ...]
 
 
-def pack(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
+def pack_tasks(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
     """Return the ranges of each task, in the order in which they are read."""
-    filled = sorted((each for each in ranges if each.rows), key=_lineage_order)
-    rows, size = _limits(filled, options)
+    non_empty_ranges = sorted((each for each in ranges if each.rows), key=_lineage_order)
+    rows, size = _limits(non_empty_ranges, options)
     if options.min_partitions is not None or options.task_bytes is not None:
-        filled = [piece for each in filled for piece in _split(each, rows, size)]
+        non_empty_ranges = [
+            piece for each in non_empty_ranges for piece in _split(each, rows, size)
+        ]
     tasks: list[list[PlannedRange]] = []
     free_rows = free_bytes = 0
-    for unit in _groups(filled, rows, size, keep_whole=options.ordered):
-        unit_rows, unit_bytes = _size(unit)
-        if not tasks or unit_rows > free_rows or unit_bytes > free_bytes:
+    for group in _groups(non_empty_ranges, rows, size, keep_whole=options.ordered):
+        group_rows, group_bytes = _size(group)
+        if not tasks or group_rows > free_rows or group_bytes > free_bytes:
             tasks.append([])
             free_rows, free_bytes = rows, size
-        tasks[-1] += unit
-        free_rows -= unit_rows
-        free_bytes -= unit_bytes
+        tasks[-1] += group
+        free_rows -= group_rows
+        free_bytes -= group_bytes
     return [tuple(task) for task in tasks]
 
 

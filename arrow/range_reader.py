@@ -150,7 +150,7 @@ class RangeStream:
                     await self._prefetch_slots.acquire()
                     await asyncio.sleep(self._pace.wait_s(clock()))
                     reply, payload = await self._fetch(planned, offset)
-                    self._pace.received(len(payload), clock())
+                    self._pace.record_received(len(payload), clock())
                     self._replies.put((planned, reply, payload))
                     offset = reply.upto
         except BaseException as error:
@@ -163,7 +163,7 @@ class RangeStream:
         follow the partition to another address.
         """
         pauses = _BACKOFF.pauses(self._rng)
-        began_s = _now_s()
+        started_s = _now_s()
         while True:
             try:
                 return await self._read(planned, offset)
@@ -171,8 +171,8 @@ class RangeStream:
                 if error.retry is RetryRule.NEVER or isinstance(error, CorruptBatchError):
                     raise
                 pause_s = pauses.next_ms() / 1000
-                if _now_s() + pause_s > began_s + PATIENCE_S:
-                    raise _unreadable_error(planned, offset, _now_s() - began_s, error) from error
+                if _now_s() + pause_s > started_s + PATIENCE_S:
+                    raise _unreadable_error(planned, offset, _now_s() - started_s, error) from error
             await asyncio.sleep(pause_s)
             await self._refresh_address(planned)
 

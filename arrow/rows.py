@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ..protocol.batch import batch_starts, unpacked
 from ..protocol.errors import CorruptBatchError, KeylaneError
 from ..protocol.record import Header
-from .columns import Piece, column, cut, offsets, same_number, same_text
+from .columns import Piece, column, offsets, same_number, same_text, slice_piece
 from .json_values import JsonValues
 from .planner import PlannedRange
 from .schema import arrow_schema
@@ -98,7 +98,7 @@ class RowBuilder:
             )
         first = offset - header.base_offset
         last = min(header.count, self._end - header.base_offset)
-        piece = cut(record, header, first, last)
+        piece = slice_piece(record, header, first, last)
         self._pieces.append(piece)
         self._rows += last - first
         self._bytes += piece.size_bytes

@@ -30,7 +30,7 @@ from .planner import (
     SelectedPartition,
     bounds_request,
     check_batch,
-    check_named,
+    check_named_partitions,
     plan_ranges,
     select_partitions,
 )
@@ -103,7 +103,7 @@ async def take_snapshot_over(network: Network, options: ReadOptions) -> list[Pla
     while True:
         routes = await _routes(meta, options)
         # Outside the retries, because the metaserver already knows all partitions.
-        check_named(routes, options)
+        check_named_partitions(routes, options)
         try:
             selected = select_partitions(routes, options)
             answers = await _fetch_bounds(network, selected, options)

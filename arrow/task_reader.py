@@ -108,15 +108,19 @@ def _without_lost(
         OffsetOutOfRangeError: `error` does not mean that rows were lost.
     """
     index = next(
-        (at for at, each in enumerate(ranges) if error.partition_id in {None, each.partition_id}),
+        (
+            number
+            for number, each in enumerate(ranges)
+            if error.partition_id in {None, each.partition_id}
+        ),
         0,
     )
-    planned, first = ranges[index], error.first_offset
-    if first is None or first <= planned.start:
+    planned, first_offset = ranges[index], error.first_offset
+    if first_offset is None or first_offset <= planned.start:
         raise error
-    lost_from = planned.start if error.offset is None else max(planned.start, error.offset)
-    end = min(first, planned.end)
-    loss = loss_error(planned.subject, _current_bounds(options, planned, error), lost_from, end)
+    lost_start = planned.start if error.offset is None else max(planned.start, error.offset)
+    end = min(first_offset, planned.end)
+    loss = loss_error(planned.subject, _current_bounds(options, planned, error), lost_start, end)
     if options.fail_on_data_loss:
         raise loss from error
     _LOG.warning("%s", loss.message)

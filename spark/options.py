@@ -130,8 +130,8 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     paths = {name: values.pop(name) for name in SECURITY_NAMES if name in values}
     values["secured"] = parse_secured(paths, problems)
     if problems:
-        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        raise ConfigError(f"the options cannot work: {described}", **problems)
+        descriptions = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise ConfigError(f"the options cannot work: {descriptions}", **problems)
     if len(values["subjects"]) > 1:
         values.setdefault("columns", COLUMNS_OF_SEVERAL)
     return ReadOptions(**values)

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from ..arrow.packing import Task, pack
+from ..arrow.packing import Task, pack_tasks
 from ..arrow.planner import PlannedRange, check_batch
 from ..arrow.selection import EARLIEST, ReadOptions
 from ..arrow.snapshot import has_expired, take_snapshot
@@ -109,7 +109,7 @@ class KeylaneSource(DataSource):
             options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
-            reader = KeylaneReader(options, pack(self._snapshot(options), options))
+            reader = KeylaneReader(options, pack_tasks(self._snapshot(options), options))
         # Spark now pickles the source again, for each task, where it needs no plan.
         self._plan_on_driver_only = True
         return reader

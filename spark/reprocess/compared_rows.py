@@ -58,9 +58,9 @@ class ComparedRows:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, chosen: npt.NDArray[Any]) -> ComparedRows:
+    def take(self, selection: npt.NDArray[Any]) -> ComparedRows:
         """Return the rows that a mask or an array of indexes selects."""
-        return ComparedRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        return ComparedRows(*(getattr(self, each.name)[selection] for each in fields(self)))
 
     @classmethod
     def concatenate(cls, parts: Sequence[ComparedRows]) -> ComparedRows:

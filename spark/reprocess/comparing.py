@@ -59,13 +59,13 @@ def _differing_offsets(
     """Yield the offset of each row that differs. Rows are matched by offset, and rows with the same
     offset by their order.
     """
-    unmatched = _group_by_offset(old)
+    unmatched_rows = _group_by_offset(old)
     for offset, rows in _group_by_offset(new).items():
-        others = unmatched.pop(offset, [])
-        pairs = zip(rows, others, strict=False)
-        same = sum(row == old_row for row, old_row in pairs)
-        yield from [offset] * (max(len(rows), len(others)) - same)
-    for offset, rows in unmatched.items():
+        candidate_rows = unmatched_rows.pop(offset, [])
+        pairs = zip(rows, candidate_rows, strict=False)
+        equal_rows = sum(row == old_row for row, old_row in pairs)
+        yield from [offset] * (max(len(rows), len(candidate_rows)) - equal_rows)
+    for offset, rows in unmatched_rows.items():
         yield from [offset] * len(rows)
 
 

@@ -55,14 +55,14 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
             not name the messages from which they were made.
         KeylaneError: reading fails.
     """
-    after = complete(new)
+    after = read_complete_manifest(new)
     if old.startswith(SUBJECT):
         name = old.removeprefix(SUBJECT)
         pairs = [(piece, piece) for piece in after.pieces]
         before: _Side = _Subject(meta, name, after if name == after.subject else None)
         return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
     folder = OutputFolder(old)
-    earlier = complete(folder)
+    earlier = read_complete_manifest(folder)
     pairs = [pair for pair in _pair_pieces(folder, earlier, new, after) if _differ(*pair)]
     if earlier.output or after.output:
         return _merge(
@@ -97,7 +97,7 @@ def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
     )
 
 
-def complete(folder: OutputFolder) -> Manifest:
+def read_complete_manifest(folder: OutputFolder) -> Manifest:
     """Return the manifest of a complete job; raise JobError if it is incomplete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:

@@ -115,9 +115,9 @@ def plan_job(
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: planning fails.
     """
-    known = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
-    if known is not None:
-        return _plan_missing(known, options, folder)
+    known_manifest = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
+    if known_manifest is not None:
+        return _plan_missing(known_manifest, options, folder)
     return _plan_first_run(job, options, folder, output)
 
 
@@ -141,19 +141,19 @@ def _load_known_manifest(
     belongs to another job, code, subject or target.
     """
     (subject,) = options.subjects
-    known = folder.read(MANIFEST) or folder.read(PLAN)
-    if known is None:
+    manifest = folder.read(MANIFEST) or folder.read(PLAN)
+    if manifest is None:
         return None
     target = output.target if output else ""
-    known_target = known.output.target if known.output else ""
-    is_same_job = (job.name, subject, target) == (known.job, known.subject, known_target)
-    if is_same_job and (accept_code or job.code == known.code):
-        return with_code(known, job.code)
+    known_target = manifest.output.target if manifest.output else ""
+    is_same_job = (job.name, subject, target) == (manifest.job, manifest.subject, known_target)
+    if is_same_job and (accept_code or job.code == manifest.code):
+        return with_code(manifest, job.code)
     error = JobError(
         Reason.JOB_CHANGED,
-        f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-        f"{_describe_target(known_target)}; the command is for job {job.name}, {job.code}, of "
-        f"{subject}{_describe_target(target)}",
+        f"{folder.path} has the output of job {manifest.job}, {manifest.code}, of subject "
+        f"{manifest.subject}{_describe_target(known_target)}; the command is for job {job.name}, "
+        f"{job.code}, of {subject}{_describe_target(target)}",
         path=str(folder.path),
     )
     if is_same_job:
@@ -171,22 +171,29 @@ def _plan_after_cut(
     Returns:
         The plan, the options with its partitions, and the manifest if the job is already complete.
     """
-    known = _load_known_manifest(job, options, folder, to.output(), accept_code=accept_code)
-    done = folder.read(MANIFEST)
-    requested = known.output if known and known.output else to.output()
+    known_manifest = _load_known_manifest(
+        job, options, folder, to.output(), accept_code=accept_code
+    )
+    finished_manifest = folder.read(MANIFEST)
+    requested = known_manifest.output if known_manifest and known_manifest.output else to.output()
     try:
         output, older_ids = to.cut(requested)
     except PublishError as error:
-        if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
+        if (
+            error.reason is not Reason.PUBLISH_TARGET
+            or known_manifest is None
+            or finished_manifest is None
+        ):
             raise
-        return _plan_missing(known, options, folder), options, done  # already published
+        # The rows are already published.
+        return _plan_missing(known_manifest, options, folder), options, finished_manifest
     partitions = older_ids if options.partitions is None else older_ids & options.partitions
     options = replace(options, partitions=partitions)
-    if known is not None and known.output == output:
-        plan = _plan_missing(known, options, folder)
-        if plan.missing or done is None:
+    if known_manifest is not None and known_manifest.output == output:
+        plan = _plan_missing(known_manifest, options, folder)
+        if plan.missing or finished_manifest is None:
             return plan, options, None
-        return plan, options, to.check_rows(done)
+        return plan, options, to.check_rows(finished_manifest)
     # The earlier hidden subject was deleted, and messages may have arrived since: all rows are
     # written again, with new ranges.
     folder.remove(MANIFEST)

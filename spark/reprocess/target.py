@@ -197,11 +197,11 @@ class JobTarget:
             return False
         return True
 
-    def _is_published(self, done: Manifest) -> bool:
-        output = _output(done)
+    def _is_published(self, manifest: Manifest) -> bool:
+        output = _output(manifest)
         if self.options.publish:
             try:
-                self.publish(done)
+                self.publish(manifest)
             except (SubjectUnknownError, SubjectDeletedError):
                 return False
             return True
@@ -210,8 +210,8 @@ class JobTarget:
         except PublishError as error:
             if error.reason is not Reason.PUBLISH_TARGET:
                 raise
-            known = output.subject_id and error.published_id
-            return not known or error.published_id == output.subject_id
+            are_ids_known = output.subject_id and error.published_id
+            return not are_ids_known or error.published_id == output.subject_id
         return False
 
     def _has_rows(self, done: Manifest) -> bool:

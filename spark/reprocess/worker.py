@@ -119,17 +119,17 @@ def call_isolating_failures(
     """
     results: list[pa.Table] = []
     parked: list[pa.Table] = []
-    pending = [messages]
-    while pending:
-        table = pending.pop()
+    pending_tables = [messages]
+    while pending_tables:
+        table = pending_tables.pop()
         try:
             results.append(call_function(job.name, job.function, table, planned))
         except JobError as error:
-            cause, half = error.__cause__, table.num_rows // 2
+            cause, half_rows = error.__cause__, table.num_rows // 2
             if cause is None:
                 raise
-            if half:
-                pending += [table.slice(half), table.slice(0, half)]
+            if half_rows:
+                pending_tables += [table.slice(half_rows), table.slice(0, half_rows)]
             elif table.num_rows:
                 if len(parked) == PARKED_MAX:
                     raise JobError(

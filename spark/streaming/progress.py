@@ -46,8 +46,8 @@ def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
         partition_id: end for partition_id, end in ends.items() if end is not None
     }
     return {
-        partition_id: at
-        for partition_id, at in sorted(cursors.items())
+        partition_id: cursor
+        for partition_id, cursor in sorted(cursors.items())
         if partition_id in view.lineage.branches and not view.lineage.branches[partition_id].is_gone
     }
 

@@ -278,11 +278,11 @@ class PartitionWatcher:
         """Fetch the stored offsets of each readable partition that is neither finished nor known
         already.
         """
-        done = set() if offset is None else finished_partitions(View(lineage), offset)
+        finished = set() if offset is None else finished_partitions(View(lineage), offset)
         partition_ids = [
             partition_id
             for partition_id, branch in lineage.branches.items()
-            if partition_id not in done and partition_id not in known and not branch.is_gone
+            if partition_id not in finished and partition_id not in known and not branch.is_gone
         ]
         answers = await gather_limited(
             self._status, [lineage.branches[partition_id] for partition_id in partition_ids]

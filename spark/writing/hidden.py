@@ -147,7 +147,7 @@ class HiddenSubject:
                 ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
-        first = min(each.partition_id for each in view.route.partitions)
+        first_parent = min(each.partition_id for each in view.route.partitions)
         deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         while True:
             route = await self._retry(lambda: self._meta.route(self._options.subject))
@@ -158,7 +158,7 @@ class HiddenSubject:
             ]
             if not open_parents:
                 older_ids = (int(each.partition_id) for each in route.partitions)
-                return view, frozenset(each for each in older_ids if each < first)
+                return view, frozenset(each for each in older_ids if each < first_parent)
             if self._clock.boot_ms() >= deadline_ms:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "

@@ -97,8 +97,8 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """
     options = {str(name).lower(): str(value).strip() for name, value in given.items()}
     problems: dict[str, str] = {}
-    known = {name.lower() for name in NAMES}
-    for name in sorted(options.keys() - known):
+    known_options = {name.lower() for name in NAMES}
+    for name in sorted(options.keys() - known_options):
         if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
     values: dict[str, object] = {}
@@ -122,10 +122,10 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
         for name in {"hidden", "publish"} & values.keys():
             problems[name] = "a job with `once` has a hidden subject of its own, and publishes it"
     if problems:
-        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        if not options.keys() & known:
-            described += f"; {SQL_WRITES}"
-        raise ConfigError(f"the options cannot work: {described}", **problems)
+        descriptions = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        if not options.keys() & known_options:
+            descriptions += f"; {SQL_WRITES}"
+        raise ConfigError(f"the options cannot work: {descriptions}", **problems)
     return WriteOptions(**values)  # type: ignore[arg-type]
 
 
@@ -242,10 +242,10 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
         RowsError: two tasks may have written rows of the same key, or the hidden subject does not
             have exactly the rows of the tasks.
     """
-    received = [report for report in reports if report is not None]
-    check_sources(received)
+    known_reports = [report for report in reports if report is not None]
+    check_sources(known_reports)
     expected: Counter[int] = Counter()
-    for report in received:
+    for report in known_reports:
         expected.update(report.rows)
     for partition_id in sorted({*expected, *stored}):
         stored_count = stored.get(partition_id, 0)
@@ -263,14 +263,14 @@ def check_sources(reports: Sequence[TaskReport]) -> None:
     """Raise RowsError if two tasks have rows of the same source partition and logical
     partition.
     """
-    seen: dict[str, int] = {}
+    seen_bits: dict[str, int] = {}
     for report in reports:
         for source, logical in report.sources.items():
-            if seen.get(source, 0) & logical:
+            if seen_bits.get(source, 0) & logical:
                 raise RowsError(
                     Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
                     "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
-            seen[source] = seen.get(source, 0) | logical
+            seen_bits[source] = seen_bits.get(source, 0) | logical

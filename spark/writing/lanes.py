@@ -258,7 +258,7 @@ class Lane:
         """Unanswered batches, the oldest first."""
         self._children: list[Lane] | None = None
         # Each event is cleared only by the method that waits for it.
-        self._work = asyncio.Event()
+        self._work_event = asyncio.Event()
         """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
         self._progress = asyncio.Event()
         """Set when a batch was stored or given to children; `wait_for_room` and `finish` wait."""
@@ -270,9 +270,9 @@ class Lane:
             distribute(span, self._children)
             return
         for spans in self._cutter.add(span):
-            self._queue(spans)
+            self._queue_batch(spans)
 
-    def _queue(self, spans: Sequence[Span]) -> None:
+    def _queue_batch(self, spans: Sequence[Span]) -> None:
         body = Body(spans, sent_at_ns=self._sender.sent_at_ns, previous_digest=self._digest)
         data = encode_body(
             body.data,
@@ -290,12 +290,12 @@ class Lane:
         self._sequence += body.count
         if self.task is None:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._name}")
-        self._work.set()
+        self._work_event.set()
 
     async def wait_for_room(self) -> None:
         """Wait until at most QUEUE_MAX batches are unanswered; raise the lane's error."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
-            await self._wait()
+            await self._wait_for_progress()
         if self.task is not None and self.task.done():
             self.task.result()
 
@@ -303,23 +303,23 @@ class Lane:
         """Send the remaining rows, and wait until each batch is stored or passed to the children of
         the sealed partition.
         """
-        if self._children is None and (rest := self._cutter.rest()):
-            self._queue(rest)
+        if self._children is None and (rest := self._cutter.pop_rest()):
+            self._queue_batch(rest)
         while self._batches and self._children is None:
-            await self._wait()
+            await self._wait_for_progress()
         if self.task is not None and self.task.done():
             self.task.result()
 
-    async def _wait(self) -> None:
+    async def _wait_for_progress(self) -> None:
         assert self.task is not None
         if self.task.done():
             self.task.result()
         self._progress.clear()
-        waiting = asyncio.ensure_future(self._progress.wait())
+        waiter = asyncio.ensure_future(self._progress.wait())
         try:
-            await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiter, self.task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            waiting.cancel()
+            waiter.cancel()
 
     def cancel(self) -> None:
         """Cancel the lane's task."""
@@ -345,12 +345,12 @@ class Lane:
                 if failing_since is None or not is_same_batch:
                     failing_since = now
                     pauses.reset()
-                self._check(error, now - failing_since, is_same_batch=is_same_batch)
+                self._check_retryable(error, now - failing_since, is_same_batch=is_same_batch)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
         await self._hand_to_children()
 
-    def _check(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
+    def _check_retryable(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
         """
         Raise an error that is permanent, or has lasted too long.
 
@@ -382,27 +382,27 @@ class Lane:
         raise its error.
         """
         channel = await self._sender.broker_of(self._partition).channel()
-        calls: deque[asyncio.Task[None]] = deque()
+        calls_in_flight: deque[asyncio.Task[None]] = deque()
         try:
             while True:
-                while calls and calls[0].done():
-                    calls[0].result()
-                    calls.popleft()
+                while calls_in_flight and calls_in_flight[0].done():
+                    calls_in_flight[0].result()
+                    calls_in_flight.popleft()
                     self._record_stored()
-                while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
-                    batch = self._batches[len(calls)]
+                while len(calls_in_flight) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
+                    batch = self._batches[len(calls_in_flight)]
                     call = asyncio.create_task(self._append(channel, batch))
-                    call.add_done_callback(lambda _: self._work.set())
-                    calls.append(call)
-                self._work.clear()
-                if not calls or not calls[0].done():
-                    await self._work.wait()
+                    call.add_done_callback(lambda _: self._work_event.set())
+                    calls_in_flight.append(call)
+                self._work_event.clear()
+                if not calls_in_flight or not calls_in_flight[0].done():
+                    await self._work_event.wait()
         except asyncio.CancelledError:
-            for call in calls:
+            for call in calls_in_flight:
                 call.cancel()
             raise
         finally:
-            for result in await asyncio.gather(*calls, return_exceptions=True):
+            for result in await asyncio.gather(*calls_in_flight, return_exceptions=True):
                 if isinstance(result, BaseException):
                     break
                 self._record_stored()
@@ -420,7 +420,7 @@ class Lane:
         """Pass the rows that the sealed partition has not stored to its children."""
         shares = await self._sender.shares_after(self._partition, self.bounds)
         lanes = self._sender.lanes(shares)
-        for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
+        for span in chain(*(batch.spans for batch in self._batches), self._cutter.pop_rest()):
             distribute(span, lanes)
         self._batches.clear()
         self._children = lanes

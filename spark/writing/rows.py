@@ -191,30 +191,30 @@ class BatchCutter:
     """
 
     def __init__(self) -> None:
-        self._open: list[Span] = []
+        self._open_spans: list[Span] = []
         self._count = self._size = 0
 
     def add(self, span: Span) -> Iterator[list[Span]]:
         """Add the next rows, and yield the complete batches."""
-        rows, at, end = span
+        rows, start, end = span
         sizes = rows.sizes
-        while at < end:
+        while start < end:
             remaining_bytes = BATCH_BYTES - self._size
-            fits = int(np.searchsorted(sizes, sizes[at] + remaining_bytes, "right")) - 1
-            cut = min(fits, at + BATCH_ROWS - self._count, end)
+            fits = int(np.searchsorted(sizes, sizes[start] + remaining_bytes, "right")) - 1
+            cut = min(fits, start + BATCH_ROWS - self._count, end)
             if not self._count:
-                cut = max(cut, at + 1)
-            if cut > at:
-                self._open.append(Span(rows, at, cut))
-                self._count += cut - at
-                self._size += int(sizes[cut] - sizes[at])
+                cut = max(cut, start + 1)
+            if cut > start:
+                self._open_spans.append(Span(rows, start, cut))
+                self._count += cut - start
+                self._size += int(sizes[cut] - sizes[start])
             if cut < end or self._count == BATCH_ROWS:
-                yield self.rest()
-            at = max(at, cut)
+                yield self.pop_rest()
+            start = max(start, cut)
 
-    def rest(self) -> list[Span]:
+    def pop_rest(self) -> list[Span]:
         """Remove and return the rows of the incomplete batch."""
-        rest, self._open = self._open, []
+        rest, self._open_spans = self._open_spans, []
         self._count = self._size = 0
         return rest
 
@@ -254,11 +254,13 @@ class RowReader:
         if values.nulls is not None:
             raise self._row_error("value", int(values.nulls[0]), "a value must not be null")
         keys = Column(columns["key"]) if "key" in columns else None
-        packed = self._pack_properties(columns["properties"]) if "properties" in columns else None
+        packed_properties = (
+            self._pack_properties(columns["properties"]) if "properties" in columns else None
+        )
         times = self._times_ns(columns["timestamp"]) if "timestamp" in columns else None
-        self._check_sizes(values, keys, packed)
+        self._check_sizes(values, keys, packed_properties)
         rows = RowColumns(
-            keys, values, packed, times, self._logical_partitions(keys, batch.num_rows)
+            keys, values, packed_properties, times, self._logical_partitions(keys, batch.num_rows)
         )
         self.row += len(rows)
         return rows
