@@ -40,7 +40,7 @@ class BootClock(Protocol):
         ...
 
 
-class ClockOfNow:
+class CurrentClock:
     """The clock of the current cluster's database machine; the connection outlives clusters."""
 
     def __init__(self) -> None:
@@ -48,9 +48,9 @@ class ClockOfNow:
 
     def boot_ms(self) -> int:
         """Return the milliseconds since the machine started."""
-        return 0 if self.machine is None else self.read(self.machine)
+        return 0 if self.machine is None else self.boot_ms_of(self.machine)
 
-    def read(self, machine: BootClock) -> int:
+    def boot_ms_of(self, machine: BootClock) -> int:
         """Return the machine's boot clock. It is looked up at each call, because the connection
         keeps the bound `boot_ms`.
         """
@@ -69,12 +69,12 @@ class ClockOfNow:
         return self.wall_ms() * 1_000_000
 
 
-class Connected(NamedTuple):
+class SharedConnection(NamedTuple):
     """The connection of this process; `empty` is a database with the schema and no rows."""
 
-    kept: Connection
+    connection: Connection
     raw: sqlite3.Connection
-    clock: ClockOfNow
+    clock: CurrentClock
     empty: bytes
 
 
@@ -95,18 +95,18 @@ def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
 
 
 @cache
-def connected() -> Connected:
+def shared_connection() -> SharedConnection:
     """Return the connection of this process, created at the first call."""
-    clock = ClockOfNow()
+    clock = CurrentClock()
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
         metadata.create_all(connection)
-    return Connected(engine.connect(), raw, clock, raw.serialize())
+    return SharedConnection(engine.connect(), raw, clock, raw.serialize())
 
 
 def forget_database() -> None:
     """Drop the connection after an interrupted run, because a transaction may still be open."""
-    connected.cache_clear()
+    shared_connection.cache_clear()
 
 
 class MemoryDatabase:
@@ -117,7 +117,7 @@ class MemoryDatabase:
     name = "memory"
 
     def __init__(self, machine: BootClock) -> None:
-        self._kept, raw, clock, empty = connected()
+        self._connection, raw, clock, empty = shared_connection()
         clock.machine = machine
         raw.deserialize(empty)
 
@@ -125,8 +125,8 @@ class MemoryDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a transaction now."""
-        with self._kept.begin():
-            return work(self._kept, *args, **kwargs)
+        with self._connection.begin():
+            return work(self._connection, *args, **kwargs)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

@@ -127,7 +127,7 @@ class BrokerLives:
             loop.run_until_complete(self.live())
         except Crashed:
             if fault == "crash":
-                self.disk = self.disk.after_crash(self.rng)
+                self.disk = self.disk.disk_after_crash(self.rng)
         except KeylaneError:
             pass  # it could not even start, or stop
         finally:

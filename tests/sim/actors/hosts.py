@@ -115,7 +115,7 @@ class Host:
         process = self.process
         process.kill()
         self.machine.up = not machine_down
-        self.internet.gone(process, machine_down=machine_down)
+        self.internet.remove_process(process, machine_down=machine_down)
 
 
 class MetaHost(Host):
@@ -324,7 +324,7 @@ class BrokerHost(Host):
         self.removed = Removed()
         self.copied = False
         """The disk is an older copy at the moment: messages stored on it do not count."""
-        self.gone = False
+        self.remove_process = False
         """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None
         """What was on the disk that was lost."""
@@ -560,7 +560,7 @@ class BrokerHost(Host):
         """Stop the machine: writes that were not synced may be lost."""
         self.stalled_until = 0.0
         self.end(machine_down=True)
-        self.disk = self.disk.after_crash(self.rng)
+        self.disk = self.disk.disk_after_crash(self.rng)
 
 
 def _sealed(store: Store) -> set[int]:

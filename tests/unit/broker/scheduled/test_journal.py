@@ -145,7 +145,7 @@ def test_frame_that_a_failed_sync_left_in_the_page_cache_is_durable_when_the_jou
         disk.fail = ""
         journal, _ = opened(disk)
     journal.append(records(1))
-    again, read = opened(disk.after_crash(random.Random(1)))
+    again, read = opened(disk.disk_after_crash(random.Random(1)))
     assert again.problems == []
     assert read == [*records(), *records(1)]
 
@@ -154,10 +154,10 @@ def test_frame_that_a_failed_sync_left_in_the_page_cache_is_durable_when_the_jou
 def test_name_of_the_first_segment_is_durable_when_the_journal_is_opened(seed: int):
     """The process before had written a frame, and ended before it had synced the folder."""
     disk, _ = written(1)
-    disk._named["scheduled"] = {}
+    disk._durable_names["scheduled"] = {}
     journal, _ = opened(disk)
     journal.append(records(2)[1:])
-    assert opened(disk.after_crash(random.Random(seed)))[1] == records(2)
+    assert opened(disk.disk_after_crash(random.Random(seed)))[1] == records(2)
 
 
 def test_look_at_a_journal_writes_nothing():

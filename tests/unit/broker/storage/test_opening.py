@@ -48,7 +48,7 @@ def test_opening_is_on_the_disk_before_it_is_told() -> None:
     """A loss of power right after the start leaves its name."""
     disk, rng = SimDisk(), random.Random(3)
     first = begin_opening(disk, rng=rng)
-    again = disk.after_crash(random.Random(4))
+    again = disk.disk_after_crash(random.Random(4))
     assert read_opening(again).opening == first.opening
 
 

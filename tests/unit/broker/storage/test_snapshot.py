@@ -159,10 +159,10 @@ def test_crash_at_every_operation_of_a_snapshot():
             try:
                 put(snapshots, 20, {1: b"two"}, full=True)
             except Crashed:
-                state = loaded(disk.after_crash(random.Random(seed)))
+                state = loaded(disk.disk_after_crash(random.Random(seed)))
                 assert state in [(10, {1: b"one"}), (20, {1: b"two"})]
             else:
-                assert loaded(disk.after_crash(random.Random(seed))) == (20, {1: b"two"})
+                assert loaded(disk.disk_after_crash(random.Random(seed))) == (20, {1: b"two"})
 
 
 def test_full_disk_keeps_the_one_before():

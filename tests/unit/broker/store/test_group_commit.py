@@ -145,7 +145,7 @@ async def test_progress_never_comes_before_what_was_decided_before_it():
     for _ in range(10):  # what was left then
         turns.put_nowait(None)
         await asyncio.sleep(0)
-    left = disk.after_crash(random.Random(0))
+    left = disk.disk_after_crash(random.Random(0))
     for name in left.list("snapshot"):
         left.remove(f"snapshot/{name}")
     again = open_store(left, clock=clock, **changes)

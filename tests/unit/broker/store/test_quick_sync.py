@@ -230,7 +230,7 @@ async def test_full_disk_refuses_a_small_commit_and_leaves_a_whole_log(desk, qui
     for future in quick.waiting:
         future.set_result(None)
     await appending
-    reopened = open_store(disk.after_crash(random.Random(1)))
+    reopened = open_store(disk.disk_after_crash(random.Random(1)))
     assert reopened.state.partition(1).readable_offset == 2
 
 

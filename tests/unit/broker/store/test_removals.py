@@ -55,7 +55,7 @@ class Shed:
 
     def kill(self) -> None:
         """The power goes: what was not synced may be gone."""
-        self.disk = self.disk.after_crash(random.Random(1))
+        self.disk = self.disk.disk_after_crash(random.Random(1))
         self.open()
 
     async def fill(self, *partitions: int, start: int = 0, batches: int = 10) -> None:
