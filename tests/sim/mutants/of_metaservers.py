@@ -60,7 +60,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
-    patches.set(CurrentClock, "read", lambda self, machine: machine.wall_ms())
+    patches.set(CurrentClock, "boot_ms_of", lambda self, machine: machine.wall_ms())
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:
