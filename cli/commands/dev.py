@@ -77,7 +77,7 @@ async def _start_cluster(
     subjects: list[str],
     auto_create: str,
 ) -> DevCluster:
-    started = time.monotonic()
+    started_at = time.monotonic()
     check_port(port)
     if port > PORT_MAX - brokers:
         raise AddressError(
@@ -118,7 +118,7 @@ async def _start_cluster(
         brokers=addresses,
         subjects=subjects,
         data=str(data),
-        seconds=round(time.monotonic() - started, 2),
+        seconds=round(time.monotonic() - started_at, 2),
     )
 
 

@@ -190,10 +190,11 @@ async def numbered_lines(
             return
         if pending_ranges[0][0] <= number:
             yield number, record
-    last = max((end - 1 for _, end in ranges if end is not None), default=0)
-    if last > lines.count:
+    last_number = max((end - 1 for _, end in ranges if end is not None), default=0)
+    if last_number > lines.count:
         raise InputError(
-            f"line {last} was requested, and the input has {lines.count}", line=lines.count + 1
+            f"line {last_number} was requested, and the input has {lines.count}",
+            line=lines.count + 1,
         )
 
 

@@ -48,7 +48,7 @@ def change_partitions(
         planned: True for a dry run, where there is nothing to wait for.
         wait: return only after the routes have changed.
     """
-    remaining: list[str] = []
+    busy_subjects: list[str] = []
 
     async def work() -> None:
         async with open_admin(meta) as admin:
@@ -56,7 +56,7 @@ def change_partitions(
             if isinstance(started, OperationView):
                 started = OperationList(operations=[started])
             views = started.operations
-            remaining.extend(busy.subject for busy in started.busy)
+            busy_subjects.extend(busy.subject for busy in started.busy)
             if wait and not planned:
                 views = [await _watch(admin, view, output) for view in views]
         if output is OutputFormat.JSON:
@@ -66,7 +66,7 @@ def change_partitions(
         _show_remaining(started, output)
 
     run(output, work())
-    if remaining:
+    if busy_subjects:
         raise typer.Exit(1)
 
 
@@ -218,7 +218,9 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []
-    undrained_by_id = {view.operation_id: _undrained_of(view, undrained) for view in operations}
+    undrained_by_id = {
+        view.operation_id: _undrained_partitions(view, undrained) for view in operations
+    }
     if output is OutputFormat.JSON:
         show_json(
             [
@@ -255,7 +257,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
                 show_line(line)
 
 
-def _undrained_of(
+def _undrained_partitions(
     view: OperationView, undrained: Sequence[UndrainedPartition]
 ) -> list[UndrainedPartition]:
     """Return the undrained partitions among those that an operation sealed."""

@@ -99,29 +99,35 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
     subject_id = manifest.output.subject_id if manifest.output else 0
-    covered = {each.partition_id: each.end for each in manifest.ranges}
+    covered_ranges = {each.partition_id: each.end for each in manifest.ranges}
     try:
         ends = await _fetch_ends(admin, hidden)
     except SubjectUnknownError:
         # Perhaps it is already published; the publication reports that.
-        return CutOver(ends=covered, subject_id=subject_id)
+        return CutOver(ends=covered_ranges, subject_id=subject_id)
     _check_rows(manifest, hidden, ends, folder)
-    stored = await _fetch_stored(admin, subject, before=min(ends))
-    covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
+    stored_offsets = await _fetch_stored(admin, subject, before=min(ends))
+    covered_ranges |= {
+        each.partition_id: each.end for each in stored_offsets if each.first >= each.end
+    }
     for _ in range(ATTEMPTS_MAX):
         cursors, _ = await _fetch_cursors(admin, subject, before=min(ends))
-        check_manifest_covers(manifest, stored, cursors)
+        check_manifest_covers(manifest, stored_offsets, cursors)
 
-        def find_starts(latest: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
+        def find_starts(
+            latest_cursors: dict[str, dict[int, int]] = cursors,
+        ) -> dict[str, dict[int, int]]:
             rows = read(meta, hidden, columns=("partition", "offset", "properties"))
-            return positions(latest, rows, ends)
+            return positions(latest_cursors, rows, ends)
 
         if not cursors:
-            return CutOver(starts={}, ends=covered, subject_id=subject_id)
+            return CutOver(starts={}, ends=covered_ranges, subject_id=subject_id)
         starts = await asyncio.to_thread(find_starts)
-        latest, revisions = await _fetch_cursors(admin, subject, before=min(ends))
-        if latest == cursors:
-            return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
+        latest_cursors, revisions = await _fetch_cursors(admin, subject, before=min(ends))
+        if latest_cursors == cursors:
+            return CutOver(
+                starts=starts, ends=covered_ranges, revisions=revisions, subject_id=subject_id
+            )
     raise JobError(
         Reason.CUT_OVER,
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
