@@ -85,9 +85,9 @@ def draw_panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[st
             "</g>"
         )
     for place, key in enumerate(KEYS):
-        lane_y = LANES_Y + KEY_STEP * place + 4
-        yield draw_text(left + 8, lane_y, key, font_size=11, fill=COLOURS[place])
-        yield draw_text(left + HANDLER_X + 18, lane_y, key, font_size=11, fill=COLOURS[place])
+        key_y = LANES_Y + KEY_STEP * place + 4
+        yield draw_text(left + 8, key_y, key, font_size=11, fill=COLOURS[place])
+        yield draw_text(left + HANDLER_X + 18, key_y, key, font_size=11, fill=COLOURS[place])
     for row in rows:
         yield draw_message(
             row, left, LANES_Y + LANE_STEP * lanes[row.partition], late_messages, total_s
