@@ -1,16 +1,23 @@
-"""Opens the network of a reader or writer, with the TLS and token from its options. Network I/O."""
+"""Opens the network of a reader or writer, with the TLS and token from its options, and runs work
+with it. Network I/O.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import platform
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
 from ..rpc.access.token_file import TokenSource, token_from_file, token_variables
 from ..rpc.http_network import HttpNetwork, client_network
+from ..rpc.network import Network
 from ..rpc.tls.settings import tls_of_environment
-from .secured import ConnectionSecurity
+from .secured import PLAIN, ConnectionSecurity
+
+T = TypeVar("T")
 
 
 class EffectiveSecurity(NamedTuple):
@@ -56,3 +63,22 @@ def _source_of(security: ConnectionSecurity) -> TokenSource | None:
     if token:
         return lambda: token
     return token_from_file(security.token_file) if security.token_file else None
+
+
+def run_with_network(
+    work: Callable[[Network], Awaitable[T]], security: ConnectionSecurity = PLAIN
+) -> T:
+    """
+    Run `work(network)`, close the network, and return the result.
+
+    This blocks; the calling thread must not have a running event loop.
+    """
+
+    async def run() -> T:
+        network = open_network(security)
+        try:
+            return await work(network)
+        finally:
+            await network.close()
+
+    return asyncio.run(run())

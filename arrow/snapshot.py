@@ -14,17 +14,19 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import product
 
 from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
+from ..protocol.operations import SubjectHistory
 from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
 from ..protocol.routing import PartitionState, Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
-from .opening import open_network
+from .opening import run_with_network
 from .planner import (
     PlannedRange,
     SelectedPartition,
@@ -54,7 +56,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
             lost.
         UnreachableError: no metaserver, or a broker did not answer within `options.retry_s`.
     """
-    return asyncio.run(_take_snapshot(options))
+    return run_with_network(partial(take_snapshot_over, options=options), options.secured)
 
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
@@ -65,20 +67,9 @@ def has_expired(options: ReadOptions, partition_id: int) -> bool:
     This blocks, and needs a thread without an event loop.
     """
     try:
-        return asyncio.run(_has_expired(options, partition_id))
+        histories = run_with_network(partial(_fetch_histories, options=options), options.secured)
     except KeylaneError:
         return False
-
-
-async def _has_expired(options: ReadOptions, partition_id: int) -> bool:
-    network = open_network(options.secured)
-    try:
-        meta = MetaClient(network, options.meta)
-        histories = await asyncio.gather(
-            *(meta.call(endpoints.HISTORY, subject=each) for each in options.subjects)
-        )
-    finally:
-        await network.close()
     return any(
         past.partition.partition_id == partition_id
         and past.partition.state is PartitionState.EXPIRED
@@ -87,12 +78,11 @@ async def _has_expired(options: ReadOptions, partition_id: int) -> bool:
     )
 
 
-async def _take_snapshot(options: ReadOptions) -> list[PlannedRange]:
-    network = open_network(options.secured)
-    try:
-        return await take_snapshot_over(network, options)
-    finally:
-        await network.close()
+async def _fetch_histories(network: Network, options: ReadOptions) -> list[SubjectHistory]:
+    meta = MetaClient(network, options.meta)
+    return await asyncio.gather(
+        *(meta.call(endpoints.HISTORY, subject=each) for each in options.subjects)
+    )
 
 
 async def take_snapshot_over(network: Network, options: ReadOptions) -> list[PlannedRange]:

@@ -328,13 +328,6 @@ def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlR
     return ControlRoute(OPENAPI, openapi)
 
 
-def _connection_limit(connections_max: int, guard: Guard | None) -> int:
-    """Return the limit of connections; with access control it is lowered to what the limit of open
-    files allows, because principals share the slots.
-    """
-    return connections_max if guard is None else limit_by_open_files(connections_max)
-
-
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
 """Paths for scrapers and probes, which may reach the server by other host names than clients."""
 READ_METRICS = replace(METRICS, rights=Rights.ANY)
@@ -404,7 +397,9 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                connections_max=_connection_limit(data_connections_max, guard),
+                connections_max=data_connections_max
+                if guard is None
+                else limit_by_open_files(data_connections_max),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)

@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...protocol.access.quota import Quota
@@ -162,10 +161,6 @@ class Pacing:
         self.connections[principal] -= 1
         if self.connections[principal] <= 0:
             del self.connections[principal]
-
-    def known_principals(self) -> Iterable[str]:
-        """Return the principals whose buckets are remembered."""
-        return self._principals
 
     def _buckets_of(self, principal: str, quota: Quota, now_ms: float) -> _PrincipalBuckets:
         buckets = self._principals.get(principal)

@@ -8,9 +8,9 @@ caller_repeats     over a pooled connection, because their caller repeats them a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...protocol.errors import UnreachableError
 from ...protocol.http.endpoint import Endpoint
@@ -18,17 +18,12 @@ from ..network import Network
 from ..race import start_task
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 OVERDUE_SHARE = 0.4
 """The share of a call's timeout after which its answer is overdue: 2 s of 5 s."""
 
 
-class CallMaker(Protocol[T_co]):
-    """Makes one call."""
-
-    def __call__(self, *, timeout_ms: int) -> Coroutine[Any, Any, T_co]:
-        """Return the answer within `timeout_ms`."""
-        ...
+CallMaker = Callable[..., Coroutine[Any, Any, T]]
+"""Function that makes one call, and takes its `timeout_ms` by name."""
 
 
 async def call_control(

@@ -29,7 +29,7 @@ from ...producer.tables.arrow import Column
 from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
 from .carrying import parse_sources
-from .messages import PROPERTIES, REPLAY
+from .messages import PROPERTIES, REPLAY, flatten_entries
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -208,16 +208,12 @@ def _hash_properties(properties: Any) -> U64:
     """Return a hash of the properties of each row that ignores their order, and the properties that
     a job adds.
     """
-    flat = properties.cast(pa.list_(_ENTRY))
-    lengths = pc.list_value_length(flat).fill_null(0).to_numpy(zero_copy_only=False)
-    entries = flat.flatten()
-    keys, values = entries.field(0), entries.field(1)
+    keys, values, offsets = flatten_entries(properties, len(properties))
     hashes = _mix(_hash_column(keys, len(keys)), _hash_column(values, len(keys)))
     added = pc.is_in(keys, pa.array([REPLAY, SOURCE], pa.string()))
     hashes[added.to_numpy(zero_copy_only=False).astype(bool)] = 0
     totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-    ends = np.cumsum(lengths).astype(np.int64)
-    hashed: U64 = totals[ends] - totals[ends - lengths.astype(np.int64)]
+    hashed: U64 = totals[offsets[1:]] - totals[offsets[:-1]]
     return hashed
 
 
@@ -227,6 +223,3 @@ def _times_us(column: Any, count: int, planned_us: int | None) -> I64:
     micros = pc.cast(pc.cast(column, pa.timestamp("us", "UTC"), safe=False), pa.int64())
     times: I64 = micros.fill_null(NO_TIME).to_numpy(zero_copy_only=False)
     return times if planned_us is None else np.where(times == planned_us, NO_TIME, times)
-
-
-_ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])

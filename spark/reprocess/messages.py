@@ -9,7 +9,7 @@ With the source, consumer groups are carried over to the new messages (`carrying
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -75,7 +75,7 @@ def _remove_entries(properties: Any, names: Sequence[str]) -> Any:
     """
     if properties is None:
         return None
-    entries = _flatten_entries(properties, len(properties))
+    entries = flatten_entries(properties, len(properties))
     is_kept = pc.invert(pc.is_in(entries.keys, pa.array(names))).to_numpy(zero_copy_only=False)
     if is_kept.all():
         return properties
@@ -98,7 +98,7 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
         pa.ArrowException: the given array does not map strings to strings.
     """
     count = len(next(iter(new_entries.values())))
-    entries = _flatten_entries(properties, count)
+    entries = flatten_entries(properties, count)
     entry_count = len(entries.keys)
     lengths = np.diff(entries.offsets)
     ends = entries.offsets[1:] + len(new_entries) * np.arange(1, count + 1)
@@ -122,24 +122,33 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
     )
 
 
-class _Entries:
-    """Holds the concatenated entries of a map array, and the offset of each row."""
+class MapEntries(NamedTuple):
+    """The concatenated entries of a map array, and the offsets of the rows' entries."""
 
-    def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
-        self.keys = keys
-        self.values = values
-        self.offsets = offsets
+    keys: Any
+    values: Any
+    offsets: Any
 
 
-def _flatten_entries(properties: Any, count: int) -> _Entries:
+def flatten_entries(properties: Any, count: int) -> MapEntries:
+    """
+    Return the entries of a column of properties.
+
+    Args:
+        properties: an array of maps from string to string; None: no row has entries.
+        count: the number of rows.
+
+    Raises:
+        pa.ArrowException: the given array does not map strings to strings.
+    """
     if properties is None:
         empty = pa.array([], pa.string())
-        return _Entries(empty, empty, np.zeros(count + 1, np.int64))
-    maps = properties.cast(PROPERTIES)
-    lengths = pc.list_value_length(maps.cast(pa.list_(_ENTRY))).fill_null(0)
+        return MapEntries(empty, empty, np.zeros(count + 1, np.int64))
+    lists = properties.cast(PROPERTIES).cast(pa.list_(_ENTRY))
+    lengths = pc.list_value_length(lists).fill_null(0)
     offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
-    flat = maps.cast(pa.list_(_ENTRY)).flatten()
-    return _Entries(flat.field(0), flat.field(1), offsets.astype(np.int64))
+    entries = lists.flatten()
+    return MapEntries(entries.field(0), entries.field(1), offsets.astype(np.int64))
 
 
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])

@@ -63,7 +63,11 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
         return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
     folder = OutputFolder(old)
     earlier = read_complete_manifest(folder)
-    pairs = [pair for pair in _pair_pieces(folder, earlier, new, after) if _differ(*pair)]
+    pairs = [
+        (old_piece, new_piece)
+        for old_piece, new_piece in _pair_pieces(folder, earlier, new, after)
+        if old_piece.digest != new_piece.digest
+    ]
     if earlier.output or after.output:
         return _merge(
             _compare_rows(_output_of(meta, folder, earlier), _output_of(meta, new, after), pairs)
@@ -118,10 +122,6 @@ def _pair_pieces(
             path=str(old.path),
         )
     return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]
-
-
-def _differ(old: JobPiece, new: JobPiece) -> bool:
-    return old.digest != new.digest
 
 
 class _Side(ABC):

@@ -21,12 +21,14 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 from msgspec import UNSET
 from msgspec.structs import replace as replace_fields
 
+from ...arrow.opening import run_with_network
 from ...protocol.clock import SystemClock
 from ...protocol.errors import (
     PublishError,
@@ -40,7 +42,6 @@ from ...protocol.reprocess.manifest import JobPiece, Manifest, SubjectOutput
 from ...rpc.network import Network
 from ..writing.hidden import HiddenSubject
 from ..writing.job import WriteOptions, check_unused
-from ..writing.running import run_with_network
 from ..writing.task import write_task
 
 
@@ -65,13 +66,12 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
         RowsError: a row is not a valid message, or an earlier attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
-
-    async def work(network: Network) -> None:
-        await write_task(
-            network,
-            hidden.options,
-            hidden.subject,
-            iter(messages.to_batches()),
+    run_with_network(
+        partial(
+            write_task,
+            options=hidden.options,
+            subject=hidden.subject,
+            batches=iter(messages.to_batches()),
             identity=("reprocess", hidden.subject, piece.partition_id, piece.start),
             task=piece.partition_id,
             sent_at_ns=hidden.sent_at_ns,
@@ -80,8 +80,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             subject_id=hidden.subject_id,
             allow_reserved=True,
         )
-
-    run_with_network(work)
+    )
 
 
 T = TypeVar("T")

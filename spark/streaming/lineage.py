@@ -74,7 +74,9 @@ class Lineage:
             branch = all_branches.get(partition_id)
             if branch is None:
                 continue
-            parents = _selected_ancestors_of(selected_ancestors, map(int, branch.partition.parents))
+            parents = frozenset[int]().union(
+                *(selected_ancestors.get(int(each), ()) for each in branch.partition.parents)
+            )
             if (
                 is_selected(branch.partition)
                 and branch.partition.state is not PartitionState.PLANNED
@@ -178,11 +180,3 @@ class View:
         if stored is not None and stored.sealed:
             return stored.end
         return self.lineage.branches[partition_id].end
-
-
-def _selected_ancestors_of(
-    selected_ancestors: Mapping[int, frozenset[int]], partition_ids: Iterable[int]
-) -> frozenset[int]:
-    return frozenset().union(
-        *(selected_ancestors.get(partition_id, frozenset()) for partition_id in partition_ids)
-    )

@@ -14,7 +14,6 @@ from typing import TypeVar
 from ...protocol import endpoints
 from ...protocol.access.capability import parts_of
 from ...protocol.access.rights import Rights, check_all_allowed
-from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.endpoints import CAPABILITY
@@ -42,11 +41,11 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from .job import WriteOptions, check_subject_id
+from .retrying import retry_call
 
 T = TypeVar("T")
 POLL_S = 0.05
 CUTS_MAX = 3
-_BACKOFF = Backoff()
 
 
 class HiddenSubject:
@@ -301,15 +300,9 @@ class HiddenSubject:
             )
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
-        pauses = _BACKOFF.pauses(self._rng)
-        while True:
-            try:
-                return await call()
-            except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= deadline_ms:
-                    raise
-            await asyncio.sleep(pauses.next_ms() / 1000)
+        return await retry_call(
+            call, timeout_ms=self._options.timeout_ms, clock=self._clock, rng=self._rng
+        )
 
 
 def check_not_removed(hidden: str, partition_id: int, first_offset: int) -> None:

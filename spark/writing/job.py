@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,26 +22,22 @@ import xxhash
 
 from ...arrow.secured import PLAIN, ConnectionSecurity
 from ...protocol.address import addresses_of
-from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
+from ...protocol.errors import ConfigError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
 from ...protocol.text import plain_number
-from ..shared_options import NAMES as SECURITY_NAMES
-from ..shared_options import advice, parse_path, parse_secured, parse_token_path
+from ..shared_options import (
+    SECURITY_PARSERS,
+    Parsers,
+    advice,
+    parse_flag,
+    parse_secured,
+    parse_values,
+    raise_problems,
+)
 
 Order = Literal["auto", "required", "none"]
-NAMES = (
-    "meta",
-    "subject",
-    "partitions",
-    "order",
-    "once",
-    "hidden",
-    "publish",
-    "timeoutMs",
-    *SECURITY_NAMES,
-)
 ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark adds, in lowercase, besides those that begin with `option.`."""
 SQL_WRITES = (
@@ -101,32 +97,16 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     for name in sorted(options.keys() - known_options):
         if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
-    values: dict[str, object] = {}
-    for name, parse in _PARSERS.items():
-        text = options.get(name.lower(), "")
-        if not text:
-            if name in {"meta", "subject"}:
-                problems[name] = "required"
-            elif name.lower() in options:
-                problems[name] = "empty"
-            continue
-        try:
-            values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
-        except (ValueError, KeylaneError) as error:
-            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
-    paths = {name: str(values.pop(name)) for name in SECURITY_NAMES if name in values}
-    values["secured"] = parse_secured(paths, problems)
+    values = parse_values(options, _PARSERS, problems)
+    values["secured"] = parse_secured(values, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:
         for name in {"hidden", "publish"} & values.keys():
             problems[name] = "a job with `once` has a hidden subject of its own, and publishes it"
     if problems:
-        descriptions = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        if not options.keys() & known_options:
-            descriptions += f"; {SQL_WRITES}"
-        raise ConfigError(f"the options cannot work: {descriptions}", **problems)
-    return WriteOptions(**values)  # type: ignore[arg-type]
+        raise_problems(problems, "" if options.keys() & known_options else f"; {SQL_WRITES}")
+    return WriteOptions(**values)
 
 
 def _parse_integer(text: str, low: int, high: int) -> int:
@@ -154,26 +134,18 @@ def _parse_once(once: str) -> str:
     return f"{match[1]}-{int(match[2])}"
 
 
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise ValueError(f"give true or false, not {text!r:.80}")
-    return text.lower() == "true"
-
-
-_PARSERS: Mapping[str, Callable[[str], object]] = {
-    "meta": lambda text: tuple(addresses_of(text)),
-    "subject": lambda text: Subject(check_name("subject", text)),
-    "partitions": lambda text: _parse_integer(text, 1, PARTITIONS_MAX),
-    "order": _parse_order,
-    "once": _parse_once,
-    "hidden": lambda text: check_name("subject", text),
-    "publish": _parse_flag,
-    "timeoutMs": lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX),
-    "tlsCa": parse_path,
-    "tlsCert": parse_path,
-    "tlsKey": parse_path,
-    "tokenFile": parse_token_path,
+_PARSERS: Parsers = {
+    "meta": ("meta", lambda text: tuple(addresses_of(text))),
+    "subject": ("subject", lambda text: Subject(check_name("subject", text))),
+    "partitions": ("partitions", lambda text: _parse_integer(text, 1, PARTITIONS_MAX)),
+    "order": ("order", _parse_order),
+    "once": ("once", _parse_once),
+    "hidden": ("hidden", lambda text: check_name("subject", text)),
+    "publish": ("publish", parse_flag),
+    "timeoutMs": ("timeout_ms", lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX)),
+    **SECURITY_PARSERS,
 }
+NAMES = tuple(_PARSERS)
 
 
 def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:

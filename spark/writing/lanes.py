@@ -53,6 +53,7 @@ from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
 from .job import check_subject_id, producer_id
+from .retrying import retry_call
 from .rows import BatchCutter, Body, RowColumns, Span
 from .shares import KnownRanges, RangeShare, oldest_shares
 
@@ -140,18 +141,8 @@ class TaskSender:
         return route
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `call()` until it succeeds; raise a permanent error at once, and any error after
-        `timeout_ms`.
-        """
-        deadline_ms = self.clock.boot_ms() + self.timeout_ms
-        pauses = _BACKOFF.pauses(self.rng)
-        while True:
-            try:
-                return await call()
-            except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= deadline_ms:
-                    raise
-            await asyncio.sleep(pauses.next_ms() / 1000)
+        """Retry `call()` for `timeout_ms`; see `retry_call`."""
+        return await retry_call(call, timeout_ms=self.timeout_ms, clock=self.clock, rng=self.rng)
 
     def lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
         """Create a lane for each share."""

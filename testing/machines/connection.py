@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...protocol.errors import InternalError, KeylaneError, NotSentError
 from ...protocol.frames import (
@@ -20,45 +19,10 @@ from ...protocol.frames import (
     refusal_error,
 )
 from ...rpc.network import Call, Calling, OnAnswer, OnPart
-from ...rpc.plane.prompt import DataService
-from .loop import Process, SimLoop
-from .machine import Machine
+from .loop import Process
 
-
-class ServerEnd(Protocol):
-    """The server's end of a connection: a process that serves on a machine."""
-
-    process: Process
-    machine: Machine
-    data_service: DataService | None
-
-
-class Carrier(Protocol):
-    """The parts of the network that a connection uses."""
-
-    loop: SimLoop
-    messages: int
-    on_frame: Callable[[Process, Request, bool], None]
-
-    def draw_delay_s(self) -> float:
-        """Return the latency of a message in seconds."""
-        ...
-
-    def draw_duplicate_delay_s(self) -> float:
-        """Return the latency, in seconds, of calls that arrive after their connection ended."""
-        ...
-
-    def loses_message(self) -> bool:
-        """Return True if a message is lost."""
-        ...
-
-    def serves_lost_calls(self) -> bool:
-        """Return True if a server still reads the calls in flight when their connection ended."""
-        ...
-
-    def is_cut(self, source: str, target: str) -> bool:
-        """Return True if the link from `source` to `target` is cut."""
-        ...
+if TYPE_CHECKING:
+    from .network import Internet, Listener
 
 
 class _Pipe:
@@ -75,7 +39,7 @@ class _Pipe:
 class Connection:
     """A connection between a client's channel and a listener; either end may be dead or paused."""
 
-    def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
+    def __init__(self, internet: Internet, client: Process, server: Listener) -> None:
         self.client = client
         self.server = server
         self.channel: SimChannel | None = None
@@ -142,7 +106,10 @@ class Connection:
         if self._to_server.frames and internet.serves_lost_calls():
             later_s = internet.draw_duplicate_delay_s()
             for frame in self._to_server.frames:
-                internet.loop.after(later_s, self._serve_late, frame)
+                # The server reads a call that was sent before the end; its reply is lost.
+                internet.loop.after(
+                    later_s, internet.loop.post, self.server.process, self._serve, frame
+                )
         if self.channel is not None:
             internet.loop.after(
                 internet.draw_delay_s(),
@@ -154,10 +121,6 @@ class Connection:
         internet.loop.after(
             internet.draw_delay_s(), internet.loop.post, self.server.process, self._cancel_waiting
         )
-
-    def _serve_late(self, frame: bytes) -> None:
-        """Let the server read a call that was sent before the end; its reply is lost."""
-        self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:

@@ -12,7 +12,7 @@ import sqlite3
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -28,29 +28,17 @@ STATEMENTS_MAX = 5_000
 """Compiled statements that SQLAlchemy and SQLite keep; more than the metaserver has."""
 
 
-class BootClock(Protocol):
-    """The clocks of the database's machine."""
-
-    def boot_ms(self) -> int:
-        """Return the milliseconds since the machine started."""
-        ...
-
-    def wall_ms(self) -> int:
-        """Return the milliseconds since 1970."""
-        ...
-
-
 class CurrentClock:
     """The clock of the current cluster's database machine; the connection outlives clusters."""
 
     def __init__(self) -> None:
-        self.machine: BootClock | None = None
+        self.machine: Clock | None = None
 
     def boot_ms(self) -> int:
         """Return the milliseconds since the machine started."""
         return 0 if self.machine is None else self.boot_ms_of(self.machine)
 
-    def boot_ms_of(self, machine: BootClock) -> int:
+    def boot_ms_of(self, machine: Clock) -> int:
         """Return the machine's boot clock. It is looked up at each call, because the connection
         keeps the bound `boot_ms`.
         """
@@ -116,7 +104,7 @@ class MemoryDatabase:
 
     name = "memory"
 
-    def __init__(self, machine: BootClock) -> None:
+    def __init__(self, machine: Clock) -> None:
         self._connection, raw, clock, empty = shared_connection()
         clock.machine = machine
         raw.deserialize(empty)
