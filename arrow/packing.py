@@ -53,13 +53,13 @@ def pack_tasks(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Tas
     return [tuple(task) for task in tasks]
 
 
-def _lineage_order(planned: PlannedRange) -> tuple[str, int, int, int, int]:
+def _lineage_order(planned_range: PlannedRange) -> tuple[str, int, int, int, int]:
     return (
-        planned.subject,
-        planned.lineage,
-        planned.epoch,
-        planned.partition_id,
-        planned.start,
+        planned_range.subject,
+        planned_range.lineage,
+        planned_range.epoch,
+        planned_range.partition_id,
+        planned_range.start,
     )
 
 
@@ -71,15 +71,17 @@ def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, 
     return rows, size
 
 
-def _split(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
+def _split(planned_range: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
     """Split a range into pieces of about equal size, each within the limits of `rows` and
     `size`.
     """
-    pieces = max(-(-planned.rows // rows), -(-planned.size_bytes // size))
-    pieces = min(pieces, planned.rows)
-    edges = [planned.start + index * planned.rows // pieces for index in range(pieces + 1)]
+    pieces = max(-(-planned_range.rows // rows), -(-planned_range.size_bytes // size))
+    pieces = min(pieces, planned_range.rows)
+    edges = [
+        planned_range.start + index * planned_range.rows // pieces for index in range(pieces + 1)
+    ]
     for start, end in pairwise(edges):
-        yield replace(planned, start=start, end=end)
+        yield replace(planned_range, start=start, end=end)
 
 
 def _groups(

@@ -71,10 +71,10 @@ def has_expired(options: ReadOptions, partition_id: int) -> bool:
     except KeylaneError:
         return False
     return any(
-        past.partition.partition_id == partition_id
-        and past.partition.state is PartitionState.EXPIRED
+        entry.partition.partition_id == partition_id
+        and entry.partition.state is PartitionState.EXPIRED
         for history in histories
-        for past in history.partitions
+        for entry in history.partitions
     )
 
 
@@ -145,10 +145,10 @@ async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> Subj
     """Return the error, with the name of a subject that is spelled similarly if there is one."""
     name = error.subject or ""
     try:
-        known = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
+        known_names = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
     except KeylaneError:
         return error
-    matches = get_close_matches(name, known, n=1)
+    matches = get_close_matches(name, known_names, n=1)
     advice = f"; did you mean {matches[0]}?" if matches else ""
     return SubjectUnknownError(f"subject: there is no subject {name}{advice}", **error.details)
 

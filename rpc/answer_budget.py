@@ -105,16 +105,16 @@ class ConnectionBudget:
         """Reserve `size` bytes for an answer that is to be prepared; return False if that needs a
         wait.
         """
-        server, own = self._server, self.reserved_bytes
+        server, own_bytes = self._server, self.reserved_bytes
         if (
             self._waiters
             or self._preparing_count >= server.reads_max
-            or (own and own + size > server.connection_bytes_max)
+            or (own_bytes and own_bytes + size > server.connection_bytes_max)
             or (server.reserved_bytes and server.reserved_bytes + size > server.bytes_max)
         ):
             return False
         self._preparing_count += 1
-        self.reserved_bytes = own + size
+        self.reserved_bytes = own_bytes + size
         server.reserved_bytes += size
         return True
 

@@ -103,13 +103,13 @@ class Home:
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            no_loop = UsageError(
+            error = UsageError(
                 Reason.OTHER_LOOP,
                 f"a {self._client_kind} opens in a running event loop of asyncio, and there is "
                 f"none; keylane does not run on trio",
             )
-            no_loop.hint = NO_LOOP_HINT
-            raise no_loop from None
+            error.hint = NO_LOOP_HINT
+            raise error from None
         self.thread = get_ident()
         self._process_id = os.getpid()
         self._kept_alive = kept_alive
@@ -207,7 +207,7 @@ def _no_op() -> None:
     """Do nothing."""
 
 
-def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
+def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
     Exit this process, which was forked inside a callback of `loop`, when that callback returns.
 
@@ -216,14 +216,14 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
-        loop.call_soon(_end_child, why)
+        loop.call_soon(_end_child, reason)
     else:
-        ready.appendleft(asyncio.Handle(_end_child, (why,), loop))
+        ready.appendleft(asyncio.Handle(_end_child, (reason,), loop))
 
 
-def _end_child(why: str) -> NoReturn:
+def _end_child(reason: str) -> NoReturn:
     """Exit a child process without running finalizers or writing the parent's buffered output."""
-    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, why))
+    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, reason))
     os._exit(os.EX_SOFTWARE)
 
 

@@ -266,13 +266,13 @@ class HttpCallers:
         grant = self._slots.acquire(handler, principal)
         if not grant.is_granted:
             raise OverloadedError("too many HTTP connections", limit=limit)
-        if (evicted := grant.evicted_connection) is not None:
+        if (evicted_handler := grant.evicted_connection) is not None:
             text = (
                 f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} HTTP "
                 f"connections, and others have to wait"
             )
-            self.release(evicted)
-            evicted.evict(ConnectionQuotaError(text, principal=grant.evicted_principal))
+            self.release(evicted_handler)
+            evicted_handler.evict(ConnectionQuotaError(text, principal=grant.evicted_principal))
         self._unidentified.pop(handler, None)
         self._servers.discard(handler)
         handler.principal = principal

@@ -89,23 +89,23 @@ _MANIFEST = "manifest:"
 _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
-def user_options(given: Mapping[str, str]) -> dict[str, str]:
+def user_options(given_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options without table properties and paths, which Spark adds."""
-    options = {str(name): str(value) for name, value in given.items()}
+    options = {str(name): str(value) for name, value in given_options.items()}
     names = {name.lower() for name in options}
     if is_sql_table(options):
         return {name: value for name, value in options.items() if f"option.{name.lower()}" in names}
     return {name: value for name, value in options.items() if name.lower() not in _ADDED_BY_SPARK}
 
 
-def is_sql_table(given: Mapping[str, str]) -> bool:
+def is_sql_table(given_options: Mapping[str, str]) -> bool:
     """Return True if the options come from CREATE TABLE; Spark then repeats each with the prefix
     `option.`.
     """
-    return any(str(name).lower() == "provider" for name in given)
+    return any(str(name).lower() == "provider" for name in given_options)
 
 
-def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
+def parse_options(given_options: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
     Parse the options of a read; Spark passes names and values as strings, names in any case.
 
@@ -115,7 +115,7 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
-    options = user_options(given)
+    options = user_options(given_options)
     problems = {
         name[:80]: advice(name, NAMES) for name in sorted(options) if name.lower() not in _KNOWN
     }
@@ -193,11 +193,11 @@ def _parse_keys(text: str) -> frozenset[bytes]:
     return frozenset(keys)
 
 
-def _parse_key(given: object) -> bytes:
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, dict) and given.keys() == {"base64"}:
-        return b64decode(str(given["base64"]), validate=True)
+def _parse_key(item: object) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, dict) and item.keys() == {"base64"}:
+        return b64decode(str(item["base64"]), validate=True)
     raise ValueError("not a key")
 
 
@@ -227,14 +227,14 @@ def _parse_bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
     return ReadBound(default.point, by_partition)
 
 
-def _parse_point(given: object, now_ms: int) -> Point:
-    if type(given) is int and 0 <= given <= MAX_I64:
-        return given
-    if not isinstance(given, str):
+def _parse_point(item: object, now_ms: int) -> Point:
+    if type(item) is int and 0 <= item <= MAX_I64:
+        return item
+    if not isinstance(item, str):
         raise ValueError(  # noqa: TRY004 - the parsers of all options raise ValueError
-            f"an offset is a whole number in [0, 2**63), not {given!r:.80}"
+            f"an offset is a whole number in [0, 2**63), not {item!r:.80}"
         )
-    text = given.strip()
+    text = item.strip()
     if text.lower() in set(Edge):
         return Edge(text.lower())
     if text.startswith(_GROUP):

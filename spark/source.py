@@ -171,8 +171,11 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: "
             f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
-    for expected, given in zip(read_schema(options).fields, schema.fields, strict=True):
-        expected_type, given_type = expected.dataType.simpleString(), given.dataType.simpleString()
+    for expected, given_types in zip(read_schema(options).fields, schema.fields, strict=True):
+        expected_type, given_type = (
+            expected.dataType.simpleString(),
+            given_types.dataType.simpleString(),
+        )
         if expected_type != given_type:
             raise ConfigError(
                 f"give no schema: column {expected.name} is {expected_type}, and the schema says "

@@ -320,9 +320,9 @@ class VirtualCluster:
         Raises:
             InvalidRequestError: an argument is not a program of this cluster; nothing is cut.
         """
-        known = self._programs()
+        known_programs = self._programs()
         for target in (program, *others):
-            if not any(target is other for other in known):
+            if not any(target is other for other in known_programs):
                 raise InvalidRequestError(
                     "cut takes programs, such as cluster.brokers[0], cluster.test or the result of "
                     f"cluster.start, not {target!r:.60}"

@@ -61,13 +61,13 @@ def parse_line(line: bytes, form: LineFormat) -> OutgoingMessage:
         return OutgoingMessage(*read_message(line))
     if form.separator is None:
         return OutgoingMessage(b"", line)
-    key, separator, after = line.partition(form.separator)
+    key, separator, value = line.partition(form.separator)
     if key and separator:
-        return OutgoingMessage(key, after)
+        return OutgoingMessage(key, value)
     if not form.keyless:
         problem = "no key before the separator" if separator else "no separator, so no key"
         raise InvalidRequestError(f"{problem}; --keyless sends such lines without order")
-    return OutgoingMessage(b"", after if separator else line)
+    return OutgoingMessage(b"", value if separator else line)
 
 
 def strip_line_end(line: bytes) -> bytes:

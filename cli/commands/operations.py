@@ -116,8 +116,8 @@ async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> Ope
     last_shown = ("", "")
     while True:
         try:
-            async for latest in admin.follow(view):
-                view = latest
+            async for latest_view in admin.follow(view):
+                view = latest_view
                 state = (view.state.value, view.problem)
                 if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
                     show_line(_progress_text(view))
@@ -171,12 +171,12 @@ def max_loss_text(*counts: int | None) -> str:
     """Describe the maximum number of messages that a group loses, given the maximum of each
     partition; None if unknown.
     """
-    known = [count for count in counts if count is not None]
-    unknown = len(counts) - len(known)
-    if not known:
+    known_counts = [count for count in counts if count is not None]
+    unknown = len(counts) - len(known_counts)
+    if not known_counts:
         return "an unknown number of messages"
-    others = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
-    return f"at most {counted(sum(known), 'message')}{others}"
+    unknown_text = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+    return f"at most {counted(sum(known_counts), 'message')}{unknown_text}"
 
 
 def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:

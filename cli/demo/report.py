@@ -209,7 +209,7 @@ def find_problems(
         (result.spark_rows == rows, f"Spark read {result.spark_rows:,} of {rows:,} rows"),
         (result.spark_matches_csv, "Spark's table differs from the one computed from the file"),
     )
-    failed_checks = [text for passed, text in checks if not passed]
+    failed_checks = [text for has_passed, text in checks if not has_passed]
     failed_checks += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
     return tuple(failed_checks)
 

@@ -91,9 +91,9 @@ class AuditBuffer:
         key: object = self._last_number
         if event.outcome != "done":
             key = replace(event, at_ms=0)
-            earlier = self._buffered.get(key)
-            if earlier is not None:
-                self._buffered[key] = replace(earlier, times=earlier.times + 1)
+            buffered_event = self._buffered.get(key)
+            if buffered_event is not None:
+                self._buffered[key] = replace(buffered_event, times=buffered_event.times + 1)
                 return
         if len(self._buffered) >= WAITING_MAX:
             self.dropped_count += 1

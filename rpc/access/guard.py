@@ -207,7 +207,7 @@ class Guard:
         endpoint: Endpoint[Any],
         authorization: Sequence[str],
         remote: str,
-        read: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
+        read_body: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
         handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
         peer: Peer | None = None,
     ) -> GuardedReply:
@@ -215,11 +215,11 @@ class Guard:
         Handle a request if its caller has the right, and write the audit log.
 
         Args:
-            read: reads the body, and returns it with the parameters and its size in bytes.
+            read_body: reads the body, and returns it with the parameters and its size in bytes.
             handle: handles the request.
 
         Raises:
-            KeylaneError: an error of `read` or `handle`.
+            KeylaneError: an error of `read_body` or `handle`.
             UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
@@ -228,7 +228,7 @@ class Guard:
             caller = await self.caller(endpoint, authorization, peer)
             CALLER.set(caller)
             waited_ms = await self._wait_for_quota(caller, endpoint)
-            body, params, size = await read()
+            body, params, size = await read_body()
             if self._version() != version:  # the body may take long to arrive
                 version = self._version()
                 caller = await self.caller(endpoint, authorization, peer)

@@ -135,15 +135,15 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._writable_event.set()
         self.written_bytes = 0
         """The number of bytes that were passed to the transport."""
-        self.received = True
+        self.has_received = True
         """True once something was received; the watchdog of silent connections sets it to False."""
         self.pings = 0
         """The number of pings received; the watchdog of silent connections sets it to 0."""
-        self.closed = self._ended = False
+        self.closed = self._is_closed = False
         """`closed` is True once nothing can be sent, `_ended` once the transport is closed."""
         self._accepts_data = True
         """False once arriving data is discarded."""
-        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._lost_future: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection is lost."""
         self.close_reason = ""
         """Why this end closes the connection; "" if the other end does."""
@@ -153,7 +153,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def add_lost_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the connection is lost."""
-        self._lost.add_done_callback(lambda _lost: callback())
+        self._lost_future.add_done_callback(lambda _lost: callback())
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
@@ -168,7 +168,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read; see `asyncio.BufferedProtocol`."""
-        self.received = True
+        self.has_received = True
         if self._accepts_data:
             in_turn(self._process, nbytes)
 
@@ -300,7 +300,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         while not self._frames:
             if self.close_reason:
                 raise FrameError(self.close_reason)
-            if self._ended:
+            if self._is_closed:
                 return None
             self._receive_waiter = self._loop.create_future()
             await self._receive_waiter
@@ -327,7 +327,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         lost.
         """
         await self._writable_event.wait()
-        if self._lost.done():
+        if self._lost_future.done():
             raise ConnectionResetError("the connection was lost")
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -431,20 +431,20 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._discard_incoming()
         if self._budget is None and not self._transport.can_write_eof():
             self.end()
-        elif not self._ended and not self._transport.is_closing():
+        elif not self._is_closed and not self._transport.is_closing():
             if self._budget is None:
                 self._transport.write_eof()
             if not self.reading:
                 self.reading = True
                 self._transport.resume_reading()
-        if not self._lost.done():
-            await asyncio.wait([self._lost], timeout=CLOSE_S)
+        if not self._lost_future.done():
+            await asyncio.wait([self._lost_future], timeout=CLOSE_S)
         self.end()
 
     def end(self) -> None:
         """Close the connection without waiting; buffered data is still sent."""
-        if not self._ended:
-            self._ended = self.closed = True
+        if not self._is_closed:
+            self._is_closed = self.closed = True
             self._discard_incoming()
             self._write_gathered()
             self._transport.close()
@@ -452,7 +452,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def abort(self, reason: str) -> None:
         """Abort the connection; buffered data is discarded."""
-        if not self._ended:
+        if not self._is_closed:
             self.close_reason = reason
             self.end()
             self._transport.abort()
@@ -464,8 +464,8 @@ class FrameSocket(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wake everything that waits for the connection; see `asyncio.BaseProtocol`."""
         self.end()
-        if not self._lost.done():
-            self._lost.set_result(None)
+        if not self._lost_future.done():
+            self._lost_future.set_result(None)
         self.writable = True
         self._writable_event.set()
         cast(asyncio.Protocol, self._aiohttp_protocol).connection_lost(exc)

@@ -37,14 +37,22 @@ class _UnfinishedMessage:
     rate.
     """
 
-    __slots__ = ("bytes", "drop", "start_bytes", "start_s", "sample_bytes", "sample_s", "paused_s")
+    __slots__ = (
+        "bytes",
+        "drop_connection",
+        "start_bytes",
+        "start_s",
+        "sample_bytes",
+        "sample_s",
+        "paused_s",
+    )
 
-    def __init__(self, now_s: float, drop: Callable[[], object]) -> None:
+    def __init__(self, now_s: float, drop_connection: Callable[[], object]) -> None:
         self.bytes = self.start_bytes = self.sample_bytes = 0
         self.start_s = self.sample_s = now_s
         self.paused_s: float | None = None
         """The time since which the server has not read its connection; None while it reads."""
-        self.drop = drop
+        self.drop_connection = drop_connection
 
     def rate(self, now_s: float) -> tuple[float, float]:
         """Return the seconds over which the rate was measured, and the rate in bytes per second."""
@@ -132,10 +140,10 @@ class IncomingBudget:
             measured_s, rate = message.rate(now_s)
             is_young = measured_s < RATE_WINDOW_S
             if not only_stuck or (rate < RATE_MIN and not is_young):
-                candidates.append((is_young, rate, connection, message.drop))
+                candidates.append((is_young, rate, connection, message.drop_connection))
         candidates.sort(key=lambda candidate: candidate[:2])
-        for _, _, connection, drop in candidates:
+        for _, _, connection, drop_connection in candidates:
             if self.used_bytes <= down_to_bytes:
                 return
             self.release(connection)
-            drop()
+            drop_connection()

@@ -96,9 +96,9 @@ async def _first_answer(calls: Sequence[asyncio.Future[T]]) -> T:
     """
     if calls[0].done() and not isinstance(calls[0].exception(), UnreachableError):
         return calls[0].result()
-    for other in calls[1:]:
+    for later_call in calls[1:]:
         try:
-            return await other
+            return await later_call
         except UnreachableError:
             pass
     return await calls[0]

@@ -127,7 +127,7 @@ class SilenceWatchdog:
         """Measure the silence since the last check, and ping, probe or close the connection."""
         socket = self._socket
         self._silent_s += self._interval_s
-        if socket.received or not socket.reading:
+        if socket.has_received or not socket.reading:
             self._silent_s = 0.0
             self._is_ping_pending = False
             self._probe_at_s = 0.0
@@ -138,19 +138,19 @@ class SilenceWatchdog:
         elif not self.is_alive(self._silent_s):
             socket.abort(f"no data was received for {self._silent_s:g} s")
             return
-        socket.received = False
+        socket.has_received = False
         self._timer = self._schedule_check()
 
     def ping(self) -> None:
         """Send a ping; anything that is received counts as the reply."""
         self._is_ping_pending = True
-        self._socket.received = False
+        self._socket.has_received = False
         self._socket.ping()
 
     @property
     def _is_silent(self) -> bool:
         """True if nothing was received since the last ping."""
-        return self._is_ping_pending and self._socket.reading and not self._socket.received
+        return self._is_ping_pending and self._socket.reading and not self._socket.has_received
 
     def excuse(self, wait_s: float) -> None:
         """Ignore silence for `wait_s`, because the server has announced that calls wait so long."""

@@ -66,7 +66,7 @@ class PlaneConnection:
         self._silent_s = 0.0
         self._accepted_bytes_at_check = 0
         """The bytes that the kernel had accepted at the last `silent_s`."""
-        self._refused = self.ended = False
+        self._is_refused = self.has_ended = False
         self.has_said_hello = False
         """True once the client has sent a supported version."""
         self.opened_s = asyncio.get_running_loop().time()
@@ -112,7 +112,7 @@ class PlaneConnection:
         """True if the client keeps up, so that an answer would be sent at once."""
         socket = self.socket
         return socket.writable and not (
-            self._waiting_sends or socket.closed or self.ended or self._refused
+            self._waiting_sends or socket.closed or self.has_ended or self._is_refused
         )
 
     async def wait_for_slot(self) -> None:
@@ -138,7 +138,7 @@ class PlaneConnection:
         self._waiting_sends += 1
         try:
             async with self._send_lock:
-                if not self.socket.closed and not self._refused:
+                if not self.socket.closed and not self._is_refused:
                     await self.socket.send(parts)
         finally:
             self._waiting_sends -= 1
@@ -155,7 +155,7 @@ class PlaneConnection:
         if self._waiting_sends or not socket.writable:
             self.start(self._send_later(parts), on_sent)
             return False
-        if not (socket.closed or self._refused):
+        if not (socket.closed or self._is_refused):
             socket.write(parts)
             if not self.socket.writable:  # the write may have changed it
                 self.start(self._send_later(None), on_sent)
@@ -196,8 +196,12 @@ class PlaneConnection:
         socket = self.socket
         socket.pings = 0
         accepted_bytes = socket.written_bytes - self.transport.get_write_buffer_size()
-        if socket.received or not socket.reading or accepted_bytes != self._accepted_bytes_at_check:
-            socket.received = False
+        if (
+            socket.has_received
+            or not socket.reading
+            or accepted_bytes != self._accepted_bytes_at_check
+        ):
+            socket.has_received = False
             self._accepted_bytes_at_check = accepted_bytes
             self._silent_s = 0.0
         else:
@@ -206,7 +210,7 @@ class PlaneConnection:
 
     async def refuse(self, error: KeylaneError) -> None:
         """Send the error, and close the connection; no other answer is sent."""
-        self._refused = True
+        self._is_refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
             await self.socket.close()
@@ -222,7 +226,7 @@ class PlaneConnection:
         """Cancel the calls in progress; data that the client does not read within `GOODBYE_S` is
         discarded.
         """
-        self.ended = True
+        self.has_ended = True
         if self.access is not None:
             self.access.release_connection()
         for task in self._tasks:
@@ -334,7 +338,7 @@ class PlaneCall:
     def _post(self, parts: Parts, data: bytes = b"") -> None:
         """Send the last answer, and settle the reservation for its `data`, if there is one."""
         connection = self._connection
-        is_sent = connection.ended or connection.post(parts, self._on_sent)
+        is_sent = connection.has_ended or connection.post(parts, self._on_sent)
         if self._reserved_bytes:
             self._unsent_bytes = 0 if is_sent else len(data)
             connection.budget.settle(self._reserved_bytes, self._unsent_bytes)
@@ -355,7 +359,7 @@ class PlaneCall:
         if self._reserved_bytes:
             self._connection.budget.settle(self._reserved_bytes, 0)
             self._reserved_bytes = 0
-        if not self._connection.ended:
+        if not self._connection.has_ended:
             self._answer_in_task(self._connection, self._number, request)
 
     def mark_done(self) -> None:

@@ -13,7 +13,7 @@ Invariants
     A bad frame closes its own connection with a typed error, and no other.
     Pulls may wait for seconds, so they have their own limit, beyond which they are refused: acks,
     acquires and releases are read however many pulls wait.
-    A client that reads nothing uses a few megabytes at most (`answer_room`), and delays no other
+    A client that reads nothing uses a few megabytes at most (`answer_budget`), and delays no other
     client. It is disconnected with a typed error after `stuck_s` seconds, or after `SHORT_S` if
     others wait for memory.
     A connection is closed if it is silent for `SILENT_S`, or if one of its frames takes `FRAME_S`
@@ -255,16 +255,18 @@ class DataPlane:
                 limit,
             )
         self._servers.discard(connection)
-        evicted = grant.evicted_connection
-        if evicted is not None and evicted not in self._disconnect_tasks:
+        evicted_connection = grant.evicted_connection
+        if evicted_connection is not None and evicted_connection not in self._disconnect_tasks:
             text = (
                 f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} connections of "
                 f"the data plane, and others have to wait"
             )
             error = _no_slot_error(text, grant.evicted_principal, limit)
-            self._record_end(evicted, error)
-            disconnect = self._disconnect(evicted, self._readers[evicted], error)
-            self._disconnect_tasks[evicted] = start_task(disconnect)
+            self._record_end(evicted_connection, error)
+            disconnect = self._disconnect(
+                evicted_connection, self._readers[evicted_connection], error
+            )
+            self._disconnect_tasks[evicted_connection] = start_task(disconnect)
 
     def _close_excess_unauthenticated(self) -> None:
         """Close the oldest unknown connections while there are too many: callers that do not
@@ -493,10 +495,10 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refused: bool,
+        refusal_error: bool,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, request, payload, refused=refused)
+            await self._answer(connection, correlation_id, request, payload, refused=refusal_error)
         finally:
             connection.free_slot()
 
@@ -507,16 +509,16 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refused: bool = False,
+        refusal_error: bool = False,
     ) -> None:
         access = connection.access
         fetches = access is not None and type(request) in FETCH_FRAMES
-        if fetches and not refused:
+        if fetches and not refusal_error:
             await self._wait_to_fetch(connection, request)
         reservation = begin_answer(connection.budget)
         try:
             try:
-                if refused:
+                if refusal_error:
                     raise OverloadedError(
                         f"a connection has at most {PULLS_PER_CONNECTION_MAX} pulls at once"
                     )
@@ -638,8 +640,8 @@ def _no_slot_error(text: str, principal: str, limit: int) -> ConnectionQuotaErro
     return error
 
 
-def _disconnect_error(why: str) -> FrameError:
+def _disconnect_error(reason: str) -> FrameError:
     """Return the error for a client that is disconnected because it missed a deadline."""
-    error = FrameError(why)
+    error = FrameError(reason)
     error.hint = "Open a new connection; a keylane client does so automatically."
     return error

@@ -51,7 +51,7 @@ class PromptCall(Protocol):
 
     def reserve_bytes(self, bytes_max: int) -> bool:
         """Reserve `bytes_max` bytes for the answer; return False if they are not free now. See
-        `answer_room`.
+        `answer_budget`.
         """
         ...
 

@@ -95,9 +95,9 @@ class ResumingContext(ssl.SSLContext):
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
         """See `ssl.SSLContext.wrap_bio`; it offers the session that is stored for the name."""
-        stored = self._sessions.get(str(server_hostname))
-        if session is None and stored is not None and _now_s() < stored.until_s:
-            session = stored.session
+        stored_session = self._sessions.get(str(server_hostname))
+        if session is None and stored_session is not None and _now_s() < stored_session.until_s:
+            session = stored_session.session
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
     def store_session(self, connection: ssl.SSLObject) -> None:

@@ -126,8 +126,8 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
     ]
     present = {name for name in _FILES if values.get(name) is not None}
     if present & {"tls_cert", "tls_key"} and not present >= {"tls_cert", "tls_key", "tls_ca"}:
-        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - present)
-        problems.append(f"TLS needs also {' and '.join(missing)}")
+        missing_names = sorted({"tls_cert", "tls_key", "tls_ca"} - present)
+        problems.append(f"TLS needs also {' and '.join(missing_names)}")
     elif "tls_client_ca" in present and "tls_cert" not in present:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
     principals = values.get("tls_client_principals", False)

@@ -129,8 +129,10 @@ def select_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRow
     is_selected = np.zeros(len(rows), bool)
     for partition_id, bounds in by_partition.items():
         starts, ends = np.array(sorted(bounds), np.int64).T
-        at = np.searchsorted(starts, rows.offset, "right") - 1
-        is_selected |= (rows.source == partition_id) & (at >= 0) & (rows.offset < ends[at])
+        indexes = np.searchsorted(starts, rows.offset, "right") - 1
+        is_selected |= (
+            (rows.source == partition_id) & (indexes >= 0) & (rows.offset < ends[indexes])
+        )
     return rows if is_selected.all() else rows.take(is_selected)
 
 
@@ -147,13 +149,13 @@ def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     rows, side, rank = rows.take(paired), side[paired], rank[paired]
     is_pair = _continues_previous(rows) & (rank[1:] == rank[:-1])
     is_different = np.ones(len(rows), bool)
-    at = np.flatnonzero(is_pair)
-    times = rows.time_us[at], rows.time_us[at + 1]
-    is_equal = (rows.row[at] == rows.row[at + 1]) & (
+    indexes = np.flatnonzero(is_pair)
+    times = rows.time_us[indexes], rows.time_us[indexes + 1]
+    is_equal = (rows.row[indexes] == rows.row[indexes + 1]) & (
         (times[0] == times[1]) | (times[0] == NO_TIME) | (times[1] == NO_TIME)
     )
-    is_different[at] = ~is_equal
-    is_different[at + 1] = False  # counted once
+    is_different[indexes] = ~is_equal
+    is_different[indexes + 1] = False  # counted once
     return _group_by_key(rows.take(is_different))
 
 

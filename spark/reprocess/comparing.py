@@ -28,10 +28,10 @@ def find_differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[Ke
     """Return the keys whose rows differ, sorted by first offset; the rows of a key are compared in
     order.
     """
-    before, after = _group_by_key(old), _group_by_key(new)
+    old_rows, new_rows = _group_by_key(old), _group_by_key(new)
     changes = []
-    for key in dict.fromkeys([*before, *after]):
-        differing = list(_differing_offsets(before.get(key, []), after.get(key, [])))
+    for key in dict.fromkeys([*old_rows, *new_rows]):
+        differing = list(_differing_offsets(old_rows.get(key, []), new_rows.get(key, [])))
         if differing:
             offsets = [offset for offset in differing if offset is not None]
             changes.append(

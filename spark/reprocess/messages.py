@@ -80,9 +80,11 @@ def _remove_entries(properties: Any, names: Sequence[str]) -> Any:
     if is_kept.all():
         return properties
     kept_before = np.concatenate([[0], np.cumsum(is_kept)]).astype(np.int32)
-    kept = pa.array(np.flatnonzero(is_kept))
+    kept_indexes = pa.array(np.flatnonzero(is_kept))
     return pa.MapArray.from_arrays(
-        pa.array(kept_before[entries.offsets]), entries.keys.take(kept), entries.values.take(kept)
+        pa.array(kept_before[entries.offsets]),
+        entries.keys.take(kept_indexes),
+        entries.values.take(kept_indexes),
     )
 
 

@@ -55,28 +55,32 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
             not name the messages from which they were made.
         KeylaneError: reading fails.
     """
-    after = read_complete_manifest(new)
+    new_manifest = read_complete_manifest(new)
     if old.startswith(SUBJECT):
         name = old.removeprefix(SUBJECT)
-        pairs = [(piece, piece) for piece in after.pieces]
-        before: _Side = _Subject(meta, name, after if name == after.subject else None)
-        return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
+        pairs = [(piece, piece) for piece in new_manifest.pieces]
+        old_side: _Side = _Subject(
+            meta, name, new_manifest if name == new_manifest.subject else None
+        )
+        return _merge(_compare_rows(old_side, _output_of(meta, new, new_manifest), pairs))
     folder = OutputFolder(old)
-    earlier = read_complete_manifest(folder)
+    old_manifest = read_complete_manifest(folder)
     pairs = [
         (old_piece, new_piece)
-        for old_piece, new_piece in _pair_pieces(folder, earlier, new, after)
+        for old_piece, new_piece in _pair_pieces(folder, old_manifest, new, new_manifest)
         if old_piece.digest != new_piece.digest
     ]
-    if earlier.output or after.output:
+    if old_manifest.output or new_manifest.output:
         return _merge(
-            _compare_rows(_output_of(meta, folder, earlier), _output_of(meta, new, after), pairs)
+            _compare_rows(
+                _output_of(meta, folder, old_manifest), _output_of(meta, new, new_manifest), pairs
+            )
         )
     return _merge(
         each
-        for other, piece in pairs
+        for old_piece, piece in pairs
         for each in find_differences(
-            piece.partition_id, folder.read_rows(other), new.read_rows(piece)
+            piece.partition_id, folder.read_rows(old_piece), new.read_rows(piece)
         )
     )
 
@@ -111,17 +115,17 @@ def read_complete_manifest(folder: OutputFolder) -> Manifest:
 
 
 def _pair_pieces(
-    old: OutputFolder, before: Manifest, new: OutputFolder, after: Manifest
+    old: OutputFolder, old_manifest: Manifest, new: OutputFolder, new_manifest: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
-    pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
-    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
+    pieces = {(each.partition_id, each.start, each.end): each for each in old_manifest.pieces}
+    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in new_manifest.pieces}:
         raise JobError(
             Reason.MANIFEST,
             f"{old.path} and {new.path} have different ranges: reprocess both with the same "
             "--start and --end",
             path=str(old.path),
         )
-    return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]
+    return [(pieces[each.partition_id, each.start, each.end], each) for each in new_manifest.pieces]
 
 
 class _Side(ABC):
@@ -242,10 +246,13 @@ def _compare_rows(
     old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
 ) -> Iterator[KeyDifference]:
     for round_pairs in rounds(pairs):
-        before, after = [other for other, _ in round_pairs], [piece for _, piece in round_pairs]
-        differences = differing_keys(_collect_rows(old, before), _collect_rows(new, after))
+        old_rows, new_rows = (
+            [old_piece for old_piece, _ in round_pairs],
+            [piece for _, piece in round_pairs],
+        )
+        differences = differing_keys(_collect_rows(old, old_rows), _collect_rows(new, new_rows))
         if len(differences.source):
-            keys = _find_keys([(old, before), (new, after)], set(differences.key.tolist()))
+            keys = _find_keys([(old, old_rows), (new, new_rows)], set(differences.key.tolist()))
             yield from _with_keys(differences, keys)
 
 
@@ -278,13 +285,13 @@ def _find_keys(
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
-            missing = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
-            if not len(missing):
+            missing_hashes = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
+            if not len(missing_hashes):
                 return keys_by_hash
-            at = np.flatnonzero(np.isin(rows.key, missing))
-            row_hashes, firsts = np.unique(rows.key[at], return_index=True)
+            indexes = np.flatnonzero(np.isin(rows.key, missing_hashes))
+            row_hashes, firsts = np.unique(rows.key[indexes], return_index=True)
             keys = batch.column("key") if "key" in batch.schema.names else None
-            for key_hash, row in zip(row_hashes.tolist(), at[firsts].tolist(), strict=True):
+            for key_hash, row in zip(row_hashes.tolist(), indexes[firsts].tolist(), strict=True):
                 key = None if keys is None else keys[row].as_py()
                 keys_by_hash[key_hash] = key.encode() if isinstance(key, str) else key or b""
     return keys_by_hash

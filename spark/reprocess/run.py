@@ -125,8 +125,10 @@ def _plan_first_run(
     job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
 ) -> JobPlan:
     (subject,) = options.subjects
-    planned = [] if options.partitions == frozenset() else take_snapshot(options)
-    return _plan_missing(_new_manifest(job, subject, planned, output), options, folder, planned)
+    planned_ranges = [] if options.partitions == frozenset() else take_snapshot(options)
+    return _plan_missing(
+        _new_manifest(job, subject, planned_ranges, output), options, folder, planned_ranges
+    )
 
 
 def _load_known_manifest(
@@ -210,25 +212,25 @@ def _plan_missing(
     manifest: Manifest,
     options: ReadOptions,
     folder: OutputFolder,
-    planned: list[PlannedRange] | None = None,
+    planned_ranges: list[PlannedRange] | None = None,
 ) -> JobPlan:
-    missing = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
-    if planned is None:
-        planned = _replan(options, missing)
-    by_id = {each.partition_id: each for each in planned}
+    pieces_to_run = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
+    if planned_ranges is None:
+        planned_ranges = _replan(options, pieces_to_run)
+    by_id = {each.partition_id: each for each in planned_ranges}
     return JobPlan(
         manifest=manifest,
         missing=tuple(
-            slice_range(by_id[each.partition_id], each.start, each.end) for each in missing
+            slice_range(by_id[each.partition_id], each.start, each.end) for each in pieces_to_run
         ),
     )
 
 
 def _new_manifest(
-    job: Job, subject: str, planned: Iterable[PlannedRange], output: SubjectOutput | None
+    job: Job, subject: str, planned_ranges: Iterable[PlannedRange], output: SubjectOutput | None
 ) -> Manifest:
-    planned = list(planned)
-    largest = max((each.message_bytes for each in planned), default=0)
+    planned_ranges = list(planned_ranges)
+    largest = max((each.message_bytes for each in planned_ranges), default=0)
     return Manifest(
         job=job.name,
         code=job.code,
@@ -242,20 +244,20 @@ def _new_manifest(
                 queue=each.queue,
                 epoch=each.epoch,
             )
-            for each in planned
+            for each in planned_ranges
         ),
         piece_rows=max(1, min(PIECE_ROWS, PIECE_BYTES // max(largest, 1))),
         output=output or UNSET,
     )
 
 
-def _replan(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
+def _replan(options: ReadOptions, missing_pieces: list[SourceRange]) -> list[PlannedRange]:
     """Plan the missing pieces of an earlier run again, because brokers may have moved."""
-    if not missing:
+    if not missing_pieces:
         return []
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
-    for piece in missing:
+    for piece in missing_pieces:
         starts.setdefault(piece.partition_id, piece.start)
         ends[piece.partition_id] = piece.end
     missing_options = replace(
@@ -388,7 +390,7 @@ def _run_tasks(
     park: bool,
 ) -> None:
     hidden = None if to is None else to.hidden_rows(plan.manifest)
-    for wave in waves(plan.missing, in_order=to is not None):
+    for wave in group_into_waves(plan.missing, in_order=to is not None):
         tasks = [
             JobTask(
                 options=options,
@@ -403,15 +405,17 @@ def _run_tasks(
         task_numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
 
 
-def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
+def group_into_waves(
+    missing_ranges: Iterable[PlannedRange], *, in_order: bool
+) -> list[list[list[PlannedRange]]]:
     """
-    Return the pieces of each task, in waves of tasks that run concurrently.
+    Return the pieces of each task, in group_into_waves of tasks that run concurrently.
 
     Args:
         in_order: put each partition into a later wave than its ancestors.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
-    for piece in missing:
+    for piece in missing_ranges:
         wave = by_wave.setdefault(piece.epoch if in_order else 0, {})
         wave.setdefault(piece.partition_id, []).append(piece)
     return [list(by_wave[epoch].values()) for epoch in sorted(by_wave)]

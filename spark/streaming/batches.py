@@ -69,13 +69,13 @@ def first_offset(
         for partition_id, offset in starts.items()
         if lineage.required_parents(partition_id) <= finished
     }
-    waiting = {
+    waiting_starts = {
         partition_id: offset
         for partition_id, offset in starts.items()
         if partition_id not in readable_starts and offset
     }
     offsets = _drop_finished_parents(view, readable_starts, finished)
-    return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting, initial=True)
+    return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting_starts, initial=True)
 
 
 def next_offset(
@@ -98,20 +98,24 @@ def next_offset(
     finished = finished_partitions(view, start)
     start_offsets: dict[int, int] = {}
     counts: dict[int, int] = {}
-    waiting: dict[int, int] = {}
-    for partition_id, stored in view.stored.items():
+    waiting_counts: dict[int, int] = {}
+    for partition_id, stored_offsets in view.stored.items():
         if partition_id in finished:
             continue
-        first = max(start.at(partition_id), stored.first)
-        end = stored.end if ends is None else min(stored.end, ends.get(partition_id, 0))
+        first = max(start.at(partition_id), stored_offsets.first)
+        end = (
+            stored_offsets.end
+            if ends is None
+            else min(stored_offsets.end, ends.get(partition_id, 0))
+        )
         if end > first and _can_be_read(view, start, partition_id, finished):
             start_offsets[partition_id], counts[partition_id] = first, end - first
         elif end > first:
-            waiting[partition_id] = end - first
+            waiting_counts[partition_id] = end - first
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
-    waiting_behind = _waiting_behind(view, waiting, counts.keys(), finished)
+    waiting_behind = _waiting_behind(view, waiting_counts, counts.keys(), finished)
     limits = [rows_max, _seal_limit(counts, waiting_behind)]
     rows_max = min((limit for limit in limits if limit is not None), default=None)
     rotation = sum(start.offsets.values())
@@ -179,8 +183,10 @@ def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
     for partition_id, branch in view.lineage.branches.items():
         if partition_id in finished or not _can_be_read(view, offset, partition_id, finished):
             continue
-        end, stored = view.end_of(partition_id), view.stored.get(partition_id)
-        reached = max(offset.at(partition_id), 0 if stored is None else stored.first)
+        end, stored_offsets = view.end_of(partition_id), view.stored.get(partition_id)
+        reached = max(
+            offset.at(partition_id), 0 if stored_offsets is None else stored_offsets.first
+        )
         if (
             branch.is_gone
             or (end is not None and reached >= end)
@@ -236,13 +242,13 @@ def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
     """Yield the ranges that were removed before the stream read them."""
     completed = completed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
-        reached, stored = offset.at(partition_id), view.stored.get(partition_id)
+        reached, stored_offsets = offset.at(partition_id), view.stored.get(partition_id)
         if partition_id in completed:
             continue
         if branch.is_gone and reached < _end_of_gone(branch):
             yield LostRange(partition_id, reached, branch.end)
-        if not branch.is_gone and stored is not None and reached < stored.first:
-            yield LostRange(partition_id, reached, stored.first)
+        if not branch.is_gone and stored_offsets is not None and reached < stored_offsets.first:
+            yield LostRange(partition_id, reached, stored_offsets.first)
 
 
 def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
@@ -355,22 +361,26 @@ def _seal_limit(counts: Mapping[int, int], waiting_behind: Mapping[int, int]) ->
 
 
 def _waiting_behind(
-    view: View, waiting: Mapping[int, int], readable_ids: Collection[int], finished: Collection[int]
+    view: View,
+    waiting_counts: Mapping[int, int],
+    readable_ids: Collection[int],
+    finished: Collection[int],
 ) -> dict[int, int]:
     """
     Return the number of messages that wait behind each partition, directly or indirectly; messages
     behind several partitions are divided among them.
 
     Args:
-        waiting: the number of messages in partitions that cannot be read yet, by partition id.
+        waiting_counts: the number of messages in partitions that cannot be read yet, by partition
+            id.
         readable_ids: the partitions that this batch reads; they do not wait.
         finished: the finished partitions; no partition waits for them.
     """
     counts: dict[int, int] = {}
-    if not waiting:
+    if not waiting_counts:
         return counts
     for partition_id in reversed(view.lineage.branches):
-        count = waiting.get(partition_id, 0) + counts.get(partition_id, 0)
+        count = waiting_counts.get(partition_id, 0) + counts.get(partition_id, 0)
         if partition_id in readable_ids or not count:
             continue
         unfinished = [

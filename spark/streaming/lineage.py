@@ -176,7 +176,7 @@ class View:
 
     def end_of(self, partition_id: int) -> int | None:
         """Return the end of a partition; None while it is open, or if its end is unknown."""
-        stored = self.stored.get(partition_id)
-        if stored is not None and stored.sealed:
-            return stored.end
+        stored_offsets = self.stored.get(partition_id)
+        if stored_offsets is not None and stored_offsets.sealed:
+            return stored_offsets.end
         return self.lineage.branches[partition_id].end

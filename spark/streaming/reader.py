@@ -249,27 +249,27 @@ class _StreamDriver:
             if branch is not None and branch.is_gone:
                 raise self._watcher.no_data_error("partitions", partition_id)
         start_offsets = await self._watcher.resolve_bound(view, self._options.start)
-        for lost in lost_after_start(view, self._options.start):
-            self._report_loss(view, lost)
+        for lost_range in lost_after_start(view, self._options.start):
+            self._report_loss(view, lost_range)
         for partition_id, start_offset in start_offsets.items():
-            stored = view.stored.get(partition_id)
-            if stored is None:
+            stored_offsets = view.stored.get(partition_id)
+            if stored_offsets is None:
                 continue
             if (
-                start_offset < stored.first
+                start_offset < stored_offsets.first
                 and self._options.start.at(partition_id) is not Edge.EARLIEST
             ):
-                self._report_loss(view, LostRange(partition_id, start_offset, stored.first))
-            if start_offset > stored.end:
+                self._report_loss(view, LostRange(partition_id, start_offset, stored_offsets.first))
+            if start_offset > stored_offsets.end:
                 raise OffsetOutOfRangeError(
                     f"start: offset {start_offset} is not in partition {partition_id}, which has "
-                    f"[{stored.first}, {stored.end})",
+                    f"[{stored_offsets.first}, {stored_offsets.end})",
                     partition_id=partition_id,
                     offset=start_offset,
-                    first_offset=stored.first,
-                    next_offset=stored.end,
+                    first_offset=stored_offsets.first,
+                    next_offset=stored_offsets.end,
                 )
-            start_offsets[partition_id] = max(start_offset, stored.first)
+            start_offsets[partition_id] = max(start_offset, stored_offsets.first)
         return start_offsets | rows_to_skip(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
@@ -280,8 +280,8 @@ class _StreamDriver:
         if self._is_idle:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._fetch_view(offset, reached=offset)
-        for lost in lost_ranges(view, offset):
-            self._report_loss(view, lost)
+        for lost_range in lost_ranges(view, offset):
+            self._report_loss(view, lost_range)
         if self._progress is not None:
             await self._watcher.retry(partial(self._progress.load, view, offset))
         ends = await self._end_offsets()
@@ -308,16 +308,16 @@ class _StreamDriver:
         if self._is_idle:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._watcher.fetch_view()
-        unanswered = [
+        unanswered_ids = [
             partition_id
             for partition_id, branch in view.lineage.branches.items()
             if partition_id not in view.stored and not branch.is_gone
         ]
-        if unanswered:
+        if unanswered_ids:
             raise NotSentError(
-                f"the broker of partition {unanswered[0]} does not answer, and with this version "
-                "of PySpark no partition can be skipped",
-                partition_id=unanswered[0],
+                f"the broker of partition {unanswered_ids[0]} does not answer, and with this "
+                "version of PySpark no partition can be skipped",
+                partition_id=unanswered_ids[0],
             )
         end = self._encode(stored_end(view, self._watcher.subjects, origin))
         self._is_idle = end == self.stored_ends
@@ -380,30 +380,30 @@ class _StreamDriver:
                 subject=error.subject,
             ) from error
 
-    def _report_loss(self, view: View, lost: LostRange) -> None:
+    def _report_loss(self, view: View, lost_range: LostRange) -> None:
         """Raise DataLossError; if the options allow the loss, log it once instead."""
-        subject = view.lineage.branches[lost.partition_id].subject
-        count = None if lost.end is None else lost.end - lost.start
+        subject = view.lineage.branches[lost_range.partition_id].subject
+        count = None if lost_range.end is None else lost_range.end - lost_range.start
         lost_messages = (
-            f"everything from offset {lost.start} on"
-            if lost.end is None
-            else f"{count} messages, [{lost.start}, {lost.end}),"
+            f"everything from offset {lost_range.start} on"
+            if lost_range.end is None
+            else f"{count} messages, [{lost_range.start}, {lost_range.end}),"
         )
         text = (
-            f"{lost_messages} of partition {lost.partition_id} of {subject} were removed before "
-            "the stream had read them"
+            f"{lost_messages} of partition {lost_range.partition_id} of {subject} were removed "
+            "before the stream had read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 text,
                 subject=subject,
-                partition_id=lost.partition_id,
-                offset=lost.start,
-                lost_until=lost.end,
+                partition_id=lost_range.partition_id,
+                offset=lost_range.start,
+                lost_until=lost_range.end,
                 rows=count,
             )
-        if lost not in self._logged_losses:
-            self._logged_losses.add(lost)
+        if lost_range not in self._logged_losses:
+            self._logged_losses.add(lost_range)
             log.warning("%s", text)
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────────
@@ -441,13 +441,13 @@ class _StreamDriver:
                 view, LostRange(batch_range.partition_id, batch_range.start, batch_range.end)
             )
             return None
-        stored = view.stored.get(batch_range.partition_id)
-        if stored is None:
+        stored_offsets = view.stored.get(batch_range.partition_id)
+        if stored_offsets is None:
             raise NotSentError(
                 f"the broker of partition {batch_range.partition_id} does not answer",
                 partition_id=batch_range.partition_id,
             )
-        first = stored.first
+        first = stored_offsets.first
         if batch_range.start < first:
             self._report_loss(
                 view,
@@ -463,14 +463,14 @@ class _StreamDriver:
 def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
     """Return an error if a partition stores less than the stream has read, else None."""
     for partition_id, offset in reached.offsets.items():
-        stored = view.stored.get(partition_id)
-        if stored is not None and offset > stored.end:
+        stored_offsets = view.stored.get(partition_id)
+        if stored_offsets is not None and offset > stored_offsets.end:
             return CheckpointMismatchError(
                 f"the checkpoint is at offset {offset} of partition {partition_id}, which ends at "
-                f"{stored.end}",
+                f"{stored_offsets.end}",
                 partition_id=partition_id,
                 offset=offset,
-                next_offset=stored.end,
+                next_offset=stored_offsets.end,
             )
     return None
 

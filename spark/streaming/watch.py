@@ -107,9 +107,9 @@ class PartitionWatcher:
             offset: partitions that are finished at this offset are omitted.
         """
         view = await self.retry(lambda: self._fetch_view_once(offset))
-        missing = sorted((self._options.partitions or set()) - self._all_ids)
-        if missing:
-            raise self._unknown_partition_error("partitions", missing[0])
+        missing_ids = sorted((self._options.partitions or set()) - self._all_ids)
+        if missing_ids:
+            raise self._unknown_partition_error("partitions", missing_ids[0])
         return view
 
     async def fetch_view_until(
@@ -254,12 +254,12 @@ class PartitionWatcher:
     # ── what is stored ────────────────────────────────────────────────────────────────────────────
     async def _fetch_view_once(self, offset: StreamOffset | None) -> View:
         lineage = self._lineage or await self._fetch_lineage()
-        stored: dict[int, StoredOffsets] = {}
+        stored_offsets: dict[int, StoredOffsets] = {}
         while True:
-            stored = await self._fetch_stored(lineage, offset, stored)
+            stored_offsets = await self._fetch_stored(lineage, offset, stored_offsets)
             childless_ids = {
                 partition_id
-                for partition_id, each in stored.items()
+                for partition_id, each in stored_offsets.items()
                 if each.sealed
                 and (
                     partition_id not in self._continued_ids
@@ -268,7 +268,7 @@ class PartitionWatcher:
             }
             is_recent = self._clock.boot_ms() - self._lineage_fetched_ms < LINEAGE_MS
             if not childless_ids or (is_recent and childless_ids <= self._childless_ids):
-                return View(lineage, stored)
+                return View(lineage, stored_offsets)
             lineage = await self._fetch_lineage()
             self._childless_ids = childless_ids
 
@@ -322,11 +322,11 @@ class PartitionWatcher:
         return self._connections.broker_at(partition.address)
 
     async def _resolve_point(self, view: View, partition_id: int, point: Point) -> int:
-        stored = view.stored.get(partition_id)
-        if isinstance(point, int) or stored is None:
+        stored_offsets = view.stored.get(partition_id)
+        if isinstance(point, int) or stored_offsets is None:
             return point if isinstance(point, int) else 0
         if isinstance(point, Edge):
-            return stored.first if point is Edge.EARLIEST else stored.end
+            return stored_offsets.first if point is Edge.EARLIEST else stored_offsets.end
         broker = self._broker(view.lineage.branches[partition_id].partition)
         if isinstance(point, StoredAt):
             by_time = await broker.control(
@@ -334,10 +334,16 @@ class PartitionWatcher:
                 query={"at_ms": point.at_ms, "bound": TimeBound.LOWER},
                 id=partition_id,
             )
-            return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
+            return (
+                stored_offsets.end
+                if by_time.offset is None
+                else max(by_time.offset, stored_offsets.first)
+            )
         assert isinstance(point, CursorOf)
         groups = (await broker.control(endpoints.PARTITION, id=partition_id)).groups
-        return next((each.cursor for each in groups if each.group == point.group), stored.first)
+        return next(
+            (each.cursor for each in groups if each.group == point.group), stored_offsets.first
+        )
 
 
 def _overlaps(partition: Partition, logical_partitions: set[int]) -> bool:

@@ -132,7 +132,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
     @classmethod
     def begin(
-        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+        cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneBatchWriter:
         """
         Check the options and the columns, and create the hidden subject; this blocks.
@@ -142,7 +142,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             PublishError: another job is filling the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """
-        options = parse_write_options(given)
+        options = parse_write_options(given_options)
         if overwrite:
             raise ConfigError(
                 'mode "overwrite" would delete the stored messages, and the progress of '

@@ -84,14 +84,14 @@ class WriteOptions:
     secured: ConnectionSecurity = PLAIN
 
 
-def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
     """
     Parse the options of a write; Spark passes names and values as strings, names in any case.
 
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
-    options = {str(name).lower(): str(value).strip() for name, value in given.items()}
+    options = {str(name).lower(): str(value).strip() for name, value in given_options.items()}
     problems: dict[str, str] = {}
     known_options = {name.lower() for name in NAMES}
     for name in sorted(options.keys() - known_options):
@@ -148,17 +148,17 @@ _PARSERS: Parsers = {
 NAMES = tuple(_PARSERS)
 
 
-def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
+def check_unused(hidden: str, subject: str, stored_counts: Mapping[int, int]) -> None:
     """
     Check that the hidden subject named by the options is empty; a job that fails deletes it.
 
     Args:
-        stored: the number of messages by partition id of the hidden subject.
+        stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
         ConfigError: the subject has messages of another job.
     """
-    if count := sum(stored.values()):
+    if count := sum(stored_counts.values()):
         problem = (
             f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
             f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
@@ -202,13 +202,13 @@ class TaskReport:
     """The logical partitions of rows with keys, as a bit set by source partition."""
 
 
-def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
+def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, int]) -> int:
     """
     Check that the hidden subject has the rows of the tasks, and return the number of rows.
 
     Args:
         reports: the report of each task; None if an attempt without rows sent no report.
-        stored: the number of messages by partition id of the hidden subject.
+        stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
         RowsError: two tasks may have written rows of the same key, or the hidden subject does not
@@ -219,8 +219,8 @@ def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -
     expected: Counter[int] = Counter()
     for report in known_reports:
         expected.update(report.rows)
-    for partition_id in sorted({*expected, *stored}):
-        stored_count = stored.get(partition_id, 0)
+    for partition_id in sorted({*expected, *stored_counts}):
+        stored_count = stored_counts.get(partition_id, 0)
         if stored_count != expected[partition_id]:
             raise RowsError(
                 Reason.ROWS_DIFFER,

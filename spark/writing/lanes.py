@@ -158,11 +158,11 @@ class TaskSender:
 
     async def finish(self) -> None:
         """Send the remaining rows, and wait until all rows are stored."""
-        done = 0
-        while done < len(self._lanes):  # lanes of sealed partitions add more
-            lane = self._lanes[done]
+        finished_count = 0
+        while finished_count < len(self._lanes):  # lanes of sealed partitions add more
+            lane = self._lanes[finished_count]
             await lane.finish()
-            done += 1
+            finished_count += 1
 
     def broker_of(self, partition: Partition) -> BrokerClient:
         """Return a client for the partition's broker in the newest route; raise NotSentError if it
@@ -294,8 +294,8 @@ class Lane:
         """Send the remaining rows, and wait until each batch is stored or passed to the children of
         the sealed partition.
         """
-        if self._children is None and (rest := self._cutter.pop_rest()):
-            self._queue_batch(rest)
+        if self._children is None and (rest_spans := self._cutter.pop_rest()):
+            self._queue_batch(rest_spans)
         while self._batches and self._children is None:
             await self._wait_for_progress()
         if self.task is not None and self.task.done():
@@ -331,12 +331,12 @@ class Lane:
             except StaleRouteError:
                 break
             except KeylaneError as error:
-                now = self._sender.clock.boot_ms()
+                now_ms = self._sender.clock.boot_ms()
                 is_same_batch = bool(self._batches) and self._batches[0] is first
                 if failing_since is None or not is_same_batch:
-                    failing_since = now
+                    failing_since = now_ms
                     pauses.reset()
-                self._check_retryable(error, now - failing_since, is_same_batch=is_same_batch)
+                self._check_retryable(error, now_ms - failing_since, is_same_batch=is_same_batch)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
         await self._hand_to_children()

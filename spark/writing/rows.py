@@ -214,9 +214,9 @@ class BatchCutter:
 
     def pop_rest(self) -> list[Span]:
         """Remove and return the rows of the incomplete batch."""
-        rest, self._open_spans = self._open_spans, []
+        rest_spans, self._open_spans = self._open_spans, []
         self._count = self._size = 0
-        return rest
+        return rest_spans
 
 
 class RowReader:
@@ -339,10 +339,10 @@ class RowReader:
                 f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
             )
 
-    def _row_error(self, column: str, index: int, why: str) -> RowsError:
+    def _row_error(self, column: str, index: int, reason: str) -> RowsError:
         return RowsError(
             Reason.ROWS_INVALID,
-            f"row {self.row + index} of task {self._task}, column {column}: {why}",
+            f"row {self.row + index} of task {self._task}, column {column}: {reason}",
             column=column,
             row=self.row + index,
             task=self._task,

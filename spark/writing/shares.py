@@ -71,9 +71,9 @@ class KnownRanges:
             StaleRouteError: the history lacks a partition of the route, so it belongs to a later
                 subject of the same name.
         """
-        known = {each.partition_id for each in partitions}
+        known_ids = {each.partition_id for each in partitions}
         for each in route:
-            if each.partition_id not in known:
+            if each.partition_id not in known_ids:
                 raise StaleRouteError(partition_id=each.partition_id)
         self.add(partitions)
         self._not_in_history |= _parents(route) - self._ranges.keys()

@@ -53,7 +53,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def begin(
-        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+        cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneStreamWriter:
         """
         Check the options, the columns and the subject; this blocks.
@@ -63,8 +63,8 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             SubjectUnknownError: the subject does not exist.
             UnreachableError: no metaserver answers.
         """
-        options = parse_write_options(given)
-        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given}]
+        options = parse_write_options(given_options)
+        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given_options}]
         if invalid:
             raise ConfigError(
                 f"the options cannot work: only batch writes have {', '.join(invalid)}; a stream "

@@ -178,9 +178,9 @@ async def test_server_answers_a_client_that_asks_for_a_sign_of_life():
         await socket.send((frame,))
         assert await socket.receive() == frame
         before = desk.socket.written_bytes
-        socket.received = False
+        socket.has_received = False
         socket.write((SIGN_OF_LIFE * 100,))
-        while not socket.received:
+        while not socket.has_received:
             await asyncio.sleep(0.01)
         assert desk.socket.written_bytes - before == len(SIGN_OF_LIFE)
         await socket.send((SIGN_OF_LIFE, frame, SIGN_OF_LIFE))

@@ -16,7 +16,7 @@ class SilentSocket:
     reading = True
 
     def __init__(self) -> None:
-        self.received = False
+        self.has_received = False
         self.asked = 0
         self.given_up: list[str] = []
 
@@ -96,7 +96,7 @@ async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypa
     socket = SilentSocket()
     judged = judge(socket, Path(answers=True))
     for _ in range(60):
-        socket.received = True
+        socket.has_received = True
         await asyncio.sleep(0.005)
     assert (socket.asked, socket.given_up) == (1, [])
     judged.end()
@@ -128,7 +128,7 @@ async def test_connection_goes_on_when_something_comes_after_all():
     judged = judge(socket, path)
     assert judged.is_alive(3.0)
     await asyncio.sleep(0.01)
-    socket.received = True
+    socket.has_received = True
     await asyncio.sleep(0.1)
     assert not socket.given_up
 
