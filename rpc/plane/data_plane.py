@@ -314,7 +314,7 @@ class DataPlane:
             call.refuse(error)
             return True
         if not is_handled:
-            call.forget()
+            call.mark_done()
         return is_handled
 
     def _hand_to_task(
@@ -363,7 +363,7 @@ class DataPlane:
                 await connection.wait_for_slot()
                 connection.other_count += 1
                 answer = self._answer_other(
-                    connection, correlation_id, request, payload, refused=is_pull
+                    connection, correlation_id, request, payload, refusal_error=is_pull
                 )
             connection.start_answer(answer)
 
@@ -498,7 +498,7 @@ class DataPlane:
         refusal_error: bool,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, request, payload, refused=refusal_error)
+            await self._answer(connection, correlation_id, request, payload, refusal_error=refusal_error)
         finally:
             connection.free_slot()
 
