@@ -24,13 +24,10 @@ import contextlib
 import socket as socket_module
 from collections.abc import Awaitable, Callable
 from socket import IPPROTO_TCP, SOL_SOCKET
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...protocol.clock import at_a_tick
 from ..race import start_task
-
-if TYPE_CHECKING:
-    from ..frames.frame_socket import FrameSocket
 
 CHECK_INTERVAL_S = 2.0
 """Seconds between two checks of a connection; half of it while a ping is pending."""
@@ -49,7 +46,22 @@ PROBE_PAUSE_S = 2.0
 PROBE_PAUSE_S_MAX = 8.0
 SILENCE_TIMEOUT_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""The number of addresses whose patience is remembered: those of the connections closed last."""
+"""The number of addresses whose timeout is remembered: those of the connections closed last."""
+
+
+class WatchedConnection(Protocol):
+    """The connection that is watched; see `frames.frame_socket.FrameSocket`."""
+
+    has_received: bool
+    reading: bool
+
+    def ping(self) -> None:
+        """Send a ping to the server."""
+        ...
+
+    def abort(self, reason: str) -> None:
+        """Abort the connection."""
+        ...
 
 
 class SilenceTimeouts:
@@ -90,7 +102,7 @@ class SilenceWatchdog:
 
     def __init__(
         self,
-        socket: FrameSocket,
+        socket: WatchedConnection,
         address: str,
         is_answering: Callable[[], Awaitable[bool]],
         silence_timeouts: SilenceTimeouts,

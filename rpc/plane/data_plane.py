@@ -498,7 +498,9 @@ class DataPlane:
         refusal_error: bool,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, request, payload, refusal_error=refusal_error)
+            await self._answer(
+                connection, correlation_id, request, payload, refusal_error=refusal_error
+            )
         finally:
             connection.free_slot()
 

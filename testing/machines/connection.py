@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from ...protocol.errors import InternalError, KeylaneError, NotSentError
 from ...protocol.frames import (
@@ -19,10 +20,45 @@ from ...protocol.frames import (
     refusal_error,
 )
 from ...rpc.network import Call, Calling, OnAnswer, OnPart
-from .loop import Process
+from ...rpc.plane.prompt import DataService
+from .loop import Process, SimLoop
+from .machine import Machine
 
-if TYPE_CHECKING:
-    from .network import Internet, Listener
+
+class ServerEnd(Protocol):
+    """The server's end of a connection: a process that serves on a machine."""
+
+    process: Process
+    machine: Machine
+    data_service: DataService | None
+
+
+class Carrier(Protocol):
+    """The parts of the network that a connection uses."""
+
+    loop: SimLoop
+    messages: int
+    on_frame: Callable[[Process, Request, bool], None]
+
+    def draw_delay_s(self) -> float:
+        """Return the latency of a message in seconds."""
+        ...
+
+    def draw_duplicate_delay_s(self) -> float:
+        """Return the latency, in seconds, of calls that arrive after their connection ended."""
+        ...
+
+    def loses_message(self) -> bool:
+        """Return True if a message is lost."""
+        ...
+
+    def serves_lost_calls(self) -> bool:
+        """Return True if a server still reads the calls in flight when their connection ended."""
+        ...
+
+    def is_cut(self, source: str, target: str) -> bool:
+        """Return True if the link from `source` to `target` is cut."""
+        ...
 
 
 class _Pipe:
@@ -39,7 +75,7 @@ class _Pipe:
 class Connection:
     """A connection between a client's channel and a listener; either end may be dead or paused."""
 
-    def __init__(self, internet: Internet, client: Process, server: Listener) -> None:
+    def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
         self.client = client
         self.server = server
         self.channel: SimChannel | None = None
