@@ -363,7 +363,7 @@ class DataPlane:
                 await connection.wait_for_slot()
                 connection.other_count += 1
                 answer = self._answer_other(
-                    connection, correlation_id, request, payload, refusal_error=is_pull
+                    connection, correlation_id, request, payload, is_over_limit=is_pull
                 )
             connection.start_answer(answer)
 
@@ -495,11 +495,11 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refusal_error: bool,
+        is_over_limit: bool,
     ) -> None:
         try:
             await self._answer(
-                connection, correlation_id, request, payload, refusal_error=refusal_error
+                connection, correlation_id, request, payload, is_over_limit=is_over_limit
             )
         finally:
             connection.free_slot()
@@ -511,16 +511,16 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refusal_error: bool = False,
+        is_over_limit: bool = False,
     ) -> None:
         access = connection.access
         fetches = access is not None and type(request) in FETCH_FRAMES
-        if fetches and not refusal_error:
+        if fetches and not is_over_limit:
             await self._wait_to_fetch(connection, request)
         reservation = begin_answer(connection.budget)
         try:
             try:
-                if refusal_error:
+                if is_over_limit:
                     raise OverloadedError(
                         f"a connection has at most {PULLS_PER_CONNECTION_MAX} pulls at once"
                     )
