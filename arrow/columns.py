@@ -185,7 +185,7 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _edges(lengths: list[np.ndarray]) -> np.ndarray:
+def _cumulative_edges(lengths: list[np.ndarray]) -> np.ndarray:
     all_lengths = _concatenate(lengths)
     edges = np.zeros(len(all_lengths) + 1, dtype=np.int32)
     np.cumsum(all_lengths, dtype=np.int32, out=edges[1:])
@@ -193,7 +193,7 @@ def _edges(lengths: list[np.ndarray]) -> np.ndarray:
 
 
 def _binary_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    edges = _edges(lengths)
+    edges = _cumulative_edges(lengths)
     # A single batch is not copied: its column is a view of the received frame.
     data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
     return pa.Array.from_buffers(
@@ -213,7 +213,7 @@ def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
     """Return a column in which each text is repeated as often as its count says."""
     encoded = [text.encode() for text in texts]
     lengths = np.repeat(np.array([len(text) for text in encoded], np.uint32), counts)
-    edges = _edges([lengths])
+    edges = _cumulative_edges([lengths])
     data = b"".join(text * count for text, count in zip(encoded, counts, strict=True))
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), len(lengths), buffers, null_count=0)
@@ -222,7 +222,7 @@ def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
 def _logical_partitions(pieces: Sequence[Piece]) -> pa.Array:
     lengths = [piece.key_lengths for piece in pieces]
     blob = np.frombuffer(b"".join(piece.keys for piece in pieces), np.uint8)
-    edges = _edges(lengths).astype(np.int64)
+    edges = _cumulative_edges(lengths).astype(np.int64)
     partitions = (hash_column(blob, edges) % np.uint64(LOGICAL_PARTITIONS)).astype(np.int32)
     keyed = _concatenate(lengths) > 0
     valid = None if keyed.all() else pa.py_buffer(np.packbits(keyed, bitorder="little"))
@@ -242,7 +242,7 @@ def _map_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     texts: list[str] = []
     if any(blobs):
         data = b"".join(blobs)
-        starts = _edges(lengths)
+        starts = _cumulative_edges(lengths)
         sizes = np.zeros(len(all_lengths), dtype=np.int32)
         for row in np.flatnonzero(all_lengths).tolist():
             properties = unpack_properties(data[starts[row] : starts[row + 1]])

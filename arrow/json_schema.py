@@ -61,7 +61,7 @@ class _Tokens:
     """The tokens of a text, consumed from the front, and the number of named fields so far."""
 
     def __init__(self, text: str) -> None:
-        self._remaining = list(_tokens(text))
+        self._remaining = list(_tokenize(text))
         self.count = 0
 
     def peek(self) -> str:
@@ -93,7 +93,7 @@ class _Tokens:
         )
 
 
-def _tokens(text: str) -> Iterator[str]:
+def _tokenize(text: str) -> Iterator[str]:
     for quoted, word, mark, number, other in _TOKEN.findall(text):
         yield f"`{quoted}`" if quoted else word or mark or number or other
 

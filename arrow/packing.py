@@ -35,15 +35,15 @@ Task = tuple[PlannedRange, ...]
 def pack_tasks(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
     """Return the ranges of each task, in the order in which they are read."""
     non_empty_ranges = sorted((each for each in ranges if each.rows), key=_lineage_order)
-    rows, size = _limits(non_empty_ranges, options)
+    rows, size = _task_limits(non_empty_ranges, options)
     if options.min_partitions is not None or options.task_bytes is not None:
         non_empty_ranges = [
             piece for each in non_empty_ranges for piece in _split(each, rows, size)
         ]
     tasks: list[list[PlannedRange]] = []
     free_rows = free_bytes = 0
-    for group in _groups(non_empty_ranges, rows, size, keep_whole=options.ordered):
-        group_rows, group_bytes = _size(group)
+    for group in _group_ranges(non_empty_ranges, rows, size, keep_whole=options.ordered):
+        group_rows, group_bytes = _total_size(group)
         if not tasks or group_rows > free_rows or group_bytes > free_bytes:
             tasks.append([])
             free_rows, free_bytes = rows, size
@@ -63,7 +63,7 @@ def _lineage_order(planned_range: PlannedRange) -> tuple[str, int, int, int, int
     )
 
 
-def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
+def _task_limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
     """Return the largest number of rows and of bytes in a task."""
     rows, size = TASK_ROWS, options.task_bytes or TASK_BYTES
     if options.min_partitions is not None:
@@ -84,7 +84,7 @@ def _split(planned_range: PlannedRange, rows: int, size: int) -> Iterator[Planne
         yield replace(planned_range, start=start, end=end)
 
 
-def _groups(
+def _group_ranges(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, keep_whole: bool
 ) -> Iterator[list[PlannedRange]]:
     """Yield groups of ranges that are not divided among tasks: an entire lineage if it fits or
@@ -92,12 +92,12 @@ def _groups(
     """
     for _, group in groupby(ranges, key=lambda each: (each.subject, each.lineage)):
         lineage = list(group)
-        lineage_rows, lineage_bytes = _size(lineage)
+        lineage_rows, lineage_bytes = _total_size(lineage)
         if keep_whole or (lineage_rows <= rows and lineage_bytes <= size):
             yield lineage
         else:
             yield from ([each] for each in lineage)
 
 
-def _size(ranges: Sequence[PlannedRange]) -> tuple[int, int]:
+def _total_size(ranges: Sequence[PlannedRange]) -> tuple[int, int]:
     return sum(each.rows for each in ranges), sum(each.size_bytes for each in ranges)

@@ -91,7 +91,7 @@ async def take_snapshot_over(network: Network, options: ReadOptions) -> list[Pla
     meta = MetaClient(network, options.meta)
     retry_budget = _RetryBudget(options.retry_s)
     while True:
-        routes = await _routes(meta, options)
+        routes = await _fetch_routes(meta, options)
         # Outside the retries, because the metaserver already knows all partitions.
         check_named_partitions(routes, options)
         try:
@@ -121,7 +121,7 @@ class _RetryBudget:
         await asyncio.sleep(pause_s)
 
 
-async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
+async def _fetch_routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
     retry_budget = _RetryBudget(min(META_RETRY_S, options.retry_s))
     while True:
         try:

@@ -134,7 +134,7 @@ class HttpNetwork:
         self._credentials = identity
         self._token_source = source
         self._renewal_tasks: set[asyncio.Task[None]] = set()
-        self._session = _session(keepalive_timeout=REUSED_SECONDS)
+        self._session = _create_session(keepalive_timeout=REUSED_SECONDS)
         self._unpooled_session: aiohttp.ClientSession | None = None
         """The session that uses a new connection for each request; created when it is needed."""
         self._silence_timeouts = SilenceTimeouts()
@@ -271,7 +271,7 @@ class HttpNetwork:
     def _get_unpooled_session(self) -> aiohttp.ClientSession:
         self._check_open()
         if self._unpooled_session is None:
-            self._unpooled_session = _session(force_close=True)
+            self._unpooled_session = _create_session(force_close=True)
         return self._unpooled_session
 
     async def _is_answering(self, address: str) -> bool:
@@ -283,7 +283,7 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{HEALTH.path}",
                 allow_redirects=False,
                 ssl=self._tls_of(address),
-                timeout=_timeout(int(ALIVE_SECONDS * 1000)),
+                timeout=_client_timeout(int(ALIVE_SECONDS * 1000)),
             ) as response:
                 return VERSION_HEADER in response.headers
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeylaneError):
@@ -350,10 +350,10 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{path}",
                 data=encoded or None,
                 params=query,
-                headers=_headers(bearer),
+                headers=_request_headers(bearer),
                 allow_redirects=False,
                 ssl=self._tls_of(address),
-                timeout=_timeout(timeout_ms),
+                timeout=_client_timeout(timeout_ms),
             ) as response:
                 data = await response.read()
                 status = response.status
@@ -440,9 +440,9 @@ class HttpNetwork:
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",
-                headers={} if bearer is None else _headers(bearer),
+                headers={} if bearer is None else _request_headers(bearer),
                 allow_redirects=False,
-                timeout=_timeout(timeout_ms),
+                timeout=_client_timeout(timeout_ms),
                 ssl=self._tls_of(address),
             ) as response:
                 return await response.text(), response.headers.get("Date", ""), response.status
@@ -545,7 +545,7 @@ def client_network(
     )
 
 
-def _session(**connections: Any) -> aiohttp.ClientSession:
+def _create_session(**connections: Any) -> aiohttp.ClientSession:
     """Return a session whose connector gets these arguments, in addition to those of all
     sessions.
     """
@@ -555,7 +555,7 @@ def _session(**connections: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, trust_env=False)
 
 
-def _timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
+def _client_timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
     """Return aiohttp's timeouts for a call, without rounding those above 5 s up to a whole second:
     heartbeats need exact ones.
     """
@@ -582,7 +582,7 @@ def _encode_body(call: str, body: object, query: Mapping[str, str] | None) -> by
     return encoded
 
 
-def _headers(bearer: str | None) -> dict[str, str]:
+def _request_headers(bearer: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
     return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
 

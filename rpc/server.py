@@ -234,7 +234,7 @@ def _control_handler(
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
-    async def read(request: web.Request) -> tuple[Any, Params, int]:
+    async def read_request(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
         data = b""
         if endpoint.rights is not Rights.OPEN:
@@ -245,32 +245,32 @@ def _control_handler(
             data = await _read_body(request, body_s)
             is_raw = endpoint.request is bytes
             body = data if is_raw else msgspec.json.decode(data, type=endpoint.request)
-        params = _params(request, endpoint.headers)
+        params = _read_params(request, endpoint.headers)
         route.check(data, params)
         return body, params, len(data)
 
     async def handle(request: web.Request) -> web.Response:
-        guarded: GuardedReply | None = None
+        guarded_reply: GuardedReply | None = None
         try:
             if guard is None:
-                body, params, _size = await read(request)
+                body, params, _size = await read_request(request)
                 answer = await route.handler(body, params)
             else:
-                guarded = await guard.handle_request(
+                guarded_reply = await guard.handle_request(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
-                    partial(read, request),
+                    partial(read_request, request),
                     route.handler,
                     peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
-                answer = guarded.answer
+                answer = guarded_reply.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             error_to_send = InvalidRequestError(
                 f"{endpoint.method} {endpoint.path}: {refused_value(error, endpoint.request)}"
             )
             if guard is not None:
-                guard.record_refusal(request.remote or "", _action(request), error_to_send)
+                guard.record_refusal(request.remote or "", _action_text(request), error_to_send)
             return refuse(error_to_send)
         except KeylaneError as error:
             return refuse(error)
@@ -280,10 +280,10 @@ def _control_handler(
         is_text = endpoint.answer is str
         data = str(answer).encode() if is_text else encode_json(answer)
         headers = {"Content-Type": endpoint.response_type if is_text else "application/json"}
-        if guard is not None and guarded is not None:
-            guard.charge(guarded.caller, len(data))
-            if guarded.waited_ms:
-                headers[THROTTLED_HEADER] = str(guarded.waited_ms)
+        if guard is not None and guarded_reply is not None:
+            guard.charge(guarded_reply.caller, len(data))
+            if guarded_reply.waited_ms:
+                headers[THROTTLED_HEADER] = str(guarded_reply.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
     async def handle_while_connected(request: web.Request) -> web.Response:
@@ -293,13 +293,13 @@ def _control_handler(
     return handle_while_connected if endpoint.is_get else handle
 
 
-def _action(request: web.Request) -> str:
+def _action_text(request: web.Request) -> str:
     """Return a request's method and route, without the values in its path, for the audit log."""
     resource = request.match_info.route.resource
     return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
-def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
+def _read_params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
     """Return the parameters from query and path, and the headers with these names. Raises
     InvalidRequestError if one is given twice.
     """
@@ -420,7 +420,7 @@ class Server:
     ) -> web.Response:
         """Refuse a request that reaches no handler, and audit it."""
         if self._guard is not None:
-            self._guard.record_refusal(request.remote or "", _action(request), error)
+            self._guard.record_refusal(request.remote or "", _action_text(request), error)
         return self._refuse(error, status)
 
     @property
@@ -473,7 +473,7 @@ class Server:
                         f"a client has not read its answer within {self._limits.answer_s:g} s",
                     )
                     log.warning("a client is disconnected: %s", error.message)
-                    self._record_refused_caller(error, _action(request), request.remote or "")
+                    self._record_refused_caller(error, _action_text(request), request.remote or "")
                     if request.transport is not None:
                         request.transport.abort()
             return response

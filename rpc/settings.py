@@ -28,7 +28,7 @@ CONFIG_VARIABLE = "KEYLANE_CONFIG"
 DEFAULT = "default"
 
 
-def _number(text: str) -> int | str:
+def _parse_number(text: str) -> int | str:
     """Return the whole number in a text, possibly negative. Any other text is returned unchanged,
     for the later checks to refuse.
     """
@@ -40,7 +40,7 @@ def _number(text: str) -> int | str:
 
 _BOOLEANS = {"true": True, "false": False}
 _FLAG_PARSERS: dict[Any, Callable[[str], Any]] = {
-    int: _number,
+    int: _parse_number,
     bool: lambda text: _BOOLEANS.get(text.lower(), text),
 }
 
@@ -71,14 +71,14 @@ class SettingSources(Generic[Settings]):
     def __init__(
         self,
         program: str,
-        kind: Callable[..., Settings],
+        settings_class: Callable[..., Settings],
         problems_of: Callable[[Mapping[str, object]], list[str]],
     ) -> None:
         self._program = program
-        self._kind = kind
+        self._settings_class = settings_class
         self._problems_of = problems_of
-        self._fields: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
-        self._hints = get_type_hints(kind)
+        self._fields: tuple[Field[Any], ...] = fields(settings_class)  # type: ignore[arg-type]
+        self._hints = get_type_hints(settings_class)
         self._prefix = f"KEYLANE_{program.upper()}_"
 
     def read(
@@ -99,8 +99,8 @@ class SettingSources(Generic[Settings]):
             ConfigError: the file cannot be read, settings are unknown or missing, or values are
                 invalid; the text lists all problems.
         """
-        values, _ = self._gather(flags, config, environment or {})
-        return self._kind(**values)
+        values, _ = self._collect_values(flags, config, environment or {})
+        return self._settings_class(**values)
 
     def explain(
         self,
@@ -109,8 +109,8 @@ class SettingSources(Generic[Settings]):
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
         """Return every setting with its value and origin. Args and errors are those of `read`."""
-        values, origins = self._gather(flags, config, environment or {})
-        settings = self._kind(**values)
+        values, origins = self._collect_values(flags, config, environment or {})
+        settings = self._settings_class(**values)
         return [
             Setting(
                 name=field.name,
@@ -121,7 +121,7 @@ class SettingSources(Generic[Settings]):
             for field in self._fields
         ]
 
-    def _gather(
+    def _collect_values(
         self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
     ) -> tuple[dict[str, object], dict[str, str]]:
         """Return the values that are set, converted to the types of their fields, and the origin of
@@ -170,7 +170,7 @@ class SettingSources(Generic[Settings]):
         unchanged, for the later checks to refuse.
         """
         if self._hints.get(name) is int:
-            return _number(text)
+            return _parse_number(text)
         if self._hints.get(name) is bool:
             return _BOOLEANS.get(text.lower(), text)
         return text

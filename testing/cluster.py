@@ -123,7 +123,7 @@ class VirtualCluster:
         Raises:
             ConfigError: an argument is out of range.
         """
-        _check(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
+        _check_options(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
         self._has_run = False
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
@@ -429,7 +429,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     return cluster.run(story, cluster)
 
 
-def _check(brokers: Any, seed: object, **limits: Any) -> None:
+def _check_options(brokers: Any, seed: object, **limits: Any) -> None:
     """Raise ConfigError if an argument of a cluster is out of its range."""
     if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
         raise ConfigError(

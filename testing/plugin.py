@@ -61,7 +61,7 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
         options = {**marker.kwargs, **options}  # the nearest marker wins
     seed = request.config.getoption("--keylane-seed")
     if seed is not None:
-        options["seed"] = _seed(seed)
+        options["seed"] = _parse_seed(seed)
     try:
         cluster = VirtualCluster(**options)
     except ConfigError as error:
@@ -98,7 +98,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
         )
 
 
-def _seed(text: str) -> int | None:
+def _parse_seed(text: str) -> int | None:
     if text == "random":
         return None
     seed = plain_number(text)

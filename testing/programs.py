@@ -361,16 +361,17 @@ class BrokerProgram(StoryProgram):
         self.group = group
         self.address = address
         self._disk = SimDisk()
-        self._disk.total = self._disk.free_bytes()  # so empty that the broker needs no reserve
+        # So empty that the broker needs no reserve.
+        self._disk.total_space = self._disk.free_bytes()
         self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
 
     def fill_disk(self) -> None:
         """Fill the disk, so messages are refused until `empty_disk`."""
-        self._disk.room = 0
+        self._disk.free_space = 0
 
     def empty_disk(self) -> None:
         """Free the disk's space again."""
-        self._disk.room = None
+        self._disk.free_space = None
 
     async def _main(self) -> None:
         broker = serving_broker(

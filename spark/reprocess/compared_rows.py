@@ -144,7 +144,7 @@ def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     # The sort is stable: equal rows stay in stored order.
     in_order = np.lexsort((order, side, rows.key, rows.offset, rows.source))
     rows, side = rows.take(in_order), side[in_order]
-    rank = _ranks(rows, side)
+    rank = _rank_rows(rows, side)
     paired = np.lexsort((side, rank, rows.key, rows.offset, rows.source))
     rows, side, rank = rows.take(paired), side[paired], rank[paired]
     is_pair = _continues_previous(rows) & (rank[1:] == rank[:-1])
@@ -183,7 +183,7 @@ def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
     return same
 
 
-def _ranks(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
+def _rank_rows(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
     """Return the index of each row among those with the same side, source and key."""
     count = len(rows)
     if not count:

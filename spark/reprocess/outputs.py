@@ -149,7 +149,7 @@ class _Side(ABC):
                         batch,
                         is_source=self.is_source,
                         planned_us=self.planned_us,
-                        where=self.where,
+                        where=self.location,
                     ),
                 )
 
@@ -160,7 +160,7 @@ class _Files(_Side):
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
         self._folder = folder
         self._job = manifest.job
-        self.where = str(folder.path)
+        self.location = str(folder.path)
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
@@ -168,7 +168,7 @@ class _Files(_Side):
                 rows = to_messages(self._folder.read_rows(piece), job=self._job, piece=piece)
             except JobError as error:
                 raise JobError(
-                    Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
+                    Reason.OUTPUTS_DIFFER, f"{self.location}: {error.message}", path=self.location
                 ) from None
             yield from rows.to_batches()
 
@@ -181,7 +181,7 @@ class _Subject(_Side):
         self._name = name
         self._manifest = manifest
         self.is_source = manifest is not None
-        self.where = f"{SUBJECT}{name}"
+        self.location = f"{SUBJECT}{name}"
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         if self._manifest is None:
@@ -194,7 +194,7 @@ class _Subject(_Side):
                 piece.start, starts.get(piece.partition_id, piece.start)
             )
             ends[piece.partition_id] = max(piece.end, ends.get(piece.partition_id, 0))
-        yield from _read_ranges(self._meta, self._name, starts, ends, where=self.where)
+        yield from _read_ranges(self._meta, self._name, starts, ends, where=self.location)
 
 
 class _JobRows(_Side):
@@ -204,7 +204,7 @@ class _JobRows(_Side):
         assert manifest.output
         self._meta = meta
         self._output = manifest.output
-        self.where = str(folder.path)
+        self.location = str(folder.path)
         self.planned_us = manifest.planned_at_ms * 1_000
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
@@ -212,15 +212,15 @@ class _JobRows(_Side):
         if not output.messages and output.messages != {}:
             raise JobError(
                 Reason.OUTPUTS_DIFFER,
-                f"{self.where} does not say where the rows are: an older keylane made it",
-                path=self.where,
+                f"{self.location} does not say where the rows are: an older keylane made it",
+                path=self.location,
             )
         ends = {number: count for number, count in output.messages.items() if count}
         starts = dict.fromkeys(ends, 0)
         try:
-            yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.where)
+            yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.location)
         except SubjectUnknownError:  # it was published
-            yield from _read_ranges(self._meta, output.target, starts, ends, where=self.where)
+            yield from _read_ranges(self._meta, output.target, starts, ends, where=self.location)
 
 
 def _read_ranges(
@@ -245,7 +245,7 @@ def _output_of(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
 def _compare_rows(
     old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
 ) -> Iterator[KeyDifference]:
-    for round_pairs in rounds(pairs):
+    for round_pairs in split_into_rounds(pairs):
         old_rows, new_rows = (
             [old_piece for old_piece, _ in round_pairs],
             [piece for _, piece in round_pairs],
@@ -256,7 +256,7 @@ def _compare_rows(
             yield from _with_keys(differences, keys)
 
 
-def rounds(
+def split_into_rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
     """Yield the pieces to compare together: at most ROUND_ROWS rows, or a single piece."""

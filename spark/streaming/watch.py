@@ -198,7 +198,7 @@ class PartitionWatcher:
             )
             subjects[subject] = route.subject_id
             branches += branches_of(subject, history.partitions)
-            excluded |= self._excluded(route, branches)
+            excluded |= self._find_excluded(route, branches)
         self.subjects = subjects
         self._all_ids = {
             int(branch.partition.partition_id)
@@ -215,7 +215,7 @@ class PartitionWatcher:
         self._lineage = Lineage(branches, lambda each: int(each.partition_id) not in excluded)
         return self._lineage
 
-    def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
+    def _find_excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
         """Return the ids of the subject's partitions that the stream does not read."""
         selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
@@ -285,7 +285,7 @@ class PartitionWatcher:
             if partition_id not in finished and partition_id not in known and not branch.is_gone
         ]
         answers = await gather_limited(
-            self._status, [lineage.branches[partition_id] for partition_id in partition_ids]
+            self._fetch_status, [lineage.branches[partition_id] for partition_id in partition_ids]
         )
         statuses = zip(partition_ids, answers, strict=True)
         return known | {
@@ -296,12 +296,12 @@ class PartitionWatcher:
             if status is not None
         }
 
-    async def _status(self, branch: Branch) -> PartitionStatus | None:
+    async def _fetch_status(self, branch: Branch) -> PartitionStatus | None:
         """Return the status of a partition; None if it was abandoned and its broker does not
         answer.
         """
         try:
-            return await self._broker(branch.partition).control(
+            return await self._broker_client(branch.partition).control(
                 endpoints.PARTITION, id=branch.partition.partition_id
             )
         except UnreachableError:
@@ -312,7 +312,7 @@ class PartitionWatcher:
             await self._fetch_lineage()  # raises a clearer error if the subject was deleted
             raise
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
             raise NotSentError(
                 f"broker group {partition.broker_group} is not available",
@@ -327,7 +327,7 @@ class PartitionWatcher:
             return point if isinstance(point, int) else 0
         if isinstance(point, Edge):
             return stored_offsets.first if point is Edge.EARLIEST else stored_offsets.end
-        broker = self._broker(view.lineage.branches[partition_id].partition)
+        broker = self._broker_client(view.lineage.branches[partition_id].partition)
         if isinstance(point, StoredAt):
             by_time = await broker.control(
                 endpoints.OFFSET_AT,

@@ -192,7 +192,7 @@ class HiddenSubject:
         Raises:
             RowsError: retention has removed messages, as it can if the target's retention is TIME.
         """
-        statuses = await self._statuses()
+        statuses = await self._fetch_statuses()
         for partition_id, status in statuses.items():
             check_not_removed(self.name, partition_id, status.first_offset)
         return _message_counts(statuses)
@@ -206,9 +206,9 @@ class HiddenSubject:
             SubjectUnknownError, SubjectDeletedError: the subject was deleted, or another one has
                 its name.
         """
-        return _message_counts(await self._statuses())
+        return _message_counts(await self._fetch_statuses())
 
-    async def _statuses(self) -> dict[int, PartitionStatus]:
+    async def _fetch_statuses(self) -> dict[int, PartitionStatus]:
         async def fetch() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
             check_subject_id(route, self._subject_id)

@@ -112,11 +112,11 @@ class TaskSender:
 
     async def open(self) -> Route:
         """Fetch the route, retrying for `timeout_ms`, and create the lanes."""
-        route, shares = await self.retry(lambda: self._shares((0, LOGICAL_PARTITIONS)))
-        self._roots = self.lanes(shares)
+        route, shares = await self.retry(lambda: self._fetch_shares((0, LOGICAL_PARTITIONS)))
+        self._roots = self.create_lanes(shares)
         return route
 
-    async def _shares(
+    async def _fetch_shares(
         self, bounds: tuple[int, int], *, after_id: int = 0
     ) -> tuple[Route, list[RangeShare]]:
         """Return the route, and the shares of the logical partitions in `bounds`."""
@@ -144,7 +144,7 @@ class TaskSender:
         """Retry `call()` for `timeout_ms`; see `retry_call`."""
         return await retry_call(call, timeout_ms=self.timeout_ms, clock=self.clock, rng=self.rng)
 
-    def lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
+    def create_lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
         """Create a lane for each share."""
         lanes = [Lane(self, each.partition, (each.start, each.end)) for each in shares]
         self._lanes += lanes
@@ -188,7 +188,7 @@ class TaskSender:
         all of them.
         """
         _, shares = await self.retry(
-            lambda: self._shares(bounds, after_id=int(sealed.partition_id))
+            lambda: self._fetch_shares(bounds, after_id=int(sealed.partition_id))
         )
         return shares
 
@@ -206,7 +206,7 @@ class TaskSender:
 def distribute(span: Span, lanes: Sequence[Lane]) -> None:
     """Add the rows to the lanes that cover their logical partitions, in order."""
     unassigned = span.end - span.start
-    for number, part in span.by_bounds([lane.bounds for lane in lanes]):
+    for number, part in span.split_by_bounds([lane.bounds for lane in lanes]):
         unassigned -= part.end - part.start
         lanes[number].add(part)
     assert not unassigned, f"{unassigned} rows without a lane"
@@ -410,7 +410,7 @@ class Lane:
     async def _hand_to_children(self) -> None:
         """Pass the rows that the sealed partition has not stored to its children."""
         shares = await self._sender.shares_after(self._partition, self.bounds)
-        lanes = self._sender.lanes(shares)
+        lanes = self._sender.create_lanes(shares)
         for span in chain(*(batch.spans for batch in self._batches), self._cutter.pop_rest()):
             distribute(span, lanes)
         self._batches.clear()

@@ -99,24 +99,24 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
+    def split_by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
         Yield the index and the rows of each range of logical partitions that has rows.
 
         Args:
             bounds: ranges [start, end) that do not overlap.
         """
-        range_of = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
+        range_by_partition = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
         for number, (start, end) in enumerate(bounds):
-            range_of[start:end] = number
-        numbers = range_of[self.rows.logical[self.start : self.end]]
-        if len(numbers) and (numbers == numbers[0]).all():
-            if numbers[0] < len(bounds):
-                yield int(numbers[0]), self
+            range_by_partition[start:end] = number
+        range_numbers = range_by_partition[self.rows.logical[self.start : self.end]]
+        if len(range_numbers) and (range_numbers == range_numbers[0]).all():
+            if range_numbers[0] < len(bounds):
+                yield int(range_numbers[0]), self
             return
-        order = np.argsort(numbers, kind="stable")
+        order = np.argsort(range_numbers, kind="stable")
         sorted_rows = self.rows.take(order + self.start if self.start else order)
-        counts = np.bincount(numbers, minlength=len(bounds) + 1)
+        counts = np.bincount(range_numbers, minlength=len(bounds) + 1)
         edges = [0, *np.cumsum(counts).tolist()]
         for number in np.flatnonzero(counts[:-1]).tolist():
             yield number, Span(sorted_rows, edges[number], edges[number + 1])

@@ -88,15 +88,15 @@ class SimAppendFile:
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`."""
         data = b"".join(buffers)
-        free_bytes = self._disk.room
-        if self._disk.fail == "write":
+        free_bytes = self._disk.free_space
+        if self._disk.failing_operation == "write":
             data = data[: len(data) // 2]  # a short write, and then the error
         is_full = False
         if free_bytes is not None:
             writable_bytes = self.reserved + max(free_bytes, 0)
             is_full = len(data) >= writable_bytes
             data = data[:writable_bytes]
-            self._disk.room = free_bytes - max(len(data) - self.reserved, 0)
+            self._disk.free_space = free_bytes - max(len(data) - self.reserved, 0)
         self._content.data[self.size : self.size + len(data)] = data
         self._content.written.append((self.size, data))
         self.size += len(data)
@@ -104,7 +104,7 @@ class SimAppendFile:
         if self._disk.tear_next and len(data) > 2 * self._disk.block_bytes:
             self._content.torn = True
             raise Crashed("in a write")
-        if self._disk.fail == "write":
+        if self._disk.failing_operation == "write":
             raise StorageError(f"write {self._path}: Input/output error", path=self._path)
         if is_full:
             raise DiskFullError(f"write {self._path}: No space left on device", path=self._path)
@@ -120,19 +120,19 @@ class SimAppendFile:
             raise StorageError(f"allocate {self._path}: Operation not supported", path=self._path)
         self._disk.step("reserve")
         added = bytes(max(length - self.reserved, 0))
-        if self._disk.room is not None:
-            if self._disk.room < len(added):
+        if self._disk.free_space is not None:
+            if self._disk.free_space < len(added):
                 raise DiskFullError(
                     f"allocate {self._path}: No space left on device", path=self._path
                 )
-            self._disk.room -= len(added)
+            self._disk.free_space -= len(added)
         self._content.data += added
         self._content.reserved_to = len(self._content.data)
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
         self._disk.step("fdatasync")
-        if self._disk.fail == "fdatasync":
+        if self._disk.failing_operation == "fdatasync":
             # Linux does the same: the pages are marked clean, but are not on the disk.
             self._content.written.clear()
             self._content.reserved_to = 0
@@ -154,8 +154,8 @@ class SimAppendFile:
         """See `AppendFile.truncate`."""
         self._disk.step("truncate")
         freed_bytes = len(self._content.data) - size
-        if self._disk.room is not None:
-            self._disk.room += freed_bytes
+        if self._disk.free_space is not None:
+            self._disk.free_space += freed_bytes
         del self._content.data[size:]
         self.size = size
         self._content.sync()
@@ -177,12 +177,12 @@ class SimDisk:
         self.folders: set[str] = {""}
         self._durable_names: dict[str, dict[str, _Content]] = {"": {}}
         """Durable names by folder."""
-        self.total = 1 << 41
-        self.room: int | None = None
+        self.total_space = 1 << 41
+        self.free_space: int | None = None
         """Bytes left; None: enough."""
         self.reserves = False
         """True if files can reserve bytes after their end."""
-        self.fail = ""
+        self.failing_operation = ""
         """Operation that fails from now on: "write", "fdatasync" or "remove"."""
         self.steps = 0
         self.syncs = 0
@@ -305,14 +305,14 @@ class SimDisk:
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
         self.step("remove")
-        if self.fail == "remove":
+        if self.failing_operation == "remove":
             raise StorageError(f"remove {path}: Input/output error", path=path)
         self.protected.discard(path)
         content = self.contents.pop(path, None)
         if content is None:
             raise StorageError(f"remove {path}: No such file or directory", path=path)
-        if self.room is not None:
-            self.room += len(content.data)
+        if self.free_space is not None:
+            self.free_space += len(content.data)
 
     def sync_folder(self, path: str = "") -> None:
         """See `Files.sync_folder`."""
@@ -323,11 +323,11 @@ class SimDisk:
 
     def free_bytes(self) -> int:
         """See `Files.free_bytes`."""
-        return 1 << 40 if self.room is None else self.room
+        return 1 << 40 if self.free_space is None else self.free_space
 
     def total_bytes(self) -> int:
         """See `Files.total_bytes`."""
-        return self.total
+        return self.total_space
 
     def outside(self, path: str) -> str:
         """See `Files.outside`."""

@@ -62,7 +62,7 @@ class NetworkConditions:
 
 
 @cache
-def _pattern(path: str) -> re.Pattern[str]:
+def _compile_pattern(path: str) -> re.Pattern[str]:
     """Return a pattern that matches a path with the names in braces filled in."""
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
 
@@ -80,7 +80,7 @@ class Listener:
         self.process = process
         self.machine = machine
         self.data_service = data_service
-        self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
+        self._routes = [(route, _compile_pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
         """Return the route of a call, and the names in its path."""

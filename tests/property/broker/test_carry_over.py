@@ -122,7 +122,7 @@ async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
     bases = segment_bases(disk)
     reserve = Reserve(disk)
     reserve.ensure()
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(StorageError):
         await desk.store.carry_over.drop_first_segment()
     assert segment_bases(disk) == bases

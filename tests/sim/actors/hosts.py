@@ -493,7 +493,7 @@ class BrokerHost(Host):
         no others.
         """
         sealed = set() if self.store is None else _sealed(self.store)
-        self.disk.fail, self.disk.room = "", None
+        self.disk.failing_operation, self.disk.free_space = "", None
         self.lose_power()
         store = self._open_store()
         sealed_now = _sealed(store)
@@ -520,7 +520,7 @@ class BrokerHost(Host):
         if self.lost_disk is None:
             return None
         self.disk, self.copied = self.lost_disk, True
-        self.disk.fail, self.disk.room = "", None
+        self.disk.failing_operation, self.disk.free_space = "", None
         return self._open_store()
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:

@@ -170,10 +170,10 @@ def test_full_disk_keeps_the_one_before():
     disk = SimDisk()
     snapshots = Snapshots(disk)
     put(snapshots, 10, {1: b"one"})
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(StorageError):
         put(snapshots, 20, {1: b"two"})
     assert loaded(disk) == (10, {1: b"one"})
-    disk.room = None
+    disk.free_space = None
     put(snapshots, 30, {1: b"three"})
     assert loaded(disk) == (30, {1: b"three"})

@@ -295,14 +295,14 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
     await shed.fill(1)
     await shed.desk.acquire(4)
     before = image_of(shed.store.state.partition(1))
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await shed.forget(5)
     assert image_of(shed.store.state.partition(1)) == before
 
-    shed.disk.fail = ""
+    shed.disk.failing_operation = ""
     shed.kill()
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await shed.drop(2)
     assert 2 in shed.store.state.partitions
@@ -322,7 +322,7 @@ async def test_index_keeps_bounds_when_a_drop_is_undone(shed: Shed):
     for _ in range(2):  # the first takes the batches, the second what has none
         correct_first_offsets(store.state, store.queues, first_position=end)
         store.queues.checkpoint(end)
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await undone
     assert 1 in store.state.partitions

@@ -155,7 +155,7 @@ def test_span_gives_each_range_its_rows_in_order(
     bounds = list(pairwise(cuts))
     span = Span(rows, min(at, len(keys)), len(keys))
     given_to: dict[int, list[tuple[bytes, bytes]]] = {}
-    for number, mine in span.by_bounds(bounds):
+    for number, mine in span.split_by_bounds(bounds):
         assert mine.rows.keys is not None
         places = range(mine.start, mine.end)
         given_to[number] = [(mine.rows.keys.row(n), mine.rows.values.row(n)) for n in places]
@@ -174,7 +174,7 @@ def test_empty_record_batch_gives_no_rows():
         stream.write_batch(pa.RecordBatch.from_pylist([], schema))
     batch = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
     rows = reader().read(batch)
-    assert list(whole(rows).by_bounds([(0, LOGICAL_PARTITIONS)])) == []
+    assert list(whole(rows).split_by_bounds([(0, LOGICAL_PARTITIONS)])) == []
     assert list(BatchCutter().add(whole(rows))) == []
 
 
