@@ -131,7 +131,7 @@ def _pair_pieces(
 class _Side(ABC):
     """One of the two compared outputs: its rows, and how to read them."""
 
-    where = ""
+    location = ""
     is_source = False
     planned_us: int | None = None
 
