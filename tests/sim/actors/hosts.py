@@ -324,7 +324,7 @@ class BrokerHost(Host):
         self.removed = Removed()
         self.copied = False
         """The disk is an older copy at the moment: messages stored on it do not count."""
-        self.remove_process = False
+        self.gone = False
         """Only an operator starts it again."""
         self.lost_disk: SimDisk | None = None
         """What was on the disk that was lost."""
