@@ -194,9 +194,9 @@ class ScriptedChannel:
 
         async def answer():
             try:
-                call.answered(await self.call(request, payload, timeout_ms=timeout_ms))
+                call.complete(await self.call(request, payload, timeout_ms=timeout_ms))
             except KeylaneError as error:
-                call.failed(error)
+                call.fail(error)
 
         answering = asyncio.ensure_future(answer())
         call.future.add_done_callback(lambda done: done.cancelled() and answering.cancel())

@@ -45,7 +45,7 @@ class OpenChannel:
         """Answer the last pull with two messages."""
         pull, call = self.calls[-1]
         end = pull.offset + 2
-        call.answered((Batches(0, 1_000, end, False), stored(pull.offset)))
+        call.complete((Batches(0, 1_000, end, False), stored(pull.offset)))
 
     def send_part(self, offset: int) -> None:
         """Give the last pull two messages, behind which others follow."""
@@ -89,7 +89,7 @@ async def test_stored_batches_of_an_answer_are_handed_out_together():
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: broker.held.calls)
         payload = memoryview(bytes(stored(0)) + bytes(stored(2)))
-        broker.held.calls[-1][1].answered((Batches(0, 1_000, 4, False), payload))
+        broker.held.calls[-1][1].complete((Batches(0, 1_000, 4, False), payload))
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
 
 
@@ -137,7 +137,7 @@ async def test_fence_is_raised_again_when_a_later_pull_of_a_chain_fails():
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: broker.held.calls)
         broker.held.answer()
-        broker.held.calls[-1][1].failed(OutcomeUnknownError())
+        broker.held.calls[-1][1].fail(OutcomeUnknownError())
         await eventually(lambda: len(broker.held.calls) == 3)
         assert broker.held.calls[-1][0].offset == 2
         broker.held.answer()
@@ -169,7 +169,7 @@ async def test_parts_are_handed_out_without_another_pull():
         broker.held.send_part(2)
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
         assert len(broker.held.calls) == 1
-        broker.held.calls[-1][1].answered((Batches(0, 6, 6, False), stored(4)))
+        broker.held.calls[-1][1].complete((Batches(0, 6, 6, False), stored(4)))
         assert [message.offset for message in owner.messages] == [*range(6)]
         assert [pull.offset for pull, _ in broker.held.calls] == [0, 6]
 
@@ -279,6 +279,6 @@ async def test_pauses_grow_while_the_answers_cannot_be_opened():
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         for tries in range(1, 4):
             await eventually(lambda tries=tries: len(broker.held.calls) == tries)
-            broker.held.calls[-1][1].answered((Batches(0, 1_000, 6, False), stored(4)))
+            broker.held.calls[-1][1].complete((Batches(0, 1_000, 6, False), stored(4)))
             await eventually(lambda tries=tries: client._pauses.failures == tries)
         assert owner.messages == []
