@@ -52,18 +52,18 @@ def change_partitions(
 
     async def work() -> None:
         async with open_admin(meta) as admin:
-            started = await start(admin)
-            if isinstance(started, OperationView):
-                started = OperationList(operations=[started])
-            views = started.operations
-            busy_subjects.extend(busy.subject for busy in started.busy)
+            operation_list = await start(admin)
+            if isinstance(operation_list, OperationView):
+                operation_list = OperationList(operations=[operation_list])
+            views = operation_list.operations
+            busy_subjects.extend(busy.subject for busy in operation_list.busy)
             if wait and not planned:
                 views = [await _watch(admin, view, output) for view in views]
         if output is OutputFormat.JSON:
             show_json(views)
         else:
             _show_views(views, planned=planned)
-        _show_remaining(started, output)
+        _show_remaining(operation_list, output)
 
     run(output, work())
     if busy_subjects:

@@ -130,7 +130,7 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
         await _wait_until_available(admin, 2)
         await admin.create_subject("orders", partitions=4)
         await admin.create_subject("plain", partitions=6, static=True)
-        opened = {
+        opening_times = {
             subject: [(each, 0.0) for each in await partitions_of(admin, subject)]
             for subject in SUBJECTS
         }
@@ -161,8 +161,10 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
             queues = 6
             resized = await admin.resize("orders", 6)
             await admin.wait(resized)
-            opened["orders"] += [(each, now()) for each in await partitions_of(admin, "orders")]
-            opened["plain"][4:] = [(each, now()) for each, _ in opened["plain"][4:]]
+            opening_times["orders"] += [
+                (each, now()) for each in await partitions_of(admin, "orders")
+            ]
+            opening_times["plain"][4:] = [(each, now()) for each, _ in opening_times["plain"][4:]]
             await wait_and_caption(KILL_BROKER_S, "kill -9 a broker")
             await cluster.restart_broker(0, after_s=0.8)
             events.append((now(), "the broker is back"))
@@ -182,7 +184,8 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
         await _wait_until_handled(cluster, sum(map(len, journeys.values())))
     _record_handled(cluster, journeys, started_at)
     partitions = {
-        subject: _partition_spans(opened[subject], rows) for subject, rows in journeys.items()
+        subject: _partition_spans(opening_times[subject], rows)
+        for subject, rows in journeys.items()
     }
     return Run(journeys, sorted(events), partitions)
 

@@ -177,7 +177,7 @@ def call_function(
     name: str, function: JobFunction, rows: pa.Table, planned_range: PlannedRange
 ) -> pa.Table:
     """Call the function and return its table; raise JobError if it fails or returns none."""
-    where = (
+    location = (
         f"[{planned_range.start}, {planned_range.end}) of partition {planned_range.partition_id}"
     )
     details = {
@@ -191,14 +191,16 @@ def call_function(
         raise
     except Exception as error:
         raise JobError(
-            Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
+            Reason.JOB_FAILED,
+            f"job {name} at {location}: {type(error).__name__}: {error}",
+            **details,
         ) from error
     if isinstance(result, pa.RecordBatch):
         return pa.Table.from_batches([result])
     if not isinstance(result, pa.Table):
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {name} at {where} gave {type(result).__name__}, not a pyarrow.Table",
+            f"job {name} at {location} gave {type(result).__name__}, not a pyarrow.Table",
             **details,
         )
     return result

@@ -235,7 +235,7 @@ class RowReader:
         self, *, salt: bytes, message_bytes_max: int, task: int, allow_reserved: bool = False
     ) -> None:
         self._salt = salt
-        self._limit = message_bytes_max
+        self._message_bytes_max = message_bytes_max
         self._task = task
         self._allow_reserved = allow_reserved
         self.row = 0
@@ -331,12 +331,12 @@ class RowReader:
             sizes = sizes + key_bytes
         if packed is not None:
             sizes = sizes + packed.lengths
-        if int(sizes.max(initial=0)) > self._limit:
-            row = int(np.argmax(sizes > self._limit))
+        if int(sizes.max(initial=0)) > self._message_bytes_max:
+            row = int(np.argmax(sizes > self._message_bytes_max))
             raise self._row_error(
                 "value",
                 row,
-                f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
+                f"key, value and properties have {sizes[row]} bytes, over {self._message_bytes_max}",
             )
 
     def _row_error(self, column: str, index: int, reason: str) -> RowsError:
