@@ -336,7 +336,8 @@ class RowReader:
             raise self._row_error(
                 "value",
                 row,
-                f"key, value and properties have {sizes[row]} bytes, over {self._message_bytes_max}",
+                f"key, value and properties have {sizes[row]} bytes, over "
+                f"{self._message_bytes_max}",
             )
 
     def _row_error(self, column: str, index: int, reason: str) -> RowsError:
