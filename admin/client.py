@@ -108,7 +108,7 @@ from ..protocol.scheduled.receipt import CancelOutcome, ScheduledPage
 from ..protocol.settings import flag_problems, is_within, range_problems, refuse_call
 from ..protocol.verification import Verification
 from ..rpc.client import BrokerClient, MetaClient
-from ..rpc.connections import Connections, clean_up, in_turns
+from ..rpc.connections import Connections, clean_up, gather_limited
 from ..rpc.environment import environment_of
 from ..rpc.home import LoopBoundClient
 from ..rpc.race import survives_cancel
@@ -558,7 +558,9 @@ class Admin(LoopBoundClient):
             UnreachableError: the lag is unknown, because a broker does not answer.
         """
         view = await self._call_group(endpoints.GROUP, subject, group)
-        statuses = await in_turns(self._fetch_status, [owner.partition for owner in view.owners])
+        statuses = await gather_limited(
+            self._fetch_status, [owner.partition for owner in view.owners]
+        )
         description = views.describe_group(
             view, {status.partition_id: status for status in statuses}
         )
@@ -1009,7 +1011,7 @@ class Admin(LoopBoundClient):
             raise PartitionUnknownError(
                 f"subject {subject} has no partition {unknown_ids[0]}", partition_id=unknown_ids[0]
             )
-        holds = await in_turns(
+        holds = await gather_limited(
             lambda partition_id: self._set_hold(partitions[partition_id], bodies[partition_id]),
             bodies,
         )
@@ -1024,7 +1026,7 @@ class Admin(LoopBoundClient):
         """
         body = convert_argument(SetHold, {"job": check_name("job", job), "ttl_ms": 0})
         route = await self._metaserver_client.route(check_name("subject", subject))
-        await in_turns(lambda partition: self._set_hold(partition, body), route.partitions)
+        await gather_limited(lambda partition: self._set_hold(partition, body), route.partitions)
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
     @survives_cancel
@@ -1727,7 +1729,7 @@ class Admin(LoopBoundClient):
             except KeylaneError as error:
                 return partition.partition_id, error.message
 
-        return dict(await in_turns(fetch_or_problem, partitions))
+        return dict(await gather_limited(fetch_or_problem, partitions))
 
     async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
         broker = self._broker_client(partition)

@@ -93,7 +93,7 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     return hashes
 
 
-def _words(padded: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
+def _words_at(padded: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
     """Return a view with the word that begins at each byte."""
     size = np.dtype(dtype).itemsize
     return np.ndarray((len(padded) - size + 1,), dtype, padded.data, 0, (1,))
@@ -118,11 +118,11 @@ def _hash_1_to_3(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U6
 
 
 def _hash_4_to_8(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
-    words = _words(padded, "<u4")
+    words = _words_at(padded, "<u4")
     mixed: U64 = words[starts + lengths - 4].astype(np.uint64)
     mixed += words[starts].astype(np.uint64) << _uint64(32)
     mixed ^= _uint64(_secret(8) ^ _secret(16))
-    mixed ^= _rotated(mixed, 49) ^ _rotated(mixed, 24)
+    mixed ^= _rotate(mixed, 49) ^ _rotate(mixed, 24)
     mixed *= _MIX_2
     mixed ^= (mixed >> _uint64(35)) + lengths.astype(np.uint64)
     mixed *= _MIX_2
@@ -131,16 +131,16 @@ def _hash_4_to_8(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U6
 
 
 def _hash_9_to_16(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
-    words = _words(padded, "<u8")
+    words = _words_at(padded, "<u8")
     low = words[starts] ^ _uint64(_secret(24) ^ _secret(32))
     high = words[starts + lengths - 8] ^ _uint64(_secret(40) ^ _secret(48))
-    mixed = lengths.astype(np.uint64) + low.byteswap() + high + _folded_product(low, high)
+    mixed = lengths.astype(np.uint64) + low.byteswap() + high + _fold_product(low, high)
     return _avalanche(mixed)
 
 
 def _hash_17_to_64(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
     """Hash rows whose lengths are all in the class 17 to 32, or all in the class 33 to 64."""
-    words = _words(padded, "<u8")
+    words = _words_at(padded, "<u8")
     mixed = lengths.astype(np.uint64) * _PRIME_1
     ends = starts + lengths
     pairs = (int(lengths[0]) - 1) // 32 + 1
@@ -162,10 +162,10 @@ def _hash_long(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
 def _mix_16(words: U64, starts: I64, secret_at: int) -> U64:
     low = words[starts] ^ _uint64(_secret(secret_at))
     high = words[starts + 8] ^ _uint64(_secret(secret_at + 8))
-    return _folded_product(low, high)
+    return _fold_product(low, high)
 
 
-def _folded_product(left: U64, right: U64) -> U64:
+def _fold_product(left: U64, right: U64) -> U64:
     """Return, for each 128-bit product, its low half xor its high half."""
     left_low, left_high = left & _LOW, left >> _uint64(32)
     right_low, right_high = right & _LOW, right >> _uint64(32)
@@ -176,7 +176,7 @@ def _folded_product(left: U64, right: U64) -> U64:
     return folded
 
 
-def _rotated(words: U64, bits: int) -> U64:
+def _rotate(words: U64, bits: int) -> U64:
     return (words << _uint64(bits)) | (words >> _uint64(64 - bits))
 
 

@@ -142,7 +142,7 @@ def record_batch(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
     )
 
 
-def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
+def slice_piece(record: memoryview, header: Header, first: int, last: int) -> Piece:
     """Return the messages `[first, last)` of a batch, counted from its start. Raises
     CorruptBatchError if its lengths do not add up.
     """
@@ -151,14 +151,14 @@ def cut(record: memoryview, header: Header, first: int, last: int) -> Piece:
     lengths = np.frombuffer(record, "<u4", 3 * count, HEADER_BYTES + 8 * count)
     kinds = lengths.reshape(3, count)
     key_bytes, value_bytes, property_bytes = kinds.sum(axis=1, dtype=np.int64).tolist()
-    keys_at = HEADER_BYTES + BYTES_PER_MESSAGE * count
-    values_at = keys_at + key_bytes
-    properties_at = values_at + value_bytes
-    if properties_at + property_bytes != len(record):
+    keys_start = HEADER_BYTES + BYTES_PER_MESSAGE * count
+    values_start = keys_start + key_bytes
+    properties_start = values_start + value_bytes
+    if properties_start + property_bytes != len(record):
         raise CorruptBatchError("the lengths do not add up", length=header.length)
-    keys = record[keys_at:values_at]
-    values = record[values_at:properties_at]
-    properties = record[properties_at:]
+    keys = record[keys_start:values_start]
+    values = record[values_start:properties_start]
+    properties = record[properties_start:]
     if last - first < count:
         skipped = kinds[:, :first].sum(axis=1, dtype=np.int64).tolist()
         kinds = kinds[:, first:last]
@@ -185,7 +185,7 @@ def _concatenate(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _edges(lengths: list[np.ndarray]) -> np.ndarray:
+def _cumulative_edges(lengths: list[np.ndarray]) -> np.ndarray:
     all_lengths = _concatenate(lengths)
     edges = np.zeros(len(all_lengths) + 1, dtype=np.int32)
     np.cumsum(all_lengths, dtype=np.int32, out=edges[1:])
@@ -193,7 +193,7 @@ def _edges(lengths: list[np.ndarray]) -> np.ndarray:
 
 
 def _binary_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    edges = _edges(lengths)
+    edges = _cumulative_edges(lengths)
     # A single batch is not copied: its column is a view of the received frame.
     data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
     return pa.Array.from_buffers(
@@ -213,7 +213,7 @@ def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
     """Return a column in which each text is repeated as often as its count says."""
     encoded = [text.encode() for text in texts]
     lengths = np.repeat(np.array([len(text) for text in encoded], np.uint32), counts)
-    edges = _edges([lengths])
+    edges = _cumulative_edges([lengths])
     data = b"".join(text * count for text, count in zip(encoded, counts, strict=True))
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.string(), len(lengths), buffers, null_count=0)
@@ -222,7 +222,7 @@ def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
 def _logical_partitions(pieces: Sequence[Piece]) -> pa.Array:
     lengths = [piece.key_lengths for piece in pieces]
     blob = np.frombuffer(b"".join(piece.keys for piece in pieces), np.uint8)
-    edges = _edges(lengths).astype(np.int64)
+    edges = _cumulative_edges(lengths).astype(np.int64)
     partitions = (hash_column(blob, edges) % np.uint64(LOGICAL_PARTITIONS)).astype(np.int32)
     keyed = _concatenate(lengths) > 0
     valid = None if keyed.all() else pa.py_buffer(np.packbits(keyed, bitorder="little"))
@@ -242,7 +242,7 @@ def _map_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
     texts: list[str] = []
     if any(blobs):
         data = b"".join(blobs)
-        starts = _edges(lengths)
+        starts = _cumulative_edges(lengths)
         sizes = np.zeros(len(all_lengths), dtype=np.int32)
         for row in np.flatnonzero(all_lengths).tolist():
             properties = unpack_properties(data[starts[row] : starts[row + 1]])

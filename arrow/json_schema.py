@@ -53,7 +53,7 @@ def json_type(schema: str | pa.Schema) -> pa.StructType:
     tokens = _Tokens(schema)
     fields = _parse_fields(tokens, "", 1)
     if not fields:
-        raise tokens.problem("a name and a type")
+        raise tokens.syntax_error("a name and a type")
     return pa.struct(fields)
 
 
@@ -61,39 +61,39 @@ class _Tokens:
     """The tokens of a text, consumed from the front, and the number of named fields so far."""
 
     def __init__(self, text: str) -> None:
-        self._remaining = list(_tokens(text))
+        self._remaining = list(_tokenize(text))
         self.count = 0
 
     def peek(self) -> str:
         """Return the next token in lower case, or "" at the end."""
         return self._remaining[0].lower() if self._remaining else ""
 
-    def take(self, expected: str = "") -> str:
+    def consume(self, expected: str = "") -> str:
         """Consume and return the next token; raise ConfigError if it is not `expected`."""
         if not self._remaining or expected not in {"", self._remaining[0]}:
-            raise self.problem(repr(expected) if expected else "a name")
+            raise self.syntax_error(repr(expected) if expected else "a name")
         return self._remaining.pop(0)
 
-    def name(self) -> str:
+    def consume_name(self) -> str:
         """Consume and return a field's name. Raises ConfigError."""
-        name = self.take().strip("`")
+        name = self.consume().strip("`")
         if not re.fullmatch(r"[\w .$-]+", name):
-            raise self.problem("a name")
+            raise self.syntax_error("a name")
         self.count += 1
         if self.count > FIELDS_MAX:
             raise ConfigError(f"schema: more than {FIELDS_MAX} fields")
         return name
 
-    def problem(self, expected: str) -> ConfigError:
+    def syntax_error(self, expected: str) -> ConfigError:
         """Return the error for a text that does not continue as `expected`."""
-        rest = " ".join(self._remaining)
+        remaining_text = " ".join(self._remaining)
         return ConfigError(
-            f"schema: {expected} is expected at {rest!r:.40}: give NAME TYPE, …, for example "
-            f"'carrier STRING, delay INT'"
+            f"schema: {expected} is expected at {remaining_text!r:.40}: give NAME TYPE, …, for "
+            f"example 'carrier STRING, delay INT'"
         )
 
 
-def _tokens(text: str) -> Iterator[str]:
+def _tokenize(text: str) -> Iterator[str]:
     for quoted, word, mark, number, other in _TOKEN.findall(text):
         yield f"`{quoted}`" if quoted else word or mark or number or other
 
@@ -102,10 +102,10 @@ def _parse_fields(tokens: _Tokens, end: str, depth: int) -> list[pa.Field]:
     fields: list[pa.Field] = []
     while tokens.peek() not in {"", end}:
         if fields:
-            tokens.take(",")
-        name = tokens.name()
+            tokens.consume(",")
+        name = tokens.consume_name()
         if tokens.peek() == ":":
-            tokens.take()
+            tokens.consume()
         fields.append(pa.field(name, _parse_type(tokens, depth)))
     if len({field.name for field in fields}) < len(fields):
         raise ConfigError("schema: a field is named twice")
@@ -116,19 +116,19 @@ def _parse_type(tokens: _Tokens, depth: int) -> pa.DataType:
     if depth > DEPTH_MAX:
         raise ConfigError(f"schema: nested more than {DEPTH_MAX} deep")
     if tokens.peek() in {"array", "struct"}:
-        kind = tokens.take().lower()
-        tokens.take("<")
+        kind = tokens.consume().lower()
+        tokens.consume("<")
         nested_type = (
             pa.list_(_parse_type(tokens, depth + 1))
             if kind == "array"
             else pa.struct(_parse_fields(tokens, ">", depth + 1))
         )
-        tokens.take(">")
+        tokens.consume(">")
         return nested_type
     scalar_type = _TYPES.get(tokens.peek())
     if scalar_type is None:
-        raise tokens.problem(f"one of {', '.join(_TYPES)}, array<…>, struct<…>")
-    tokens.take()
+        raise tokens.syntax_error(f"one of {', '.join(_TYPES)}, array<…>, struct<…>")
+    tokens.consume()
     return scalar_type
 
 

@@ -1,16 +1,23 @@
-"""Opens the network of a reader or writer, with the TLS and token from its options. Network I/O."""
+"""Opens the network of a reader or writer, with the TLS and token from its options, and runs work
+with it. Network I/O.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import platform
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
 
 from ..protocol.errors import ConfigError
 from ..protocol.http.tls_settings import TlsSettings
 from ..rpc.access.token_file import TokenSource, token_from_file, token_variables
 from ..rpc.http_network import HttpNetwork, client_network
+from ..rpc.network import Network
 from ..rpc.tls.settings import tls_of_environment
-from .secured import ConnectionSecurity
+from .secured import PLAIN, ConnectionSecurity
+
+T = TypeVar("T")
 
 
 class EffectiveSecurity(NamedTuple):
@@ -26,19 +33,19 @@ class EffectiveSecurity(NamedTuple):
     """The environment's token file and token; both are empty if the options contain a token."""
 
 
-def effective_security(secured: ConnectionSecurity) -> EffectiveSecurity:
+def effective_security(security: ConnectionSecurity) -> EffectiveSecurity:
     """
     Return the TLS and token from the options, or else from the environment.
 
     Raises:
         ConfigError: the environment names a client certificate, but no authority.
     """
-    has_token = bool(secured.token or secured.token_file)
+    has_token = bool(security.token or security.token_file)
     environment = ("", "") if has_token else token_variables()
-    return EffectiveSecurity(secured, secured.tls or tls_of_environment(), environment)
+    return EffectiveSecurity(security, security.tls or tls_of_environment(), environment)
 
 
-def open_network(secured: ConnectionSecurity) -> HttpNetwork:
+def open_network(security: ConnectionSecurity) -> HttpNetwork:
     """
     Open a network, which the caller must close; an event loop must be running.
 
@@ -46,13 +53,32 @@ def open_network(secured: ConnectionSecurity) -> HttpNetwork:
         ConfigError: a file cannot be used; the text includes the machine's name.
     """
     try:
-        return client_network(secured.tls, _source_of(secured))
+        return client_network(security.tls, _source_of(security))
     except ConfigError as error:
         raise error.copy(message=f"{error.message}, on {platform.node()}") from error
 
 
-def _source_of(secured: ConnectionSecurity) -> TokenSource | None:
-    token = secured.token
+def _source_of(security: ConnectionSecurity) -> TokenSource | None:
+    token = security.token
     if token:
         return lambda: token
-    return token_from_file(secured.token_file) if secured.token_file else None
+    return token_from_file(security.token_file) if security.token_file else None
+
+
+def run_with_network(
+    work: Callable[[Network], Awaitable[T]], security: ConnectionSecurity = PLAIN
+) -> T:
+    """
+    Run `work(network)`, close the network, and return the result.
+
+    This blocks; the calling thread must not have a running event loop.
+    """
+
+    async def run() -> T:
+        network = open_network(security)
+        try:
+            return await work(network)
+        finally:
+            await network.close()
+
+    return asyncio.run(run())

@@ -39,7 +39,7 @@ class Pace:
         """Return the seconds until the next read may begin."""
         return max(0.0, self._debt_ends_s - now_s)
 
-    def received(self, count: int, now_s: float) -> None:
+    def record_received(self, count: int, now_s: float) -> None:
         """Record that an answer of `count` bytes was received."""
         if self._bytes_per_second is not None:
             self._debt_ends_s = max(self._debt_ends_s, now_s) + count / self._bytes_per_second

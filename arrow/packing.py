@@ -32,36 +32,38 @@ TASK_BYTES = 64 << 20
 Task = tuple[PlannedRange, ...]
 
 
-def pack(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
+def pack_tasks(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
     """Return the ranges of each task, in the order in which they are read."""
-    filled = sorted((each for each in ranges if each.rows), key=_lineage_order)
-    rows, size = _limits(filled, options)
+    non_empty_ranges = sorted((each for each in ranges if each.rows), key=_lineage_order)
+    rows, size = _task_limits(non_empty_ranges, options)
     if options.min_partitions is not None or options.task_bytes is not None:
-        filled = [piece for each in filled for piece in _split(each, rows, size)]
+        non_empty_ranges = [
+            piece for each in non_empty_ranges for piece in _split(each, rows, size)
+        ]
     tasks: list[list[PlannedRange]] = []
     free_rows = free_bytes = 0
-    for unit in _groups(filled, rows, size, keep_whole=options.ordered):
-        unit_rows, unit_bytes = _size(unit)
-        if not tasks or unit_rows > free_rows or unit_bytes > free_bytes:
+    for group in _group_ranges(non_empty_ranges, rows, size, keep_whole=options.ordered):
+        group_rows, group_bytes = _total_size(group)
+        if not tasks or group_rows > free_rows or group_bytes > free_bytes:
             tasks.append([])
             free_rows, free_bytes = rows, size
-        tasks[-1] += unit
-        free_rows -= unit_rows
-        free_bytes -= unit_bytes
+        tasks[-1] += group
+        free_rows -= group_rows
+        free_bytes -= group_bytes
     return [tuple(task) for task in tasks]
 
 
-def _lineage_order(planned: PlannedRange) -> tuple[str, int, int, int, int]:
+def _lineage_order(planned_range: PlannedRange) -> tuple[str, int, int, int, int]:
     return (
-        planned.subject,
-        planned.lineage,
-        planned.epoch,
-        planned.partition_id,
-        planned.start,
+        planned_range.subject,
+        planned_range.lineage,
+        planned_range.epoch,
+        planned_range.partition_id,
+        planned_range.start,
     )
 
 
-def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
+def _task_limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
     """Return the largest number of rows and of bytes in a task."""
     rows, size = TASK_ROWS, options.task_bytes or TASK_BYTES
     if options.min_partitions is not None:
@@ -69,18 +71,20 @@ def _limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, 
     return rows, size
 
 
-def _split(planned: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
+def _split(planned_range: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
     """Split a range into pieces of about equal size, each within the limits of `rows` and
     `size`.
     """
-    pieces = max(-(-planned.rows // rows), -(-planned.size_bytes // size))
-    pieces = min(pieces, planned.rows)
-    edges = [planned.start + index * planned.rows // pieces for index in range(pieces + 1)]
+    pieces = max(-(-planned_range.rows // rows), -(-planned_range.size_bytes // size))
+    pieces = min(pieces, planned_range.rows)
+    edges = [
+        planned_range.start + index * planned_range.rows // pieces for index in range(pieces + 1)
+    ]
     for start, end in pairwise(edges):
-        yield replace(planned, start=start, end=end)
+        yield replace(planned_range, start=start, end=end)
 
 
-def _groups(
+def _group_ranges(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, keep_whole: bool
 ) -> Iterator[list[PlannedRange]]:
     """Yield groups of ranges that are not divided among tasks: an entire lineage if it fits or
@@ -88,12 +92,12 @@ def _groups(
     """
     for _, group in groupby(ranges, key=lambda each: (each.subject, each.lineage)):
         lineage = list(group)
-        lineage_rows, lineage_bytes = _size(lineage)
+        lineage_rows, lineage_bytes = _total_size(lineage)
         if keep_whole or (lineage_rows <= rows and lineage_bytes <= size):
             yield lineage
         else:
             yield from ([each] for each in lineage)
 
 
-def _size(ranges: Sequence[PlannedRange]) -> tuple[int, int]:
+def _total_size(ranges: Sequence[PlannedRange]) -> tuple[int, int]:
     return sum(each.rows for each in ranges), sum(each.size_bytes for each in ranges)

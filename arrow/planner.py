@@ -96,7 +96,7 @@ class SelectedPartition:
     """The nearest ancestors of this partition that are selected too."""
 
 
-def depths(route: Route) -> dict[int, int]:
+def lineage_depths(route: Route) -> dict[int, int]:
     """Return the depth of each partition in the lineage by id: one more than its deepest parent in
     the route.
     """
@@ -104,18 +104,20 @@ def depths(route: Route) -> dict[int, int]:
     depth: dict[int, int] = {}
     for partition_id in TopologicalSorter(parents).static_order():
         if partition_id in parents:
-            below = [depth[parent] + 1 for parent in parents[partition_id] if parent in depth]
-            depth[partition_id] = max(below, default=0)
+            candidate_depths = [
+                depth[parent] + 1 for parent in parents[partition_id] if parent in depth
+            ]
+            depth[partition_id] = max(candidate_depths, default=0)
     return depth
 
 
-def lineages(route: Route) -> dict[int, int]:
+def lineage_ids(route: Route) -> dict[int, int]:
     """Return, for each partition id, the lowest id among all partitions of the route that are
     connected with it as ancestors or descendants.
     """
     lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
 
-    def find(partition_id: int) -> int:
+    def find_lowest(partition_id: int) -> int:
         while lowest[partition_id] != partition_id:
             lowest[partition_id] = lowest[lowest[partition_id]]
             partition_id = lowest[partition_id]
@@ -124,9 +126,9 @@ def lineages(route: Route) -> dict[int, int]:
     for each in route.partitions:
         for parent in each.parents:
             if parent in lowest:
-                low, high = sorted((find(each.partition_id), find(parent)))
+                low, high = sorted((find_lowest(each.partition_id), find_lowest(parent)))
                 lowest[high] = low
-    return {partition_id: find(partition_id) for partition_id in lowest}
+    return {partition_id: find_lowest(partition_id) for partition_id in lowest}
 
 
 def check_batch(options: ReadOptions) -> None:
@@ -161,11 +163,11 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
         SelectedPartition(
             subject=route.subject,
             partition=partition,
-            epoch=epochs[partition.partition_id],
-            lineage=connected[partition.partition_id],
+            epoch=epoch_of[partition.partition_id],
+            lineage=lineage_of[partition.partition_id],
         )
         for route in routes
-        for epochs, connected in [(depths(route), lineages(route))]
+        for epoch_of, lineage_of in [(lineage_depths(route), lineage_ids(route))]
         for partition in sorted(route.partitions, key=lambda each: each.partition_id)
         if partition.state in _STATES_WITH_DATA
     ]
@@ -189,7 +191,7 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
     return [replace(each, continues=ancestors[id_]) for id_, each in selected.items()]
 
 
-def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
+def check_named_partitions(routes: Sequence[Route], options: ReadOptions) -> None:
     """Raise PartitionUnknownError if the options name a partition that does not exist in the
     subjects, or whose data was removed.
     """
@@ -199,10 +201,10 @@ def check_named(routes: Sequence[Route], options: ReadOptions) -> None:
         for partition in route.partitions
         if partition.state in _STATES_WITH_DATA
     }
-    named: dict[str, Iterable[int]] = {"partitions": options.partitions or ()}
+    ids_by_option: dict[str, Iterable[int]] = {"partitions": options.partitions or ()}
     if options.fail_on_data_loss:
-        named |= {"start": options.start.by_partition, "end": options.end.by_partition}
-    for option, ids in named.items():
+        ids_by_option |= {"start": options.start.by_partition, "end": options.end.by_partition}
+    for option, ids in ids_by_option.items():
         unknown = sorted(set(ids) - with_data)
         if unknown:
             subjects = ", ".join(options.subjects)
@@ -317,9 +319,9 @@ def _planned_range(
     options: ReadOptions,
 ) -> PlannedRange:
     partition = selected.partition
-    first = answer.first_offset
+    first_offset = answer.first_offset
     if not options.fail_on_data_loss:
-        start, end = max(start, first), max(end, first)
+        start, end = max(start, first_offset), max(end, first_offset)
     if start > end:
         raise OffsetOutOfRangeError(
             f"start: offset {start} is after the end, {end}, in partition {partition.partition_id}",
@@ -328,8 +330,8 @@ def _planned_range(
             first_offset=answer.first_offset,
             next_offset=end,
         )
-    if start < first and start < end:
-        raise loss_error(selected.subject, answer, start, min(first, end))
+    if start < first_offset and start < end:
+        raise loss_error(selected.subject, answer, start, min(first_offset, end))
     return PlannedRange(
         partition_id=partition.partition_id,
         broker_group=partition.broker_group,

@@ -106,12 +106,12 @@ class ProcessLoop:
 
     def call_soon(self, callback: Any, *arguments: object) -> None:
         """Have the loop call a function, from any thread; do nothing if the loop is closed."""
-        if self._home.here and not self._loop.is_closed():
+        if self._home.is_open_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
         """Close the connections and stop the loop; do nothing in a forked child."""
-        if not self._home.here:
+        if not self._home.is_open_here:
             return
         if ProcessLoop._current is self:
             ProcessLoop._current = None

@@ -66,7 +66,9 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
             is the last error.
         CodecError: a value does not fit `options.json_schema`.
     """
-    non_empty = [planned for planned in ranges if planned.start < planned.end]
+    non_empty = [
+        planned_range for planned_range in ranges if planned_range.start < planned_range.end
+    ]
     if not non_empty:
         return
     values = json_values(options)
@@ -84,30 +86,30 @@ def _read_batches(
     values: JsonValues | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the ranges; each batch has rows of one range."""
-    for planned in ranges:
+    for planned_range in ranges:
         builder = RowBuilder(
-            planned, columns=options.columns, batch_rows=options.batch_rows, values=values
+            planned_range, columns=options.columns, batch_rows=options.batch_rows, values=values
         )
-        while builder.next_offset < planned.end:
+        while builder.next_offset < planned_range.end:
             try:
                 source_range, reply, payload = stream.next()
             except KeylaneError:
                 yield from builder.flush()  # they could be removed before a retry
                 raise
-            assert source_range is planned
+            assert source_range is planned_range
             yield from builder.add(payload)
-            _check_progress(builder, reply, planned)
+            _check_progress(builder, reply, planned_range)
         yield from builder.flush()
 
 
-def _check_progress(builder: RowBuilder, reply: Batches, planned: PlannedRange) -> None:
+def _check_progress(builder: RowBuilder, reply: Batches, planned_range: PlannedRange) -> None:
     """Raise CorruptBatchError if a reply's payload does not end at the announced offset."""
-    expected = min(reply.upto, planned.end)
+    expected = min(reply.upto, planned_range.end)
     if builder.next_offset != expected:
         raise CorruptBatchError(
-            f"partition {planned.partition_id}: the broker announced offsets up to {expected}, "
-            f"and sent offsets up to {builder.next_offset}",
-            partition_id=planned.partition_id,
+            f"partition {planned_range.partition_id}: the broker announced offsets up to "
+            f"{expected}, and sent offsets up to {builder.next_offset}",
+            partition_id=planned_range.partition_id,
             offset=builder.next_offset,
         )
 
@@ -122,7 +124,9 @@ class RangeStream:
         self._options = options
         self._ranges = ranges
         self._rng = random.Random()
-        self._addresses = {planned.partition_id: planned.address for planned in ranges}
+        self._addresses = {
+            planned_range.partition_id: planned_range.address for planned_range in ranges
+        }
         self._meta: MetaClient | None = None
         self._replies: SimpleQueue[RangeReply | BaseException] = SimpleQueue()
         self._prefetch_slots = asyncio.Semaphore(FRAMES_AHEAD)
@@ -144,70 +148,76 @@ class RangeStream:
     async def _receive(self) -> None:
         clock = asyncio.get_running_loop().time
         try:
-            for planned in self._ranges:
-                offset = planned.start
-                while offset < planned.end:
+            for planned_range in self._ranges:
+                offset = planned_range.start
+                while offset < planned_range.end:
                     await self._prefetch_slots.acquire()
                     await asyncio.sleep(self._pace.wait_s(clock()))
-                    reply, payload = await self._fetch(planned, offset)
-                    self._pace.received(len(payload), clock())
-                    self._replies.put((planned, reply, payload))
+                    reply, payload = await self._fetch(planned_range, offset)
+                    self._pace.record_received(len(payload), clock())
+                    self._replies.put((planned_range, reply, payload))
                     offset = reply.upto
         except BaseException as error:
             self._replies.put(error)
             if not isinstance(error, Exception):
                 raise
 
-    async def _fetch(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
+    async def _fetch(self, planned_range: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         """Return the reply to one read; retry with backoff while the broker is unreachable, and
         follow the partition to another address.
         """
         pauses = _BACKOFF.pauses(self._rng)
-        began_s = _now_s()
+        started_s = _now_s()
         while True:
             try:
-                return await self._read(planned, offset)
+                return await self._read(planned_range, offset)
             except KeylaneError as error:
                 if error.retry is RetryRule.NEVER or isinstance(error, CorruptBatchError):
                     raise
                 pause_s = pauses.next_ms() / 1000
-                if _now_s() + pause_s > began_s + PATIENCE_S:
-                    raise _unreadable_error(planned, offset, _now_s() - began_s, error) from error
+                if _now_s() + pause_s > started_s + PATIENCE_S:
+                    raise _unreadable_error(
+                        planned_range, offset, _now_s() - started_s, error
+                    ) from error
             await asyncio.sleep(pause_s)
-            await self._refresh_address(planned)
+            await self._refresh_address(planned_range)
 
-    async def _read(self, planned: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
+    async def _read(self, planned_range: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
         bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
-        request = Read(planned.partition_id, offset, bytes_max, background=True)
-        address = self._addresses[planned.partition_id]
+        request = Read(planned_range.partition_id, offset, bytes_max, background=True)
+        address = self._addresses[planned_range.partition_id]
         broker = self._loop.broker(self._options.secured, address)
         try:
             reply, payload = await broker.call(request)
         except OffsetOutOfRangeError as error:
-            stored = error.first_offset, error.next_offset
-            raise _out_of_range_error(planned, offset, *stored) from error
+            stored_bytes = error.first_offset, error.next_offset
+            raise _out_of_range_error(planned_range, offset, *stored_bytes) from error
         if not isinstance(reply, Batches) or (payload and reply.upto <= offset):
             raise CorruptBatchError("the broker answered something else", answer=str(reply))
         if reply.first_offset > offset or not payload:
-            raise _out_of_range_error(planned, offset, reply.first_offset, reply.next_offset)
+            raise _out_of_range_error(planned_range, offset, reply.first_offset, reply.next_offset)
         return reply, payload
 
-    async def _refresh_address(self, planned: PlannedRange) -> None:
+    async def _refresh_address(self, planned_range: PlannedRange) -> None:
         """Get the partition's address from a metaserver; keep the old one if none answers."""
         if self._meta is None:
             network = self._loop.network(self._options.secured)
             self._meta = MetaClient(network, self._options.meta)
         try:
-            route = await self._meta.route(planned.subject)
+            route = await self._meta.route(planned_range.subject)
         except KeylaneError:
             return
         for partition in route.partitions:
-            if partition.partition_id == planned.partition_id and partition.address is not None:
-                self._addresses[planned.partition_id] = partition.address
+            if (
+                partition.partition_id == planned_range.partition_id
+                and partition.address is not None
+            ):
+                self._addresses[planned_range.partition_id] = partition.address
 
 
-def _describe(planned: PlannedRange) -> str:
-    return f"partition {planned.partition_id}, offsets [{planned.start}, {planned.end})"
+def _describe(planned_range: PlannedRange) -> str:
+    start, end = planned_range.start, planned_range.end
+    return f"partition {planned_range.partition_id}, offsets [{start}, {end})"
 
 
 def _now_s() -> float:
@@ -216,27 +226,28 @@ def _now_s() -> float:
 
 
 def _unreadable_error(
-    planned: PlannedRange, offset: int, seconds: float, error: KeylaneError
+    planned_range: PlannedRange, offset: int, seconds: float, error: KeylaneError
 ) -> UnreachableError:
     return UnreachableError(
         Reason.RANGE_UNREADABLE,
-        f"{_describe(planned)}: no answer from offset {offset} on for {seconds:.0f} s; "
+        f"{_describe(planned_range)}: no answer from offset {offset} on for {seconds:.0f} s; "
         f"the last error: {error.message}",
-        subject=planned.subject,
-        partition_id=planned.partition_id,
-        start=planned.start,
-        end=planned.end,
+        subject=planned_range.subject,
+        partition_id=planned_range.partition_id,
+        start=planned_range.start,
+        end=planned_range.end,
         offset=offset,
         seconds=round(seconds),
     )
 
 
 def _out_of_range_error(
-    planned: PlannedRange, offset: int, first_offset: int | None, next_offset: int | None
+    planned_range: PlannedRange, offset: int, first_offset: int | None, next_offset: int | None
 ) -> OffsetOutOfRangeError:
     return OffsetOutOfRangeError(
-        f"{_describe(planned)}: offset {offset} is not stored; [{first_offset}, {next_offset}) is",
-        partition_id=planned.partition_id,
+        f"{_describe(planned_range)}: offset {offset} is not stored; [{first_offset}, "
+        f"{next_offset}) is",
+        partition_id=planned_range.partition_id,
         offset=offset,
         first_offset=first_offset,
         next_offset=next_offset,

@@ -100,47 +100,47 @@ def read(
     options = ReadOptions(
         meta=tuple(parse_addresses(meta)),
         subjects=(Subject(check_name("subject", subject)),),
-        partitions=None if partitions is None else _partitions(partitions),
-        keys=None if keys is None else frozenset(_keys(keys)),
-        start=_bound("start", start, Edge.EARLIEST),
-        end=_bound("end", end, Edge.LATEST),
-        columns=_columns(columns),
-        batch_rows=_positive("batch_rows", batch_rows),
+        partitions=None if partitions is None else _parse_partitions(partitions),
+        keys=None if keys is None else frozenset(_parse_keys(keys)),
+        start=_parse_bound("start", start, Edge.EARLIEST),
+        end=_parse_bound("end", end, Edge.LATEST),
+        columns=_parse_columns(columns),
+        batch_rows=_check_positive("batch_rows", batch_rows),
         bytes_per_second=None
         if bytes_per_second is None
-        else _positive("bytes_per_second", bytes_per_second),
+        else _check_positive("bytes_per_second", bytes_per_second),
         json_schema=schema,
         bad_values=bad_values,
-        secured=_secured(tls, token),
+        secured=_connection_security(tls, token),
     )
     values = json_values(options)
     loop = ProcessLoop.current()
-    ranges = loop.run(_plan(loop, options))
+    ranges = loop.run(_plan_ranges(loop, options))
     read_schema = arrow_schema(options.columns, None if values is None else values.type)
     return pa.RecordBatchReader.from_batches(read_schema, read_task(options, ranges))
 
 
-async def _plan(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
+async def _plan_ranges(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
     return await take_snapshot_over(loop.network(options.secured), options)
 
 
-def _secured(tls: TlsSettings | None, token: str | None) -> ConnectionSecurity:
+def _connection_security(tls: TlsSettings | None, token: str | None) -> ConnectionSecurity:
     if tls is not None and not isinstance(tls, TlsSettings):
         raise ConfigError(f"tls must be a TlsSettings, not {tls!r:.40}")
     return ConnectionSecurity(tls=tls, token="" if token is None else check_token(token, "token="))
 
 
-def _bound(name: str, bound: Bound, default: Edge) -> ReadBound:
+def _parse_bound(name: str, bound: Bound, default: Edge) -> ReadBound:
     if isinstance(bound, Mapping):
         for partition_id, offset in bound.items():
             if type(partition_id) is not int:
                 raise ConfigError(f"{name}: {partition_id!r:.40} is not a partition id")
             check_offset(offset)
         return ReadBound(default, dict(bound))
-    return ReadBound(_point(name, bound))
+    return ReadBound(_parse_point(name, bound))
 
 
-def _point(name: str, bound: str | datetime | timedelta) -> Point:
+def _parse_point(name: str, bound: str | datetime | timedelta) -> Point:
     if isinstance(bound, str) and bound.startswith(_GROUP):
         return CursorOf(check_name("consumer group", bound.removeprefix(_GROUP)))
     if isinstance(bound, str) and bound in set(Edge):
@@ -154,14 +154,14 @@ def _point(name: str, bound: str | datetime | timedelta) -> Point:
         raise ConfigError(f"{name}: {error.message}; or give {alternatives}") from None
 
 
-def _partitions(partitions: Iterable[int]) -> frozenset[int]:
+def _parse_partitions(partitions: Iterable[int]) -> frozenset[int]:
     ids = list(partitions) if isinstance(partitions, Iterable) else []
     if not isinstance(partitions, Iterable) or any(type(id_) is not int for id_ in ids):
         raise ConfigError(f"partitions: give a list of partition ids, not {partitions!r:.80}")
     return frozenset(ids)
 
 
-def _columns(columns: Iterable[str]) -> tuple[str, ...]:
+def _parse_columns(columns: Iterable[str]) -> tuple[str, ...]:
     if isinstance(columns, str) or not isinstance(columns, Iterable):
         raise ConfigError(f"columns: give a list of names, not {columns!r:.80}")
     names = tuple(columns)
@@ -172,14 +172,14 @@ def _columns(columns: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _keys(keys: Iterable[bytes]) -> list[bytes]:
+def _parse_keys(keys: Iterable[bytes]) -> list[bytes]:
     items = list(keys) if isinstance(keys, Iterable) else [keys]
     if not all(isinstance(key, bytes) for key in items):
         raise ConfigError("keys: give a list of bytes")
     return items
 
 
-def _positive(name: str, value: int) -> int:
+def _check_positive(name: str, value: int) -> int:
     if type(value) is not int or value < 1:
         raise ConfigError(f"{name}: give a whole number above 0, not {value!r:.40}")
     return value

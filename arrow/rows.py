@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ..protocol.batch import batch_starts, unpack_batch
 from ..protocol.errors import CorruptBatchError, KeylaneError
 from ..protocol.record import Header
-from .columns import Piece, column, cut, offsets, same_number, same_text
+from .columns import Piece, column, offsets, same_number, same_text, slice_piece
 from .json_values import JsonValues
 from .planner import PlannedRange
 from .schema import arrow_schema
@@ -37,23 +37,23 @@ class RowBuilder:
 
     def __init__(
         self,
-        planned: PlannedRange,
+        planned_range: PlannedRange,
         *,
         columns: tuple[str, ...],
         batch_rows: int,
         values: JsonValues | None = None,
     ) -> None:
-        self._planned = planned
+        self._planned_range = planned_range
         self._values = values
-        self._partition_id = planned.partition_id
+        self._partition_id = planned_range.partition_id
         self._schema = arrow_schema(columns, None if values is None else values.type)
         self._batch_rows = batch_rows
-        self._end = planned.end
+        self._end = planned_range.end
         self._pieces: list[Piece] = []
         self._rows = 0
         self._bytes = 0
-        self._first_offset = planned.start
-        self.next_offset = planned.start
+        self._first_offset = planned_range.start
+        self.next_offset = planned_range.start
         """The offset after the last row that was added."""
 
     def add(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
@@ -98,7 +98,7 @@ class RowBuilder:
             )
         first = offset - header.base_offset
         last = min(header.count, self._end - header.base_offset)
-        piece = cut(record, header, first, last)
+        piece = slice_piece(record, header, first, last)
         self._pieces.append(piece)
         self._rows += last - first
         self._bytes += piece.size_bytes
@@ -110,18 +110,18 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
-        planned, rows = self._planned, self._rows
+        planned_range, rows = self._planned_range, self._rows
         match name:
             case "subject":
-                return same_text(planned.subject, rows)
+                return same_text(planned_range.subject, rows)
             case "partition":
-                return same_number(planned.partition_id, rows)
+                return same_number(planned_range.partition_id, rows)
             case "queue":
-                return same_number(planned.queue, rows)
+                return same_number(planned_range.queue, rows)
             case "epoch":
-                return same_number(planned.epoch, rows)
+                return same_number(planned_range.epoch, rows)
             case "logic_offset":
-                return offsets(planned.logic_start + self._first_offset, rows)
+                return offsets(planned_range.logic_start + self._first_offset, rows)
             case "value" if self._values is not None:
                 values = column(name, self._pieces, self._first_offset)
                 return self._values.decode(values, self._partition_id, self._first_offset)

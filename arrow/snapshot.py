@@ -14,23 +14,25 @@ import random
 from collections import defaultdict
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from itertools import product
 
 from ..protocol import endpoints
 from ..protocol.backoff import Backoff
 from ..protocol.errors import KeylaneError, RetryRule, SubjectUnknownError, UnreachableError
+from ..protocol.operations import SubjectHistory
 from ..protocol.reading.bounds import BOUNDS_AT_ONCE_MAX, AskBounds, BoundsList, PartitionBounds
 from ..protocol.routing import PartitionState, Route
 from ..protocol.text import listed
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
-from .opening import open_network
+from .opening import run_with_network
 from .planner import (
     PlannedRange,
     SelectedPartition,
     bounds_request,
     check_batch,
-    check_named,
+    check_named_partitions,
     plan_ranges,
     select_partitions,
 )
@@ -54,7 +56,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
             lost.
         UnreachableError: no metaserver, or a broker did not answer within `options.retry_s`.
     """
-    return asyncio.run(_take_snapshot(options))
+    return run_with_network(partial(take_snapshot_over, options=options), options.secured)
 
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
@@ -65,34 +67,22 @@ def has_expired(options: ReadOptions, partition_id: int) -> bool:
     This blocks, and needs a thread without an event loop.
     """
     try:
-        return asyncio.run(_has_expired(options, partition_id))
+        histories = run_with_network(partial(_fetch_histories, options=options), options.secured)
     except KeylaneError:
         return False
-
-
-async def _has_expired(options: ReadOptions, partition_id: int) -> bool:
-    network = open_network(options.secured)
-    try:
-        meta = MetaClient(network, options.meta)
-        histories = await asyncio.gather(
-            *(meta.call(endpoints.HISTORY, subject=each) for each in options.subjects)
-        )
-    finally:
-        await network.close()
     return any(
-        past.partition.partition_id == partition_id
-        and past.partition.state is PartitionState.EXPIRED
+        entry.partition.partition_id == partition_id
+        and entry.partition.state is PartitionState.EXPIRED
         for history in histories
-        for past in history.partitions
+        for entry in history.partitions
     )
 
 
-async def _take_snapshot(options: ReadOptions) -> list[PlannedRange]:
-    network = open_network(options.secured)
-    try:
-        return await take_snapshot_over(network, options)
-    finally:
-        await network.close()
+async def _fetch_histories(network: Network, options: ReadOptions) -> list[SubjectHistory]:
+    meta = MetaClient(network, options.meta)
+    return await asyncio.gather(
+        *(meta.call(endpoints.HISTORY, subject=each) for each in options.subjects)
+    )
 
 
 async def take_snapshot_over(network: Network, options: ReadOptions) -> list[PlannedRange]:
@@ -101,9 +91,9 @@ async def take_snapshot_over(network: Network, options: ReadOptions) -> list[Pla
     meta = MetaClient(network, options.meta)
     retry_budget = _RetryBudget(options.retry_s)
     while True:
-        routes = await _routes(meta, options)
+        routes = await _fetch_routes(meta, options)
         # Outside the retries, because the metaserver already knows all partitions.
-        check_named(routes, options)
+        check_named_partitions(routes, options)
         try:
             selected = select_partitions(routes, options)
             answers = await _fetch_bounds(network, selected, options)
@@ -131,7 +121,7 @@ class _RetryBudget:
         await asyncio.sleep(pause_s)
 
 
-async def _routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
+async def _fetch_routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
     retry_budget = _RetryBudget(min(META_RETRY_S, options.retry_s))
     while True:
         try:
@@ -155,10 +145,10 @@ async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> Subj
     """Return the error, with the name of a subject that is spelled similarly if there is one."""
     name = error.subject or ""
     try:
-        known = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
+        known_names = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
     except KeylaneError:
         return error
-    matches = get_close_matches(name, known, n=1)
+    matches = get_close_matches(name, known_names, n=1)
     advice = f"; did you mean {matches[0]}?" if matches else ""
     return SubjectUnknownError(f"subject: there is no subject {name}{advice}", **error.details)
 

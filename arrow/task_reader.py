@@ -108,43 +108,51 @@ def _without_lost(
         OffsetOutOfRangeError: `error` does not mean that rows were lost.
     """
     index = next(
-        (at for at, each in enumerate(ranges) if error.partition_id in {None, each.partition_id}),
+        (
+            number
+            for number, each in enumerate(ranges)
+            if error.partition_id in {None, each.partition_id}
+        ),
         0,
     )
-    planned, first = ranges[index], error.first_offset
-    if first is None or first <= planned.start:
+    planned_range, first_offset = ranges[index], error.first_offset
+    if first_offset is None or first_offset <= planned_range.start:
         raise error
-    lost_from = planned.start if error.offset is None else max(planned.start, error.offset)
-    end = min(first, planned.end)
-    loss = loss_error(planned.subject, _current_bounds(options, planned, error), lost_from, end)
+    lost_start = (
+        planned_range.start if error.offset is None else max(planned_range.start, error.offset)
+    )
+    end = min(first_offset, planned_range.end)
+    loss = loss_error(
+        planned_range.subject, _current_bounds(options, planned_range, error), lost_start, end
+    )
     if options.fail_on_data_loss:
         raise loss from error
     _LOG.warning("%s", loss.message)
-    return [*ranges[:index], replace(planned, start=end), *ranges[index + 1 :]]
+    return [*ranges[:index], replace(planned_range, start=end), *ranges[index + 1 :]]
 
 
 def _current_bounds(
-    options: ReadOptions, planned: PlannedRange, error: OffsetOutOfRangeError
+    options: ReadOptions, planned_range: PlannedRange, error: OffsetOutOfRangeError
 ) -> PartitionBounds:
     """Return the partition's bounds from its broker, or from the error if the broker does not
     answer.
     """
     try:
         loop = ProcessLoop.current()
-        return loop.run(_fetch_bounds(loop, options, planned))
+        return loop.run(_fetch_bounds(loop, options, planned_range))
     except KeylaneError:
         return PartitionBounds(
-            partition_id=planned.partition_id,
+            partition_id=planned_range.partition_id,
             first_offset=error.first_offset or 0,
             next_offset=error.next_offset or 0,
         )
 
 
 async def _fetch_bounds(
-    loop: ProcessLoop, options: ReadOptions, planned: PlannedRange
+    loop: ProcessLoop, options: ReadOptions, planned_range: PlannedRange
 ) -> PartitionBounds:
-    body = AskBounds(partitions=[BoundsOf(partition_id=planned.partition_id)])
-    broker = loop.broker(options.secured, planned.address)
+    body = AskBounds(partitions=[BoundsOf(partition_id=planned_range.partition_id)])
+    broker = loop.broker(options.secured, planned_range.address)
     reply = await broker.control(endpoints.PARTITION_BOUNDS, body)
     if not reply.partitions:
         raise KeylaneError

@@ -35,7 +35,7 @@ ACK = struct.Struct("<I")
 IN_FLIGHT_BYTES = 32 << 20
 
 
-def take_frames(received: bytearray) -> list[tuple[bytes, int]]:
+def split_frames(received: bytearray) -> list[tuple[bytes, int]]:
     """Take the whole frames out of what was received, each with its count; ends the program if one
     is damaged.
     """
@@ -62,23 +62,23 @@ class BareServer(asyncio.Protocol):
         self._file = file
         self._received = bytearray()
         self._batches: list[tuple[bytes, int]] = []
-        self._storing: asyncio.Task[None] | None = None
+        self._store_task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        self._batches += take_frames(self._received)
-        if self._batches and self._storing is None:
-            self._storing = asyncio.create_task(self._store())
+        self._batches += split_frames(self._received)
+        if self._batches and self._store_task is None:
+            self._store_task = asyncio.create_task(self._store())
 
     async def _store(self) -> None:
         while self._batches:
             batches, self._batches = self._batches, []
             await asyncio.to_thread(self._write, [record for record, _ in batches])
             self._transport.write(b"".join(ACK.pack(count) for _, count in batches))
-        self._storing = None
+        self._store_task = None
 
     def _write(self, records: list[bytes]) -> None:
         for start in range(0, len(records), 512):
@@ -96,7 +96,7 @@ class BareSender(asyncio.Protocol):
         self.unacked = 0
         self.bytes_in_flight = 0
         self._acks = bytearray()
-        self.moved = asyncio.Event()
+        self.progressed = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
@@ -109,7 +109,7 @@ class BareSender(asyncio.Protocol):
             self.unacked -= count
             self.bytes_in_flight -= count * (self._value_bytes + BYTES_PER_MESSAGE)
         del self._acks[:whole]
-        self.moved.set()
+        self.progressed.set()
 
     def send(self, value: bytes, key: bytes) -> None:
         """Add one message to its partition's columns."""
@@ -147,11 +147,11 @@ class BareSender(asyncio.Protocol):
         self._columns[partition] = ([], [], [])
         self._sizes[partition] = 0
 
-    async def wait(self, done: Callable[[], bool]) -> None:
+    async def wait(self, is_done: Callable[[], bool]) -> None:
         """Wait for acks until `done()`."""
-        while not done():
-            self.moved.clear()
-            await self.moved.wait()
+        while not is_done():
+            self.progressed.clear()
+            await self.progressed.wait()
 
 
 async def serve(path: str) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import uvloop
-from bare import ACK, FRAME, BareServer, take_frames
+from bare import ACK, FRAME, BareServer, split_frames
 
 CHUNK_BYTES = 1 << 20
 BUFFER_BYTES = 8 << 20
@@ -51,7 +51,7 @@ class Clock:
         self.figures: Figures = {}
         self.done = asyncio.Event()
 
-    def edge(self, size_bytes: int) -> None:
+    def mark(self, size_bytes: int) -> None:
         """Note the first message, and then the last one, with the bytes that were read until
         then.
         """
@@ -69,34 +69,34 @@ class Clock:
             self.done.set()
 
 
-def handler_of(clock: Clock, count: int) -> Callable[[Handled], Awaitable[None]]:
+def make_handler(clock: Clock, count: int) -> Callable[[Handled], Awaitable[None]]:
     """Return an `async` handler for `count` messages."""
-    left, size_bytes, last = count, 0, count - 1
+    remaining, size_bytes, last_index = count, 0, count - 1
 
     async def handle(message: Handled) -> None:
-        nonlocal left, size_bytes
+        nonlocal remaining, size_bytes
         size_bytes += len(message.key) + len(message.value)
-        left -= 1
-        if not 0 < left < last:
-            clock.edge(size_bytes)
+        remaining -= 1
+        if not 0 < remaining < last_index:
+            clock.mark(size_bytes)
 
     return handle
 
 
-def reader_of(clock: Clock, count: int) -> Callable[[Iterable[Handled]], None]:
-    """Handle many messages in a loop, as the handler of `handler_of` does one by one."""
-    left, size_bytes, begun = count, 0, False
+def make_reader(clock: Clock, count: int) -> Callable[[Iterable[Handled]], None]:
+    """Handle many messages in a loop, as the handler of `make_handler` does one by one."""
+    remaining, size_bytes, has_begun = count, 0, False
 
     def read(messages: Iterable[Handled]) -> None:
-        nonlocal left, size_bytes, begun
-        if not begun:
-            begun = True
-            clock.edge(0)
+        nonlocal remaining, size_bytes, has_begun
+        if not has_begun:
+            has_begun = True
+            clock.mark(0)
         for message in messages:
             size_bytes += len(message.key) + len(message.value)
-            left -= 1
-        if left <= 0:
-            clock.edge(size_bytes)
+            remaining -= 1
+        if remaining <= 0:
+            clock.mark(size_bytes)
 
     return read
 
@@ -107,7 +107,7 @@ class BareLog:
     def __init__(self, path: str) -> None:
         self.file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND)
         self.durable_bytes = 0
-        self.grown = asyncio.Event()
+        self.has_grown = asyncio.Event()
 
 
 class BareLogServer(BareServer):
@@ -131,7 +131,7 @@ class BareLogServer(BareServer):
     def _write(self, records: list[bytes]) -> None:
         super()._write(records)
         self._log.durable_bytes += sum(map(len, records))
-        self._loop.call_soon_threadsafe(self._log.grown.set)
+        self._loop.call_soon_threadsafe(self._log.has_grown.set)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -152,8 +152,8 @@ class BareLogServer(BareServer):
                 self._transport.write(chunk)
                 sent += len(chunk)
                 await asyncio.sleep(0)
-            log.grown.clear()
-            await log.grown.wait()
+            log.has_grown.clear()
+            await log.has_grown.wait()
 
 
 class BareMessage:
@@ -183,7 +183,7 @@ class BareConsumer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        for record, count in take_frames(self._received):
+        for record, count in split_frames(self._received):
             self._frames.append((count, record[FRAME.size :]))
             self._buffered += len(record)
         if self._buffered > BUFFER_BYTES:
@@ -223,7 +223,7 @@ async def consume(address: str, count: int) -> Figures:
     _, consumer = await asyncio.get_running_loop().create_connection(BareConsumer, host, int(port))
     print(json.dumps({"ready": True}), flush=True)
     clock = Clock()
-    handle = handler_of(clock, count)
+    handle = make_handler(clock, count)
     offset = 0
     while True:
         number, body = await consumer.next_frame()

@@ -96,9 +96,9 @@ async def single(meta: str, subject: str, count: int) -> dict[str, float]:
         async with Producer(meta) as producer:
             await producer.send(subject, VALUE, key=KEYS[0])
             for index in range(count):
-                began = time.perf_counter()
+                started_at = time.perf_counter()
                 await producer.send(subject, VALUE, key=KEYS[index % 10_000])
-                times.append((time.perf_counter() - began) * 1000)
+                times.append((time.perf_counter() - started_at) * 1000)
     finally:
         stop.set()
         thread.join()

@@ -44,8 +44,8 @@ def round_of(cluster: BenchCluster, folder: Path, number: int, count: int) -> di
     def role(name: str, messages: int, script: str = "client_roles.py") -> dict[str, Any]:
         subject = f"{name}-{number}"
         cluster.create(subject)
-        which = () if script == "effects.py" else (name,)
-        return result_of(measured(script, *which, cluster.meta, subject, str(messages)))
+        role_name = () if script == "effects.py" else (name,)
+        return result_of(measured(script, *role_name, cluster.meta, subject, str(messages)))
 
     bare = bare_send(folder, count, len(VALUE))
     bare_large = bare_send(folder, count // 5, 1024)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import uvloop
-from bare_consume import Clock, Figures, handler_of, reader_of
+from bare_consume import Clock, Figures, make_handler, make_reader
 from machine import peak_mb
 from roles import KEYS, VALUE
 
@@ -44,15 +44,15 @@ class Countdown:
 
     def __init__(self, clock: Clock, count: int) -> None:
         self._clock = clock
-        self._left = self._count = count
+        self._remaining = self._count = count
 
     def count(self) -> None:
         """Count a handled message."""
-        if self._left == self._count:
-            self._clock.edge(0)
-        self._left -= 1
-        if self._left <= 0:
-            self._clock.edge(0)
+        if self._remaining == self._count:
+            self._clock.mark(0)
+        self._remaining -= 1
+        if self._remaining <= 0:
+            self._clock.mark(0)
 
 
 def ready() -> None:
@@ -63,7 +63,7 @@ def ready() -> None:
 async def handled(meta: str, subject: str, count: int) -> Figures:
     """Handle each message with an `async` handler."""
     clock = Clock()
-    handle = handler_of(clock, count)
+    handle = make_handler(clock, count)
     async with Consumer(meta, subject=subject, group="handled", handler=handle):
         ready()
         await clock.done.wait()
@@ -73,7 +73,7 @@ async def handled(meta: str, subject: str, count: int) -> Figures:
 async def batch_handled(meta: str, subject: str, count: int) -> Figures:
     """Handle up to 500 messages at once with an `async` handler."""
     clock = Clock()
-    read = reader_of(clock, count)
+    read = make_reader(clock, count)
 
     async def handle(messages: list[Message]) -> None:
         read(messages)
@@ -87,7 +87,7 @@ async def batch_handled(meta: str, subject: str, count: int) -> Figures:
 async def getmany(meta: str, subject: str, count: int) -> Figures:
     """Read with `getmany` and `ack`, 1,000 messages at a time."""
     clock = Clock()
-    read = reader_of(clock, count)
+    read = make_reader(clock, count)
     async with Consumer(meta, subject=subject, group="getmany") as consumer:
         ready()
         while not clock.done.is_set():
@@ -100,16 +100,16 @@ async def getmany(meta: str, subject: str, count: int) -> Figures:
 async def iterated(meta: str, subject: str, count: int) -> Figures:
     """Read with `async for`, and ack each message."""
     clock = Clock()
-    left, size_bytes, last = count, 0, count - 1
+    remaining, size_bytes, last_index = count, 0, count - 1
     async with Consumer(meta, subject=subject, group="iterated") as consumer:
         ready()
         async for message in consumer:
             size_bytes += len(message.key) + len(message.value)
             await message.ack()
-            left -= 1
-            if not 0 < left < last:
-                clock.edge(size_bytes)
-                if left <= 0:
+            remaining -= 1
+            if not 0 < remaining < last_index:
+                clock.mark(size_bytes)
+                if remaining <= 0:
                     break
     return clock.figures
 
@@ -117,18 +117,18 @@ async def iterated(meta: str, subject: str, count: int) -> Figures:
 async def arrow(meta: str, subject: str, count: int) -> Figures:
     """Arrow batches, each acked; keys and values are read by column."""
     clock = Clock()
-    left, size_bytes = count, 0
+    remaining, size_bytes = count, 0
     async with Consumer(meta, subject=subject, group="arrow") as consumer:
         ready()
         async for batch in consumer.batches():
-            if left == count:
-                clock.edge(0)
+            if remaining == count:
+                clock.mark(0)
             for name in ("key", "value"):
                 size_bytes += pc.sum(pc.binary_length(batch.record_batch.column(name))).as_py()
-            left -= len(batch)
+            remaining -= len(batch)
             await batch.ack()
-            if left <= 0:
-                clock.edge(size_bytes)
+            if remaining <= 0:
+                clock.mark(size_bytes)
                 break
     return clock.figures
 
@@ -180,13 +180,15 @@ async def healthy(meta: str, subject: str, count: int) -> Figures:
 
 async def poison(meta: str, subject: str, count: int) -> Figures:
     """Send `count` healthy messages, and ten messages of each of 1,000 poison keys among them."""
-    every = max(1, count // (10 * POISON_KEYS))
+    messages_per_poison = max(1, count // (10 * POISON_KEYS))
     async with Producer(meta) as producer:
         for index in range(count):
             producer.send(subject, VALUE, key=KEYS[index % 10_000])
-            if index % every == 0:
+            if index % messages_per_poison == 0:
                 producer.send(
-                    subject, VALUE, key=b"%s%03d" % (POISON, index // every % POISON_KEYS)
+                    subject,
+                    VALUE,
+                    key=b"%s%03d" % (POISON, index // messages_per_poison % POISON_KEYS),
                 )
             if index % 500 == 0:
                 await asyncio.sleep(0)
@@ -211,14 +213,14 @@ async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Fig
     """
     times: list[float] = []
     expected = count // 2 if stuck else count
-    done = asyncio.Event()
+    all_handled = asyncio.Event()
 
     async def handle(message: Message) -> None:
         if message.key == STUCK:
             raise ValueError("poison")
         times.append((time.monotonic_ns() - int.from_bytes(message.value[:8])) / 1e6)
         if len(times) == expected:
-            done.set()
+            all_handled.set()
 
     group = PACE_PER_SECOND * PACE_MS // 1000
     async with parking(meta, subject, handle), Producer(meta) as producer:
@@ -235,7 +237,7 @@ async def paced(meta: str, subject: str, count: int, stuck: bool = False) -> Fig
         await producer.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
-                await done.wait()
+                await all_handled.wait()
     times.sort()
     return {"p50_ms": times[len(times) // 2], "p99_ms": times[len(times) * 99 // 100]}
 

@@ -128,5 +128,5 @@ def parked(folder: Path, count: int) -> dict[str, float]:
         before_mb = peak_mb(cluster.broker_process.pid)
         cluster.create("parked", partitions=1)
         result_of(measured("consumer_roles.py", "park-all", cluster.meta, "parked", str(count)))
-        risen_mb = peak_mb(cluster.broker_process.pid) - before_mb
-    return {"parked_mb": risen_mb, "parked_count": count}
+        growth_mb = peak_mb(cluster.broker_process.pid) - before_mb
+    return {"parked_mb": growth_mb, "parked_count": count}

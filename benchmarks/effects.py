@@ -39,37 +39,37 @@ ENTRIES = sa.Table(
 
 async def in_batches(meta: str, subject: str, count: int, engine: AsyncEngine) -> float:
     """Return the seconds for `count` effects, with BATCH effects per transaction."""
-    left = count
+    remaining = count
     async with Consumer(meta, subject=subject, group="batches") as consumer:
         started, batch = time.monotonic(), []
         async for message in consumer:
             batch.append(message)
-            if len(batch) < min(BATCH, left):
+            if len(batch) < min(BATCH, remaining):
                 continue
-            async with engine.begin() as connection, fenced_batch(connection, batch) as todo:
-                rows = [{"order_key": each.key, "value": each.value} for each in todo]
+            async with engine.begin() as connection, fenced_batch(connection, batch) as unseen:
+                rows = [{"order_key": each.key, "value": each.value} for each in unseen]
                 await connection.execute(sa.insert(ENTRIES), rows)
             for each in batch:
                 await each.ack()
-            left -= len(batch)
+            remaining -= len(batch)
             batch = []
-            if not left:
+            if not remaining:
                 break
         return time.monotonic() - started
 
 
 async def one_by_one(meta: str, subject: str, count: int, engine: AsyncEngine) -> float:
     """Return the seconds for `count` effects, with one effect per transaction."""
-    left, ended = count, asyncio.Event()
+    remaining, all_handled = count, asyncio.Event()
 
     async def handle(message: Message) -> None:
-        nonlocal left
+        nonlocal remaining
         async with AsyncSession(engine) as session, FencedSession(session, message):
             row = {"order_key": message.key, "value": message.value}
             await session.execute(sa.insert(ENTRIES), [row])
-        left -= 1
-        if not left:
-            ended.set()
+        remaining -= 1
+        if not remaining:
+            all_handled.set()
 
     started = time.monotonic()
     async with Consumer(
@@ -79,7 +79,7 @@ async def one_by_one(meta: str, subject: str, count: int, engine: AsyncEngine) -
         handler=handle,
         settings=ConsumerSettings(concurrency=CONCURRENCY),
     ):
-        await ended.wait()
+        await all_handled.wait()
     return time.monotonic() - started
 
 

@@ -106,7 +106,7 @@ class Traffic:
             settings=ConsumerSettings(ttl_ms=ttl_ms),
         )
 
-    def changes_ms(self, since: float, until: float) -> list[float]:
+    def changes_ms(self, since_s: float, until: float) -> list[float]:
         """Milliseconds from an owner's last message to the next owner's first, of changes in this
         time.
         """
@@ -114,7 +114,7 @@ class Traffic:
             (after[1] - before[2]) * 1_000
             for spans in self.owners.values()
             for before, after in itertools.pairwise(spans)
-            if since <= after[1] < until
+            if since_s <= after[1] < until
         ]
 
 
@@ -173,7 +173,7 @@ async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
     delays: list[float] = []
     async with (
         Producer(cluster.meta, order_strategy="strict") as producer,
-        traffic.consumer(ttl_ms=TTL_MS) as heir,
+        traffic.consumer(ttl_ms=TTL_MS) as successor,
     ):
         sending = asyncio.create_task(traffic.send(producer))
         for _ in range(rounds):
@@ -184,19 +184,19 @@ async def failover(cluster: BenchCluster, meta: MetaClient, rounds: int) -> list
             )
             await asyncio.to_thread(line_of, victim)
             await asyncio.sleep(STEADY_SECONDS)
-            left = 16 - len(heir.assignment)
+            left = 16 - len(successor.assignment)
             killed = time.monotonic()
             victim.kill()
             victim.wait()
             await asyncio.sleep(TTL_MS / 1_000 + 2)
             # Messages that the victim handled are not known here, so the time counts from the kill.
-            taken = [
+            takeover_times = [
                 (spans[-1][1] - killed) * 1_000
                 for spans in traffic.owners.values()
                 if spans[-1][1] > killed
             ]
-            assert len(taken) == left > 0, "not all were taken over"
-            delays += taken
+            assert len(takeover_times) == left > 0, "not all were taken over"
+            delays += takeover_times
         sending.cancel()
     return delays
 
@@ -276,15 +276,19 @@ async def join(cluster: BenchCluster, meta: MetaClient) -> float:
     traffic = Traffic(cluster.meta, "join")
     consumers = [traffic.consumer(ttl_ms=30_000) for _ in range(10)]
     async with AsyncExitStack() as stack:
-        began = time.monotonic()
+        started_at = time.monotonic()
         await asyncio.gather(*(stack.enter_async_context(consumer) for consumer in consumers))
         while True:
-            held = [held for consumer in consumers for held in consumer.assignment]
+            assignments = [
+                assignment for consumer in consumers for assignment in consumer.assignment
+            ]
             pulling = {
-                assigned.partition_id for assigned in held if assigned.waiting_for == "messages"
+                assigned.partition_id
+                for assigned in assignments
+                if assigned.waiting_for == "messages"
             }
-            if len(pulling) == len(held) == JOIN_PARTITIONS:
-                return time.monotonic() - began
+            if len(pulling) == len(assignments) == JOIN_PARTITIONS:
+                return time.monotonic() - started_at
             await asyncio.sleep(0.01)
 
 
@@ -300,11 +304,11 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
             version = (await client.call(endpoints.HEARTBEAT, body)).version
 
     tasks = []
-    at_once = asyncio.Semaphore(50)
+    concurrency = asyncio.Semaphore(50)
 
     async def begin() -> None:
         session = secrets.token_hex(16)
-        async with at_once:
+        async with concurrency:
             joined = await client.call(
                 endpoints.JOIN, Join(subject="beats", group="bench", session=session)
             )
@@ -312,9 +316,9 @@ async def heartbeats(cluster: BenchCluster, network: HttpNetwork, meta: MetaClie
 
     await asyncio.gather(*(begin() for _ in range(SESSIONS)))
     await asyncio.sleep(SAMPLE_SECONDS)
-    began, used = time.monotonic(), cpu_seconds(cluster.meta_process.pid)
+    started_at, used_s = time.monotonic(), cpu_seconds(cluster.meta_process.pid)
     await asyncio.sleep(SAMPLE_SECONDS)
-    share = (cpu_seconds(cluster.meta_process.pid) - used) / (time.monotonic() - began)
+    share = (cpu_seconds(cluster.meta_process.pid) - used_s) / (time.monotonic() - started_at)
     for task in tasks:
         assert not task.done(), task
         task.cancel()
@@ -340,17 +344,17 @@ async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
         say("hand-over, then what was found and the next")
         changes = await handover(cluster, meta, rounds)
         say("fail-over", p99(changes))
-        fails = await failover(cluster, meta, max(1, rounds // 3))
-        say("resize", p99(fails))
-        moved, others, before = await resize(cluster, meta, rounds)
+        failover_delays = await failover(cluster, meta, max(1, rounds // 3))
+        say("resize", p99(failover_delays))
+        moved_ms, others, before = await resize(cluster, meta, rounds)
         others_ms, before_ms = (
             [p99(values) for values in others],
             [p99(values) for values in before],
         )
         steady_ms = statistics.median(before_ms)
-        say("join", p99(moved), statistics.median(others_ms), steady_ms)
-        joined = await join(cluster, meta)
-        say("heartbeats", joined)
+        say("join", p99(moved_ms), statistics.median(others_ms), steady_ms)
+        join_s = await join(cluster, meta)
+        say("heartbeats", join_s)
         share = await heartbeats(cluster, network, meta)
     finally:
         await network.close()
@@ -358,13 +362,13 @@ async def measure(cluster: BenchCluster, rounds: int) -> dict[str, float]:
         "handovers": len(changes),
         "handover_p99_ms": p99(changes),
         "handover_max_ms": max(changes),
-        "failovers": len(fails),
-        "failover_p99_ms": p99(fails),
+        "failovers": len(failover_delays),
+        "failover_p99_ms": p99(failover_delays),
         "ttl_ms": TTL_MS,
-        "resize_moved_p99_ms": p99(moved),
+        "resize_moved_p99_ms": p99(moved_ms),
         "resize_other_p99_ratio": statistics.median(others_ms) / steady_ms,
         "steady_p99_ratio": max(before_ms) / steady_ms,
-        "join_900_s": joined,
+        "join_900_s": join_s,
         "heartbeat_core_share": share,
     }
 

@@ -114,8 +114,8 @@ async def drain_outbox(meta: str, subject: str, count: int) -> dict[str, object]
             await connection.commit()
             started = time.monotonic()
             async with outbox:
-                left = sa.text("SELECT 1 FROM keylane_outbox LIMIT 1")
-                while (await connection.execute(left)).first() is not None:
+                remaining_query = sa.text("SELECT 1 FROM keylane_outbox LIMIT 1")
+                while (await connection.execute(remaining_query)).first() is not None:
                     await connection.rollback()
                     await asyncio.sleep(0.02)
                 seconds = time.monotonic() - started

@@ -38,7 +38,7 @@ class Cadence:
     def __exit__(self, *_: object) -> None:
         RealAppendFile.append = self._append
 
-    def again(self, path: Path) -> tuple[float, float]:
+    def repeat_without_broker(self, path: Path) -> tuple[float, float]:
         """Repeat the same writes and syncs in one file, and return the least wall and processor
         time in seconds.
         """
@@ -77,7 +77,7 @@ async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[st
     # No copy of a batch is made for the broker, nor memory taken: that is a client's work, and the
     # raw side has none of it. What is acked is on the disk, and commits keep the order, so twice
     # the batches in flight are enough.
-    batches.keep_room(2 * 40 * PER_CLIENT)
+    batches.reserve_places(2 * 40 * PER_CLIENT)
     block = memoryview(os.urandom(MIB))
     # So that the broker's first round, too, gets memory that was used before.
     await asyncio.to_thread(written_seconds, Path(folder, "raw"), [[block]] * (count // 8))
@@ -87,21 +87,23 @@ async def append(folder: str, index: str, *, count: int, rounds: int) -> dict[st
         await host(store, range(1, 41))
         numbers = itertools.count()
         for _ in range(rounds):
-            made = (
-                (1 + n % 40, batches.make_in_room(1 + n % 40, n // 40))
-                for n in itertools.islice(numbers, count)
+            numbered_batches = (
+                (1 + number % 40, batches.make_in_place(1 + number % 40, number // 40))
+                for number in itertools.islice(numbers, count)
             )
             with Cadence() as cadence:
                 before = time.process_time()
-                seconds = await append_all(service, made, clients=40 * PER_CLIENT)
-                used = time.process_time() - before
-            raw, raw_used = await asyncio.to_thread(cadence.again, Path(folder, "raw"))
+                seconds = await append_all(service, numbered_batches, clients=40 * PER_CLIENT)
+                cpu_s = time.process_time() - before
+            raw_s, raw_cpu_s = await asyncio.to_thread(
+                cadence.repeat_without_broker, Path(folder, "raw")
+            )
             written = sum(map(sum, cadence.sizes))
-            ratios.append(raw / seconds)
+            ratios.append(raw_s / seconds)
             rates.append(written / seconds / 1e6)
-            raw_rates.append(written / raw / 1e6)
-            processor.append(used / written * 1e12)
-            raw_processor.append(raw_used / written * 1e12)
+            raw_rates.append(written / raw_s / 1e6)
+            processor.append(cpu_s / written * 1e12)
+            raw_processor.append(raw_cpu_s / written * 1e12)
     return {
         "append_vs_raw": statistics.median(ratios),
         "append_mb_s": statistics.median(rates),
@@ -123,8 +125,10 @@ async def commits(folder: str, index: str, *, count: int, rounds: int) -> dict[s
         async with serving(f"{folder}/{number}", index) as (store, service):
             await host(store, range(1, 65))
             before = store.commit.commits
-            made = ((1 + n % 64, batches.make(1 + n % 64, n // 64)) for n in range(count))
-            seconds = await append_all(service, made, clients=64 * PER_CLIENT)
+            numbered_batches = (
+                (1 + n % 64, batches.make(1 + n % 64, n // 64)) for n in range(count)
+            )
+            seconds = await append_all(service, numbered_batches, clients=64 * PER_CLIENT)
             rates.append(count / seconds)
             carried.append(count / (store.commit.commits - before))
     return {

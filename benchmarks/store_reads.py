@@ -24,9 +24,13 @@ async def reading(
     batches, small = BatchMaker(128 * KIB), BatchMaker(16 * KIB)
     async with serving(folder, index, cache_bytes=0) as (store, service):
         await host(store, range(1, partitions + 2))
-        made = ((1, batches.make(1, n)) for n in range(alone))
-        await append_all(service, made, clients=64)
-        turns = ((p, small.make(p, n)) for n in range(rows) for p in range(2, partitions + 2))
+        numbered_batches = ((1, batches.make(1, number)) for number in range(alone))
+        await append_all(service, numbered_batches, clients=64)
+        turns = (
+            (partition_id, small.make(partition_id, number))
+            for number in range(rows)
+            for partition_id in range(2, partitions + 2)
+        )
         await append_all(service, turns, clients=512)
 
         async def rate(partition_ids: list[int]) -> float:
@@ -41,13 +45,13 @@ async def reading(
             return size / (time.perf_counter() - started) / 1e6
 
         rng = random.Random(1)
-        some = [rng.randint(2, partitions + 1) for _ in range(100)]
-        await rate([1]), await rate(some)
-        warm = [await rate([1]) for _ in range(rounds)]
-        mixed = [await rate(some) for _ in range(rounds)]
+        partition_ids = [rng.randint(2, partitions + 1) for _ in range(100)]
+        await rate([1]), await rate(partition_ids)
+        warm_rate = [await rate([1]) for _ in range(rounds)]
+        mixed_rate = [await rate(partition_ids) for _ in range(rounds)]
     return {
-        "read_warm_mb_s": statistics.median(warm),
-        "read_interleaved_mb_s": statistics.median(mixed),
+        "read_warm_mb_s": statistics.median(warm_rate),
+        "read_interleaved_mb_s": statistics.median(mixed_rate),
     }
 
 
@@ -61,8 +65,8 @@ async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[s
     for start_ in range(0, units, step):
         queues.dispatch(
             [
-                (1, Unit(3 * n, 3, n * 1000, 1000, 7 * n))
-                for n in range(start_, min(start_ + step, units))
+                (1, Unit(3 * number, 3, number * 1000, 1000, 7 * number))
+                for number in range(start_, min(start_ + step, units))
             ]
         )
     queues.checkpoint(units * 1000)
@@ -70,21 +74,21 @@ async def lookup(folder: str, index: str, *, units: int, lookups: int) -> dict[s
     queues = open_index(files, index)
     queues.recover(units * 1000)
     rng = random.Random(1)
-    took: list[float] = []
+    times: list[float] = []
     cpu: list[float] = []
     for number in range(lookups + 1000):
         at_ms, bound = rng.randrange(7 * units), rng.choice(list(TimeBound))
         began, computed = time.perf_counter(), time.thread_time()
         unit = queues.find_by_time(1, at_ms, bound)
         if number >= 1000:
-            took.append(time.perf_counter() - began)
+            times.append(time.perf_counter() - began)
             cpu.append(time.thread_time() - computed)
         assert unit is not None or bound is TimeBound.LOWER
-    took.sort()
+    times.sort()
     cpu.sort()
     queues.close()
     return {
-        "time_lookup_p99_ms": took[len(took) * 99 // 100] * 1000,
+        "time_lookup_p99_ms": times[len(times) * 99 // 100] * 1000,
         "time_lookup_p99_cpu_ms": cpu[len(cpu) * 99 // 100] * 1000,
-        "time_lookup_p50_ms": took[len(took) // 2] * 1000,
+        "time_lookup_p50_ms": times[len(times) // 2] * 1000,
     }

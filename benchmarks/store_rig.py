@@ -56,11 +56,11 @@ class BatchMaker:
         """Return the batch with this number for a partition."""
         return memoryview(bytes(self._stamped(bytearray(self._template), partition_id, number)))
 
-    def keep_room(self, count: int) -> None:
-        """Take memory for `count` batches of `make_in_room`."""
+    def reserve_places(self, count: int) -> None:
+        """Take memory for `count` batches of `make_in_place`."""
         self._room = [bytearray(self._template) for _ in range(count)]
 
-    def make_in_room(self, partition_id: int, number: int) -> memoryview:
+    def make_in_place(self, partition_id: int, number: int) -> memoryview:
         """Make the batch in reserved memory, without a copy; it is valid until all reserved places
         are reused.
         """
@@ -75,7 +75,7 @@ class BatchMaker:
         return data
 
 
-def facts(partition_id: int) -> HostPartition:
+def partition_facts(partition_id: int) -> HostPartition:
     partition = Partition(
         partition_id=partition_id,
         name=f"p{partition_id}",
@@ -130,7 +130,7 @@ async def host(store: Store, partition_ids: range) -> None:
     for start in range(0, len(partition_ids), 1000):
         await asyncio.gather(
             *(
-                store.host(facts(partition_id))[1]
+                store.host(partition_facts(partition_id))[1]
                 for partition_id in partition_ids[start : start + 1000]
             )
         )

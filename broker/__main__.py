@@ -9,7 +9,7 @@ from functools import partial
 
 from ..protocol.errors import KeylaneError
 from ..rpc.operating.reloading import ReloadableSettings
-from ..rpc.program import run_program, say_ready, say_stop
+from ..rpc.program import announce_ready, announce_stop, run_program
 from .app import RunningBroker, run_broker
 from .settings import RELOADED, SOURCES, BrokerSettings
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
             broker.adopt(new_settings)
 
     async def serve(stop: asyncio.Event) -> None:
-        ready = partial(say_ready, "broker")
+        ready = partial(announce_ready, "broker")
         await run_broker(settings, stop, ready=ready, on_running=running_brokers.append)
 
     return run_program(
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.broker") ->
         log_format=settings.log_format,
         log_fields={"program": "broker", "broker_group": settings.group},
         on_reload=ReloadableSettings(settings, read_settings, RELOADED, adopt).reload,
-        on_stop=partial(say_stop, "broker"),
+        on_stop=partial(announce_stop, "broker"),
     )
 
 

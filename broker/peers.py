@@ -19,7 +19,7 @@ from ..protocol.routing import Partition, Route
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.network import Network
 from ..rpc.plane.prompt import Handled
-from ..rpc.race import shared
+from ..rpc.race import wait_for_shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
@@ -69,7 +69,8 @@ class Peers:
         cached = self._routes.get(subject)
         if cached is not None:
             return cached.route
-        return await _fetch_once(self._pending_fetches, subject, self.fetch_route)
+        return await _fetch_once(self._pending_fetches, subject, self._pending_fetches.pop(subject))
+        return await wait_for_shared(fetch_task, "the broker has stopped")
 
     async def route_to_send(self, subject: str) -> Route:
         """Return the route for sending, which may be stale. An unknown subject is created if
@@ -85,7 +86,8 @@ class Peers:
         Fetch the route from the metaserver, which creates the subject if auto-create allows it.
         Concurrent callers share one request.
         """
-        return await _fetch_once(self._pending_creations, subject, self._fetch_or_create)
+        return await _fetch_once(self._pending_creations, subject, self._pending_creations.pop(subject))
+        return await wait_for_shared(fetch_task, "the broker has stopped")
 
     async def _fetch_or_create(self, subject: str) -> Route:
         fetch_number = next(self._fetch_numbers)

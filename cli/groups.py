@@ -29,7 +29,7 @@ class LazyGroup(typer.core.TyperGroup):
     """The module below `commands`, and the name of its Typer app."""
 
     @cached_property
-    def _loaded(self) -> MutableMapping[str, Any]:
+    def _load_group(self) -> MutableMapping[str, Any]:
         module, name = self.source
         group: Any = typer.main.get_group(
             getattr(import_module(f".commands.{module}", __package__), name)
@@ -39,7 +39,7 @@ class LazyGroup(typer.core.TyperGroup):
     @property
     def commands(self) -> MutableMapping[str, Any]:
         """The commands by name."""
-        return self._loaded
+        return self._load_group
 
     @commands.setter
     def commands(self, value: MutableMapping[str, Any]) -> None:

@@ -72,23 +72,23 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
         SparkProcessError: none was found; the error text lists the rejected ones.
     """
     environment = os.environ if environment is None else environment
-    rejected = []
+    rejections = []
     for origin, java in _candidates(environment):
         info = _probe(java)
         if info is None:
-            rejected.append(f"{origin}: {java} does not run")
+            rejections.append(f"{origin}: {java} does not run")
         elif _major(info.version) < MAJOR_MIN:
-            rejected.append(f"{origin}: {java} is Java {info.version}")
+            rejections.append(f"{origin}: {java} is Java {info.version}")
         elif info.has_vector_module:
             return JavaHome(path=info.home, version=info.version, origin=origin)
         elif (home := _wrapped_home(info, environment)) is not None:
             return JavaHome(path=home, version=info.version, origin=origin)
         else:
-            rejected.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
-    if rejected:
+            rejections.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
+    if rejections:
         raise SparkProcessError(
             Reason.JAVA_MISSING,
-            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(rejected)}",
+            f"{Reason.JAVA_MISSING.summary}; passed over {'; '.join(rejections)}",
         )
     raise SparkProcessError(Reason.JAVA_MISSING)
 

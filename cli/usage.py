@@ -33,23 +33,23 @@ def merge_meta_options(arguments: Sequence[str]) -> list[str]:
 
     The parser would use only the last option, and silently ignore the other metaservers.
     """
-    merged: list[str] = []
-    first: int | None = None
+    merged_arguments: list[str] = []
+    first_index: int | None = None
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
-            return [*merged, argument, *remaining]
+            return [*merged_arguments, argument, *remaining]
         value = next(remaining, None) if argument == "--meta" else argument.removeprefix("--meta=")
         if argument != "--meta" and not argument.startswith("--meta="):
-            merged.append(argument)
+            merged_arguments.append(argument)
         elif value is None:
-            merged.append(argument)  # the parser reports the missing value
-        elif first is None:
-            first = len(merged)
-            merged.append(f"--meta={value}")
+            merged_arguments.append(argument)  # the parser reports the missing value
+        elif first_index is None:
+            first_index = len(merged_arguments)
+            merged_arguments.append(f"--meta={value}")
         else:
-            merged[first] += f",{value}"
-    return merged
+            merged_arguments[first_index] += f",{value}"
+    return merged_arguments
 
 
 def run_command_line(app: typer.Typer, program: str) -> None:

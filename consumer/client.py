@@ -417,7 +417,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         Raises:
             UsageError: the consumer was opened in another event loop.
         """
-        was_open, close_task = self._home.here, self.begin_close()
+        was_open, close_task = self._home.is_open_here, self.begin_close()
         if not was_open and not self._is_forked:
             await self._let_runs_return()
         if close_task is not None:
@@ -431,7 +431,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._close_count += 1
         if self._consumer_set is not None:
             return self._consumer_set.begin_close()
-        if not self._home.here:
+        if not self._home.is_open_here:
             return None
         self._home.check()
         self._connections.request_close()
@@ -748,7 +748,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         texts = [
             member._assignments.waiting_for
             for member in self._members
-            if member._assignments is not None and member._home.here
+            if member._assignments is not None and member._home.is_open_here
         ]
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
@@ -809,7 +809,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _clients(self) -> dict[int, PullClient]:
-        if self._assignments is None or not self._home.here:
+        if self._assignments is None or not self._home.is_open_here:
             return {}
         return {client.partition_id: client for client in self._assignments.clients}
 
@@ -976,7 +976,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Count a failed try if the consumer's block ends with an error, which may come from the
         message in hand.
         """
-        if error is not None and isinstance(self._dispatcher, Stream) and self._home.here:
+        if error is not None and isinstance(self._dispatcher, Stream) and self._home.is_open_here:
             count_failed_attempt(self._dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:

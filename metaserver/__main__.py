@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..protocol.errors import KeylaneError, MissingExtraError
 from ..rpc.operating.reloading import ReloadableSettings
-from ..rpc.program import run_program, say_ready, say_stop
+from ..rpc.program import announce_ready, announce_stop, run_program
 from .settings import RELOADED, SOURCES, MetaserverSettings, warning_about_flags
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
         log_format=settings.log_format,
         log_fields={"program": "metaserver"},
         on_reload=ReloadableSettings(settings, read_settings, RELOADED, apply_settings).reload,
-        on_stop=partial(say_stop, "metaserver"),
+        on_stop=partial(announce_stop, "metaserver"),
     )
 
 
@@ -64,7 +64,7 @@ async def _serve(
         raise MissingExtraError.of(error, "a metaserver", "server") from error
     async with running_metaserver(settings, after_step=_die_after) as metaserver:
         running_metaservers.append(metaserver)
-        say_ready("metaserver", metaserver.address)
+        announce_ready("metaserver", metaserver.address)
         await metaserver.serve_until(stop)
 
 

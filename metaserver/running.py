@@ -191,7 +191,7 @@ def _create_guard(
         clock=clock,
         version=access.version,
         on_audit=access.audit.buffer.add,
-        certified=access.identify_certificate,
+        identify_peer=access.identify_peer,
     )
     metrics.add(access_metrics(guard, access.audit.buffer))
     return guard

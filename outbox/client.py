@@ -166,7 +166,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             InternalError: the outbox had stopped sending because of a bug in keylane; it is closed
                 nevertheless.
         """
-        if not self._connections.home.here:
+        if not self._connections.home.is_open_here:
             return
         self._connections.home.check()
         await clean_up(self._close_all)
@@ -307,7 +307,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             result = target.execute(self._insert, row)
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        if self._commit_watch is not None and self._connections.home.here:
+        if self._commit_watch is not None and self._connections.home.is_open_here:
             self._commit_watch.watch(target)
         return _row_id(result)
 

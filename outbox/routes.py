@@ -28,7 +28,7 @@ from ..protocol.errors import (
 from ..protocol.routing import Partition, Route, route_table
 from ..rpc.client import MetaClient
 from ..rpc.liveness.recent import RecentNames
-from ..rpc.race import shared, start_task
+from ..rpc.race import start_task, wait_for_shared
 
 log = logging.getLogger("keylane.outbox")
 MISSING_PAUSE_MS_MAX = 60_000
@@ -101,7 +101,7 @@ class OutboxRoutes:
             task = start_task(self._fetch_state(subject, unsettled), name=f"route {subject}")
             self._pending_fetches[subject] = task
             task.add_done_callback(lambda _: self._pending_fetches.pop(subject, None))
-        return await shared(task, "the outbox was closed")
+        return await wait_for_shared(task, "the outbox was closed")
 
     async def _fetch_state(self, subject: str, unsettled: Collection[int]) -> RouteState:
         state = self.states.setdefault(subject, RouteState())

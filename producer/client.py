@@ -167,7 +167,7 @@ class Producer(MessageSender[V], Generic[V]):
 
     def __del__(self) -> None:
         """Log the unreported given-up messages of a producer that was never closed."""
-        if getattr(self, "_open", False) and self._home.here:
+        if getattr(self, "_open", False) and self._home.is_open_here:
             self._log_unreported("never closed")
 
     def _on_fork(self) -> None:
@@ -463,7 +463,7 @@ class Producer(MessageSender[V], Generic[V]):
             UsageError: the producer was opened in another event loop.
         """
         refuse_call(flag_problems(flush=flush))
-        if not self._home.here:
+        if not self._home.is_open_here:
             return
         self._home.check()
         if not self._open:

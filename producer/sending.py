@@ -32,7 +32,7 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import LoopBoundClient, nowhere, thread_check
+from ..rpc.home import make_thread_check, never_in_thread
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity
@@ -141,7 +141,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._turn_ns = CLOCK_NOT_READ
         self._turn_number = 0
         self._open = False
-        self._may_send_plain: Callable[[], bool] = nowhere
+        self._may_send_plain: Callable[[], bool] = never_in_thread
         """Returns True in the thread that opened the producer, if there is no codec, partitioner or
         time-out.
         """
@@ -162,7 +162,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._end_turn()
         self._send_scheduler = SendScheduler(self._loop, self._end_turn)
         is_plain = self._codec is None and self._partitioner is None and not self._timeout_ms
-        self._may_send_plain = thread_check() if is_plain else nowhere
+        self._may_send_plain = make_thread_check() if is_plain else never_in_thread
         environment = environment_of(self._environment)
         self._clock = environment.clock
         self._now_ns = self._clock.wall_ns

@@ -40,9 +40,9 @@ class AnswerBudget:
         self.bytes_max = bytes_max
         self.connection_bytes_max = connection_bytes_max
         self.reads_max = reads_max
-        self.reserved = 0
+        self.reserved_bytes = 0
         """Bytes reserved for answers in preparation, or held by answers not yet sent."""
-        self.turns: dict[ConnectionBudget, None] = {}
+        self.waiting_connections: dict[ConnectionBudget, None] = {}
         """Connections that may have an answer to start, in order of their turns; the first one
         waits only for the server's budget.
         """
@@ -50,31 +50,31 @@ class AnswerBudget:
     @property
     def is_exhausted(self) -> bool:
         """True if a connection within its own budget waits because others use up the server's."""
-        return bool(self.turns)
+        return bool(self.waiting_connections)
 
     def for_connection(self) -> ConnectionBudget:
         """Return the budget of a new connection."""
         return ConnectionBudget(self)
 
-    def fits(self, size: int) -> bool:
+    def has_room_for(self, size: int) -> bool:
         """Return True if `size` bytes fit, or if nothing is reserved: a single oversized answer
         is always allowed.
         """
-        return self.reserved + size <= self.bytes_max or not self.reserved
+        return self.reserved_bytes + size <= self.bytes_max or not self.reserved_bytes
 
-    def start_waiting(self, added: ConnectionBudget | None = None) -> None:
-        """Start waiting answers while the budget allows it, one of each connection in turn; `added`
-        joins the queue of connections.
+    def start_waiting(self, waiting_connection: ConnectionBudget | None = None) -> None:
+        """Start waiting answers while the budget allows it, one of each connection in turn;
+        `waiting_connection` joins the queue of connections.
         """
-        if added is not None:
-            self.turns.setdefault(added)
-        while self.turns:
-            connection = next(iter(self.turns))
+        if waiting_connection is not None:
+            self.waiting_connections.setdefault(waiting_connection)
+        while self.waiting_connections:
+            connection = next(iter(self.waiting_connections))
             if connection.waits_for_server():
                 return
-            del self.turns[connection]
+            del self.waiting_connections[connection]
             if connection.start_next():
-                self.turns[connection] = None
+                self.waiting_connections[connection] = None
 
 
 class ConnectionBudget:
@@ -82,17 +82,17 @@ class ConnectionBudget:
 
     def __init__(self, server: AnswerBudget) -> None:
         self._server = server
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._preparing = 0
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._preparing_count = 0
         """The number of answers in preparation."""
-        self.reserved = 0
+        self.reserved_bytes = 0
 
     async def reserve(self, size: int) -> None:
         """Reserve `size` bytes for an answer that is to be prepared; wait until they are free."""
         if self.try_reserve(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, future))
+        self._waiters.append((size, future))
         self._server.start_waiting(self)
         try:
             await future
@@ -105,66 +105,66 @@ class ConnectionBudget:
         """Reserve `size` bytes for an answer that is to be prepared; return False if that needs a
         wait.
         """
-        server, own = self._server, self.reserved
+        server, own_bytes = self._server, self.reserved_bytes
         if (
-            self._waiting
-            or self._preparing >= server.reads_max
-            or (own and own + size > server.connection_bytes_max)
-            or (server.reserved and server.reserved + size > server.bytes_max)
+            self._waiters
+            or self._preparing_count >= server.reads_max
+            or (own_bytes and own_bytes + size > server.connection_bytes_max)
+            or (server.reserved_bytes and server.reserved_bytes + size > server.bytes_max)
         ):
             return False
-        self._preparing += 1
-        self.reserved = own + size
-        server.reserved += size
+        self._preparing_count += 1
+        self.reserved_bytes = own_bytes + size
+        server.reserved_bytes += size
         return True
 
     def _fits(self, size: int) -> bool:
         server = self._server
-        return self._preparing < server.reads_max and (
-            self.reserved + size <= server.connection_bytes_max or not self.reserved
+        return self._preparing_count < server.reads_max and (
+            self.reserved_bytes + size <= server.connection_bytes_max or not self.reserved_bytes
         )
 
-    def _next(self) -> int | None:
+    def _next_bytes(self) -> int | None:
         """Return the bytes of the next waiting answer if the connection's own budget allows it."""
-        while self._waiting and self._waiting[0][1].done():
-            self._waiting.popleft()  # its client has left
-        return self._waiting[0][0] if self._waiting and self._fits(self._waiting[0][0]) else None
+        while self._waiters and self._waiters[0][1].done():
+            self._waiters.popleft()  # its client has left
+        return self._waiters[0][0] if self._waiters and self._fits(self._waiters[0][0]) else None
 
     def waits_for_server(self) -> bool:
         """Return True if the next answer waits for nothing but the server's budget."""
-        size = self._next()
-        return size is not None and not self._server.fits(size)
+        size = self._next_bytes()
+        return size is not None and not self._server.has_room_for(size)
 
     def start_next(self) -> bool:
         """Start the connection's next answer if its own budget allows it; return True if another
         may follow.
         """
-        size = self._next()
+        size = self._next_bytes()
         if size is None:
             return False
-        _, future = self._waiting.popleft()
-        self._preparing += 1
-        self.reserved += size
-        self._server.reserved += size
+        _, future = self._waiters.popleft()
+        self._preparing_count += 1
+        self.reserved_bytes += size
+        self._server.reserved_bytes += size
         future.set_result(None)
-        return bool(self._waiting)
+        return bool(self._waiters)
 
     def settle(self, size: int, actual: int) -> None:
         """Reduce a reservation of `size` bytes to the `actual` bytes of the finished answer."""
-        self._preparing -= 1
+        self._preparing_count -= 1
         server, unused = self._server, size - actual
-        self.reserved -= unused
-        server.reserved -= unused
-        if self._waiting or server.turns:
-            server.start_waiting(self if self._waiting else None)
+        self.reserved_bytes -= unused
+        server.reserved_bytes -= unused
+        if self._waiters or server.waiting_connections:
+            server.start_waiting(self if self._waiters else None)
 
     def release(self, count: int) -> None:
         """Release the bytes of an answer that the client has received."""
         server = self._server
-        self.reserved -= count
-        server.reserved -= count
-        if self._waiting or server.turns:
-            server.start_waiting(self if self._waiting else None)
+        self.reserved_bytes -= count
+        server.reserved_bytes -= count
+        if self._waiters or server.waiting_connections:
+            server.start_waiting(self if self._waiters else None)
 
 
 class AnswerReservation:

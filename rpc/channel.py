@@ -21,7 +21,7 @@ from ..protocol.frames import (
     refusal_error,
 )
 from .frames.frame_socket import FrameSocket
-from .liveness.silence import SilencePatience, SilenceWatchdog
+from .liveness.silence import SilenceTimeouts, SilenceWatchdog
 from .network import Call, Calling, OnAnswer, OnPart
 from .race import start_task
 
@@ -66,7 +66,7 @@ class DataChannel:
         self.gather = socket.gather
         self.flush = socket.flush
         """See `network.Gathering`."""
-        self._silence: SilenceWatchdog | None = None
+        self._watchdog: SilenceWatchdog | None = None
         self._has_received = False
         self._broker_reason = ""
         """Why the broker closes the connection, if it has said so."""
@@ -74,24 +74,26 @@ class DataChannel:
         self._reader = start_task(self._read(), name=f"channel {address}")
 
     def watch_silence(
-        self, answers: Callable[[], Awaitable[bool]], patience: SilencePatience
+        self, is_answering: Callable[[], Awaitable[bool]], silence_timeouts: SilenceTimeouts
     ) -> None:
         """
         Watch for silence from now on, and close the channel if the broker is lost; see
         `liveness.silence`.
 
         Args:
-            answers: returns whether the broker answers on a new connection.
-            patience: shared by all connections of the client.
+            is_answering: returns whether the broker answers on a new connection.
+            silence_timeouts: shared by all connections of the client.
         """
         self._has_received = False
-        self._silence = SilenceWatchdog(
+        self._watchdog = SilenceWatchdog(
             self._socket,
             self._address,
-            answers,
-            patience,
+            is_answering,
+            silence_timeouts,
             has_received=lambda: self._has_received,
-            is_reply_outstanding=lambda: not all(call.waits for call in self._pending.values()),
+            is_reply_outstanding=lambda: (
+                not all(call.is_long_poll for call in self._pending.values())
+            ),
         )
 
     async def call(
@@ -114,19 +116,19 @@ class DataChannel:
         kind = type(request)
         call = Call(asyncio.Future(loop=loop), on_answer, kind, timeout_ms, on_part)
         if kind in _FETCHES:
-            call.waits = is_long_poll(request)
+            call.is_long_poll = is_long_poll(request)
         if self.closed:
             text = f"the connection to {self._address} is closed: {self._close_reason}"
-            call.failed(NotSentError(text))
+            call.fail(NotSentError(text))
             return call.future
         correlation_id = self._next_id()
         try:
             self._socket.write(frame_parts(correlation_id, request, payload))
         except KeylaneError as error:
-            call.failed(error)
+            call.fail(error)
         except ConnectionError as error:
             text = f"the connection to {self._address} broke: {str(error) or type(error).__name__}"
-            call.unanswered(text)
+            call.fail_unanswered(text)
         else:
             self._pending[correlation_id] = call
             deadline = self._deadlines[correlation_id] = loop.time() + timeout_ms / 1000
@@ -144,10 +146,10 @@ class DataChannel:
         """Fail the calls whose deadline has passed. One timer serves all calls, because nearly
         every call is answered earlier.
         """
-        now = self._loop.time()
+        now_s = self._loop.time()
         self._timer = None
         self._next_expiry = _NEVER
-        overdue = [id_ for id_, deadline in self._deadlines.items() if deadline <= now]
+        overdue = [id_ for id_, deadline in self._deadlines.items() if deadline <= now_s]
         for correlation_id in overdue:
             call = self._pending.pop(correlation_id)
             del self._deadlines[correlation_id]
@@ -155,7 +157,7 @@ class DataChannel:
                 f"no answer from {self._address} to {call.kind.__name__} within "
                 f"{call.timeout_ms} ms"
             )
-            call.unanswered(text)
+            call.fail_unanswered(text)
         if self._deadlines:
             self._schedule_expiry(min(self._deadlines.values()))
 
@@ -176,13 +178,13 @@ class DataChannel:
             return True
         self._has_received = True
         call = self._pending.get(correlation_id)
-        if call is None or (call.on_part is not None and call.takes_part(answer, payload)):
+        if call is None or (call.on_part is not None and call.deliver_part(answer, payload)):
             return True
         del self._pending[correlation_id], self._deadlines[correlation_id]
         if type(answer) is Refused:
-            call.failed(refusal_error(answer))
+            call.fail(refusal_error(answer))
         else:
-            call.answered((answer, payload))
+            call.complete((answer, payload))
         return True
 
     async def _read(self) -> None:
@@ -198,17 +200,20 @@ class DataChannel:
             reason = str(error)
         finally:
             reason = (
-                self._broker_reason or self._socket.problem or reason or "closed by the other side"
+                self._broker_reason
+                or self._socket.close_reason
+                or reason
+                or "closed by the other side"
             )
             reason = self._close_reason = self._close_reason or reason
             self.closed = True
-            if self._silence is not None:
-                self._silence.end()
+            if self._watchdog is not None:
+                self._watchdog.end()
             text = f"the connection to {self._address} ended: {reason}"
             pending, self._pending = self._pending, {}
             self._deadlines.clear()
             for call in pending.values():
-                call.unanswered(text)
+                call.fail_unanswered(text)
             if self._timer is not None:
                 self._timer.cancel()
             if not self._socket.closed:
@@ -216,11 +221,11 @@ class DataChannel:
 
     def _extend_deadlines(self, throttled: Throttled) -> None:
         """Extend the deadlines of all pending calls by the wait that the broker has announced."""
-        now = self._loop.time()
-        if self._silence is not None:
-            self._silence.excuse(min(throttled.wait_ms, WAIT_MS_MAX) / 1000)
+        now_s = self._loop.time()
+        if self._watchdog is not None:
+            self._watchdog.excuse(min(throttled.wait_ms, WAIT_MS_MAX) / 1000)
         for correlation_id, call in self._pending.items():
-            deadline = now + (min(throttled.wait_ms, WAIT_MS_MAX) + call.timeout_ms) / 1000
+            deadline = now_s + (min(throttled.wait_ms, WAIT_MS_MAX) + call.timeout_ms) / 1000
             self._deadlines[correlation_id] = max(deadline, self._deadlines[correlation_id])
         self._on_throttled(throttled)
 

@@ -38,7 +38,7 @@ from ..protocol.operations import (
     HideSubject,
 )
 from ..protocol.routing import OrderStrategy, Route
-from .liveness.control_calls import ControlCaller
+from .liveness.control_calls import call_control
 from .metaservers import CALL_TIMEOUT_MS, Metaservers, check_program
 from .network import Channel, Network
 
@@ -63,17 +63,17 @@ async def _retry_until_created(call: Callable[[], Awaitable[T]]) -> T:
         UnfinishedError: no further partition was hosted for CREATION_STALLED_S; the metaserver
             continues the creation.
     """
-    clock = asyncio.get_running_loop().time
-    hosted, progressed_at_s = -1, clock()
+    now_s = asyncio.get_running_loop().time
+    hosted_count, progressed_at_s = -1, now_s()
     while True:
         try:
             return await call()
         except UnfinishedError as error:
             if error.reason is not Reason.CREATION_UNFINISHED:
                 raise
-            if (error.partitions_hosted or 0) > hosted:
-                hosted, progressed_at_s = error.partitions_hosted or 0, clock()
-            elif clock() >= progressed_at_s + CREATION_STALLED_S:
+            if (error.partitions_hosted or 0) > hosted_count:
+                hosted_count, progressed_at_s = error.partitions_hosted or 0, now_s()
+            elif now_s() >= progressed_at_s + CREATION_STALLED_S:
                 raise
         await asyncio.sleep(CREATION_PAUSE_S)
 
@@ -191,7 +191,6 @@ class BrokerClient:
         self._network = network
         self._timeout_ms = timeout_ms
         self._on_opening = on_opening
-        self._control = ControlCaller(network)
         self._channel: Channel | None = None
         self._open_lock = asyncio.Lock()
         self._opening_calls = 0
@@ -211,8 +210,8 @@ class BrokerClient:
 
     async def channel(self) -> Channel:
         """Return the open channel. Raises NotSentError."""
-        if (live := self.live_channel) is not None:
-            return live
+        if (live_channel := self.live_channel) is not None:
+            return live_channel
         # While other calls wait, even an open channel is returned only in turn: no call overtakes
         # them.
         self._opening_calls += 1
@@ -244,7 +243,7 @@ class BrokerClient:
     async def _call(
         self, request: Request, payload: bytes, wait_ms: int
     ) -> tuple[Answer, memoryview]:
-        reused = self.live_channel
+        reused_channel = self.live_channel
         channel = await self.channel()
         timeout_ms = self._timeout_ms + wait_ms
         try:
@@ -252,7 +251,11 @@ class BrokerClient:
         except UnreachableError:
             # A reused connection may have been dead unnoticed, for example because the broker's
             # machine was restarted.
-            if channel is not reused or not channel.closed or type(request) not in REPEATABLE:
+            if (
+                channel is not reused_channel
+                or not channel.closed
+                or type(request) not in REPEATABLE
+            ):
                 raise
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
@@ -292,7 +295,8 @@ class BrokerClient:
         Raises:
             KeylaneError: the broker's refusal, or the reason why there is no answer.
         """
-        return await self._control.call(
+        return await call_control(
+            self._network,
             endpoint,
             self.address,
             endpoint.path_of(**names),

@@ -29,8 +29,8 @@ from .race import Race, start_closing_task, start_task
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""The largest number of concurrent HTTP calls of one `in_turns`; each uses a connection, and a
-server accepts 1,000 from all clients together.
+"""The largest number of concurrent HTTP calls of one `gather_limited`; each uses a connection, and
+a server accepts 1,000 from all clients together.
 """
 PRUNE_MIN = 16
 """Idle broker clients are dropped only when there are more clients than this."""
@@ -62,16 +62,18 @@ class BrokerClients:
         if client is None:
             if len(self._active) >= self._prune_at:
                 self._prune()
-            client = BrokerClient(network, address, timeout_ms=timeout_ms, on_opening=self._keep)
+            client = BrokerClient(
+                network, address, timeout_ms=timeout_ms, on_opening=self._mark_active
+            )
             self._clients[address] = client
-            self._keep(client)
+            self._mark_active(client)
         return client
 
     def values(self) -> list[BrokerClient]:
         """Return all clients."""
         return list(self._clients.values())
 
-    def _keep(self, client: BrokerClient) -> None:
+    def _mark_active(self, client: BrokerClient) -> None:
         self._active[client.address] = client
 
     def _prune(self) -> None:
@@ -128,7 +130,7 @@ class Connections:
         self._own_network: HttpNetwork | None = None
         self._timeout_ms = timeout_ms
         self._brokers = BrokerClients()
-        self._what = what
+        self._client_kind = what
         self.home = Home(what)
         self.network: Network | None = None
         """The network in use; None while the client is not open."""
@@ -166,19 +168,19 @@ class Connections:
         return self._throttled_ms + (0 if network is None else network.throttling.waited_ms)
 
     async def wait_for(
-        self, meta: MetaClient, begin: Callable[[], Awaitable[object]] = _no_op
+        self, meta: MetaClient, open_client: Callable[[], Awaitable[object]] = _no_op
     ) -> None:
         """
         Wait up to `wait_s` for metaservers that are still starting, and await `begin()`.
 
-        If `wait_s` is 0, it does not wait, and calls `begin` once. Otherwise it calls `begin` again
-        until `wait_s` has passed if the server did not answer, for example because that metaserver
-        has just stopped.
+        If `wait_s` is 0, it does not wait, and calls `open_client` once. Otherwise it calls
+        `open_client` again until `wait_s` has passed if the server did not answer, for example
+        because that metaserver has just stopped.
 
         Raises:
             ClosedError: `request_close` was called meanwhile; every connection is closed.
-            KeylaneError: no metaserver became ready, and every connection is closed; or `begin`
-                raised it.
+            KeylaneError: no metaserver became ready, and every connection is closed; or
+                `open_client` raised it.
         """
         now_s = asyncio.get_running_loop().time
         deadline_s = now_s() + self.wait_s
@@ -186,7 +188,7 @@ class Connections:
             if self.wait_s:
                 await self._wait_until_ready(meta, max(0, deadline_s - now_s()))
             try:
-                await begin()
+                await open_client()
                 return
             except UnreachableError as error:
                 if error.retry is RetryRule.NEVER or now_s() + READY_POLL_S >= deadline_s:
@@ -226,7 +228,7 @@ class Connections:
         """
         self.home.check()
         if not self.wanted:
-            raise ClosedError(f"the {self._what} is being closed")
+            raise ClosedError(f"the {self._client_kind} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
         """Return the client of the broker at `host:port`: the same object while anyone uses it.
@@ -245,7 +247,7 @@ class Connections:
         Raises:
             UsageError: the client was opened in another event loop.
         """
-        if not self.home.here:
+        if not self.home.is_open_here:
             return
         self.home.check()
         for broker in self._brokers.values():
@@ -287,7 +289,7 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
         raise last_error
 
 
-async def in_turns(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
+async def gather_limited(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
     """Return the results of an HTTP call for each argument, at most AT_ONCE_MAX at a time; after
     the first error, cancel the other calls and raise it.
     """

@@ -61,12 +61,12 @@ class Home:
         what: the kind of client, for error texts.
     """
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, client_kind: str) -> None:
+        self._client_kind = client_kind
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
         """The event loop's thread; a call from it needs no other check."""
-        self._pinned: object = None
+        self._kept_alive: object = None
         self.on_fork: Callable[[], None] = _no_op
         """Called in a child process that was forked while the client was open."""
         self._forked = False
@@ -74,7 +74,7 @@ class Home:
         """The id of the process in which the client was opened."""
 
     @property
-    def here(self) -> bool:
+    def is_open_here(self) -> bool:
         """True while the client is open in this process; False in the child of a fork."""
         return self._loop is not None
 
@@ -83,14 +83,14 @@ class Home:
         """The state as a word: "open", "closed", or "forked" in a child process that was forked
         while the client was open.
         """
-        return "open" if self.here else "forked" if self._forked else "closed"
+        return "open" if self.is_open_here else "forked" if self._forked else "closed"
 
-    def enter(self, pinned: object, on_fork: Callable[[], None]) -> None:
+    def enter(self, kept_alive: object, on_fork: Callable[[], None]) -> None:
         """
         Open the client in the running event loop.
 
         Args:
-            pinned: object that must not be finalized in a child of this process.
+            kept_alive: object that must not be finalized in a child of this process.
             on_fork: called in such a child.
 
         Raises:
@@ -99,26 +99,26 @@ class Home:
         """
         self.check_not_forked()
         if self._loop is not None and not self._loop.is_closed():
-            raise UsageError(Reason.ALREADY_OPEN, f"the {self._what} is open already")
+            raise UsageError(Reason.ALREADY_OPEN, f"the {self._client_kind} is open already")
         try:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
-            no_loop = UsageError(
+            error = UsageError(
                 Reason.OTHER_LOOP,
-                f"a {self._what} opens in a running event loop of asyncio, and there is none; "
-                f"keylane does not run on trio",
+                f"a {self._client_kind} opens in a running event loop of asyncio, and there is "
+                f"none; keylane does not run on trio",
             )
-            no_loop.hint = NO_LOOP_HINT
-            raise no_loop from None
+            error.hint = NO_LOOP_HINT
+            raise error from None
         self.thread = get_ident()
         self._process_id = os.getpid()
-        self._pinned = pinned
+        self._kept_alive = kept_alive
         self.on_fork = on_fork
         _open_homes.homes.add(self)
 
     def leave(self) -> None:
         """Close the client."""
-        self._loop = self._pinned = None
+        self._loop = self._kept_alive = None
         self.on_fork = _no_op
         self.thread = NO_THREAD
 
@@ -133,7 +133,7 @@ class Home:
         if asyncio._get_running_loop() is self._loop is not None:
             return  # in a forked child, `_loop` is None
         self.check_not_elsewhere()
-        raise ClosedError(f"the {self._what} is not open")
+        raise ClosedError(f"the {self._client_kind} is not open")
 
     def check_not_elsewhere(self) -> None:
         """Like `check`, but accept a closed client. Raises UsageError."""
@@ -145,7 +145,7 @@ class Home:
         """Raise UsageError in a child process that was forked while the client was open."""
         if self._forked:
             raise UsageError(
-                Reason.FORKED, f"the {self._what} was open when this process was forked"
+                Reason.FORKED, f"the {self._client_kind} was open when this process was forked"
             )
 
     def check_thread(self) -> None:
@@ -157,28 +157,35 @@ class Home:
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
         if loop.is_closed():
-            ended = UsageError(
-                Reason.OTHER_LOOP, f"the event loop in which the {self._what} was opened has ended"
+            ended_error = UsageError(
+                Reason.OTHER_LOOP,
+                f"the event loop in which the {self._client_kind} was opened has ended",
             )
-            ended.hint = ENDED_HINT
-            raise ended
+            ended_error.hint = ENDED_HINT
+            raise ended_error
         if self.thread != get_ident():
-            raise UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another thread")
-        other = UsageError(Reason.OTHER_LOOP, f"the {self._what} was opened in another event loop")
-        other.hint = SAME_THREAD_HINT
-        raise other
+            raise UsageError(
+                Reason.OTHER_LOOP, f"the {self._client_kind} was opened in another thread"
+            )
+        other_error = UsageError(
+            Reason.OTHER_LOOP, f"the {self._client_kind} was opened in another event loop"
+        )
+        other_error.hint = SAME_THREAD_HINT
+        raise other_error
 
-    def forked(self) -> None:
+    def mark_forked(self) -> None:
         """Mark the client as forked; called in the child process."""
         if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
-            _end_on_return(self._loop, f"the {self._what} is open in process {self._process_id}")
+            _end_on_return(
+                self._loop, f"the {self._client_kind} is open in process {self._process_id}"
+            )
         self._forked = True
         self._loop = None
         self.thread = NO_THREAD
         self.on_fork()
 
 
-def thread_check() -> Callable[[], bool]:
+def make_thread_check() -> Callable[[], bool]:
     """
     Return a function that returns True only in this thread.
 
@@ -187,11 +194,11 @@ def thread_check() -> Callable[[], bool]:
     """
     lock = RLock()
     lock.acquire()
-    owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # not in the stubs
-    return owned
+    is_owned: Callable[[], bool] = lock._is_owned  # type: ignore[attr-defined]  # not in the stubs
+    return is_owned
 
 
-def nowhere() -> bool:
+def never_in_thread() -> bool:
     """Return False in every thread."""
     return False
 
@@ -200,7 +207,7 @@ def _no_op() -> None:
     """Do nothing."""
 
 
-def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
+def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
     Exit this process, which was forked inside a callback of `loop`, when that callback returns.
 
@@ -209,14 +216,14 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, why: str) -> None:
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
-        loop.call_soon(_end_child, why)
+        loop.call_soon(_end_child, reason)
     else:
-        ready.appendleft(asyncio.Handle(_end_child, (why,), loop))
+        ready.appendleft(asyncio.Handle(_end_child, (reason,), loop))
 
 
-def _end_child(why: str) -> NoReturn:
+def _end_child(reason: str) -> NoReturn:
     """Exit a child process without running finalizers or writing the parent's buffered output."""
-    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, why))
+    log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, reason))
     os._exit(os.EX_SOFTWARE)
 
 
@@ -227,14 +234,14 @@ class _OpenHomes:
 
     def __init__(self) -> None:
         self.homes: WeakSet[Home] = WeakSet()
-        self._of_parents: list[Home] = []
+        self._parent_homes: list[Home] = []
 
     def after_fork(self) -> None:
         """Mark all open clients as forked; called in the child process."""
         for home in self.homes:
-            if home.here:
-                home.forked()
-                self._of_parents.append(home)
+            if home.is_open_here:
+                home.mark_forked()
+                self._parent_homes.append(home)
         self.homes = WeakSet()
 
 

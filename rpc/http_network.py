@@ -48,15 +48,15 @@ from .access.credentials import (
     CapabilityCredential,
     Credentials,
     authenticate,
-    greet,
+    exchange_versions,
     keep_authenticated,
 )
 from .access.throttling import THROTTLED_HEADER, Throttling
 from .access.token_file import TokenSource, refused_token_error, token_source
 from .channel import DataChannel
-from .frames.frame_socket import open_socket
+from .frames.upgrade import open_socket
 from .liveness.recent import RecentNames
-from .liveness.silence import SilencePatience, watched_socket
+from .liveness.silence import SilenceTimeouts, watched_socket
 from .network import no_answer
 from .race import start_task
 from .reasons import cause, reason
@@ -120,7 +120,9 @@ class HttpNetwork:
         follows_files: bool = False,
     ) -> None:
         self._scheme = "http" if tls is None else "https"
-        self._contexts = None if tls is None else ClientContexts(tls, follows_files=follows_files)
+        self._tls_contexts = (
+            None if tls is None else ClientContexts(tls, follows_files=follows_files)
+        )
         source = token if callable(token) else token_source(token)
         if identity is None and (source is not None or by_certificate):
             try:
@@ -129,25 +131,25 @@ class HttpNetwork:
                 part = "a client of a cluster with access control"
                 raise MissingExtraError.of(error, part, "access") from error
             identity = ClientCredentials(source, self._request_capabilities)
-        self._identity = identity
+        self._credentials = identity
         self._token_source = source
         self._renewal_tasks: set[asyncio.Task[None]] = set()
-        self._session = _session(keepalive_timeout=REUSED_SECONDS)
+        self._session = _create_session(keepalive_timeout=REUSED_SECONDS)
         self._unpooled_session: aiohttp.ClientSession | None = None
         """The session that uses a new connection for each request; created when it is needed."""
-        self._patience = SilencePatience()
+        self._silence_timeouts = SilenceTimeouts()
         self.throttling = Throttling()
-        self._answered = RecentNames(ADDRESSES_KNOWN_MAX)
+        self._answering_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have answered before: even if no answer arrives, a call to one of them may
         have been executed.
         """
-        self._disconnected = RecentNames(ADDRESSES_KNOWN_MAX)
+        self._disconnected_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have closed a connection since their last answer."""
 
     def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Send the token itself to these metaservers; see `network.KnowsMetaservers`."""
-        if self._identity is not None:
-            self._identity.add_metaservers(addresses)
+        if self._credentials is not None:
+            self._credentials.add_metaservers(addresses)
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> DataChannel:
         """
@@ -159,14 +161,14 @@ class HttpNetwork:
             UnauthenticatedError: the token is refused.
             ConfigError: the token cannot be read.
         """
-        if self._identity is None:
+        if self._credentials is None:
             return await self._connect(address, timeout_ms)
-        capability = await self._identity.held()
+        capability = await self._credentials.data_capability()
         channel = await self._connect(address, timeout_ms)
         if capability is None:
             return channel
         try:
-            await self._authenticate(self._identity, channel, capability, address, timeout_ms)
+            await self._authenticate(self._credentials, channel, capability, address, timeout_ms)
         except OutcomeUnknownError as error:
             await channel.close()
             raise NotSentError(error.message, address=address) from error
@@ -194,8 +196,8 @@ class HttpNetwork:
         try:
             await authenticate(channel, capability, nonce, address, timeout_ms)
         except CapabilityEndedError:
-            identity.refused(capability.text)
-            newer = await identity.held()
+            identity.mark_refused(capability.text)
+            newer = await identity.data_capability()
             if newer is None:
                 raise
             capability = newer
@@ -210,7 +212,7 @@ class HttpNetwork:
         self, address: str, token: str | None, holder: bytes
     ) -> Capabilities:
         try:
-            return await self._control(
+            return await self._request_control(
                 self._get_unpooled_session(),
                 CAPABILITY.method,
                 address,
@@ -256,23 +258,23 @@ class HttpNetwork:
             lambda throttled: self.throttling.record(address, throttled.wait_ms, throttled.limit),
         )
         try:
-            await greet(channel, timeout_ms)
+            await exchange_versions(channel, timeout_ms)
         except OutcomeUnknownError as error:
             await channel.close()
             raise NotSentError(error.message, address=address) from error
         except BaseException:
             await channel.close()
             raise
-        channel.watch_silence(partial(self._answers, address), self._patience)
+        channel.watch_silence(partial(self._is_answering, address), self._silence_timeouts)
         return channel
 
     def _get_unpooled_session(self) -> aiohttp.ClientSession:
         self._check_open()
         if self._unpooled_session is None:
-            self._unpooled_session = _session(force_close=True)
+            self._unpooled_session = _create_session(force_close=True)
         return self._unpooled_session
 
-    async def _answers(self, address: str) -> bool:
+    async def _is_answering(self, address: str) -> bool:
         """Return True if a keylane server answers on a new connection, with whatever status; a
         proxy's own answer does not count.
         """
@@ -281,7 +283,7 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{HEALTH.path}",
                 allow_redirects=False,
                 ssl=self._tls_of(address),
-                timeout=_timeout(int(ALIVE_SECONDS * 1000)),
+                timeout=_client_timeout(int(ALIVE_SECONDS * 1000)),
             ) as response:
                 return VERSION_HEADER in response.headers
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeylaneError):
@@ -297,16 +299,16 @@ class HttpNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> T:
         """See `network.Network.control`. Also raises MessageTooLargeError for a body over the
         limit, and StoryError for the address of a virtual server.
         """
         refuse_virtual_address(address)
-        identity = self._identity
+        identity = self._credentials
         call = partial(
-            self._control,
-            self._get_unpooled_session() if anew else self._session,
+            self._request_control,
+            self._get_unpooled_session() if new_connection else self._session,
             method,
             address,
             path,
@@ -323,11 +325,11 @@ class HttpNetwork:
         except UnauthenticatedError as error:
             raise refused_token_error(error, self._token_source) from error
         except CapabilityEndedError:
-            if bearer is None or not identity.refused(bearer):
+            if bearer is None or not identity.mark_refused(bearer):
                 raise
             return await call(bearer=await identity.bearer(address))
 
-    async def _control(
+    async def _request_control(
         self,
         session: aiohttp.ClientSession,
         method: str,
@@ -348,10 +350,10 @@ class HttpNetwork:
                 f"{self._scheme}://{address}{path}",
                 data=encoded or None,
                 params=query,
-                headers=_headers(bearer),
+                headers=_request_headers(bearer),
                 allow_redirects=False,
                 ssl=self._tls_of(address),
-                timeout=_timeout(timeout_ms),
+                timeout=_client_timeout(timeout_ms),
             ) as response:
                 data = await response.read()
                 status = response.status
@@ -365,7 +367,7 @@ class HttpNetwork:
                 f"cannot reach {address}: {reason(error)}", address=address
             ) from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise await self._no_answer(address, method, path, error) from cause(error)
+            raise await self._failure_error(address, method, path, error) from cause(error)
         if status == 200:  # otherwise the server's own error says more
             _check_server_version(version, method)
         try:
@@ -380,11 +382,11 @@ class HttpNetwork:
             ) from error
         raise refusal.error()
 
-    async def _no_answer(
+    async def _failure_error(
         self, address: str, method: str, path: str, error: Exception
     ) -> NotSentError | OutcomeUnknownError | ForeignServerError:
         """Return the error for a call whose connection failed, or whose answer is not HTTP."""
-        may_be_done = address in self._answered and method != aiohttp.hdrs.METH_GET
+        may_be_done = address in self._answering_addresses and method != aiohttp.hdrs.METH_GET
         problem = await self._tls_problem(address, error)
         # A TLS alert proves that nothing was done. A probe made afterwards does not, because the
         # call may have used an older connection.
@@ -392,10 +394,10 @@ class HttpNetwork:
             return problem
         if problem is None and isinstance(error, aiohttp.ClientResponseError):
             return _not_http_error(address, method, path)
-        why = reason(error) if problem is None else problem.message
-        return no_answer(method, path, f"no answer from {address} to {method} {path}: {why}")
+        text = reason(error) if problem is None else problem.message
+        return no_answer(method, path, f"no answer from {address} to {method} {path}: {text}")
 
-    async def text(
+    async def get_text(
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
     ) -> tuple[str, str]:
         """
@@ -410,10 +412,10 @@ class HttpNetwork:
                 is not in `statuses`.
             UnauthenticatedError, AccessDeniedError: this client may not read it.
         """
-        text, date, status = await self._get_text(address, path, timeout_ms, None)
-        if status == UNAUTHENTICATED and self._identity is not None:
-            bearer = await self._identity.bearer(address)
-            text, date, status = await self._get_text(address, path, timeout_ms, bearer)
+        text, date, status = await self._request_text(address, path, timeout_ms, None)
+        if status == UNAUTHENTICATED and self._credentials is not None:
+            bearer = await self._credentials.bearer(address)
+            text, date, status = await self._request_text(address, path, timeout_ms, bearer)
         if status in statuses:
             self._record_response(address)
             return text, date
@@ -428,7 +430,7 @@ class HttpNetwork:
             f"{address} answered GET {path} with status {status}", address=address
         )
 
-    async def _get_text(
+    async def _request_text(
         self, address: str, path: str, timeout_ms: int, bearer: str | None
     ) -> tuple[str, str, int]:
         """Return the text, the Date header and the status. Raises NotSentError,
@@ -438,9 +440,9 @@ class HttpNetwork:
         try:
             async with self._session.get(
                 f"{self._scheme}://{address}{path}",
-                headers={} if bearer is None else _headers(bearer),
+                headers={} if bearer is None else _request_headers(bearer),
                 allow_redirects=False,
-                timeout=_timeout(timeout_ms),
+                timeout=_client_timeout(timeout_ms),
                 ssl=self._tls_of(address),
             ) as response:
                 return await response.text(), response.headers.get("Date", ""), response.status
@@ -456,16 +458,16 @@ class HttpNetwork:
         """Read the TLS files again for later connections; if that raises ConfigError, the old ones
         remain in use.
         """
-        if self._contexts is not None:
-            self._contexts.renew(tls)
+        if self._tls_contexts is not None:
+            self._tls_contexts.renew(tls)
 
     def _tls_of(self, address: str) -> ssl.SSLContext | bool:
         """Return the `ssl` argument for aiohttp's requests to an address."""
-        return True if self._contexts is None else self._contexts.of(address)
+        return True if self._tls_contexts is None else self._tls_contexts.of(address)
 
     def _record_response(self, address: str) -> None:
-        self._answered.add(address)
-        self._disconnected.discard(address)
+        self._answering_addresses.add(address)
+        self._disconnected_addresses.discard(address)
 
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
         """Return the TLS problem that explains a failed connection, or None if there is none; this
@@ -473,7 +475,7 @@ class HttpNetwork:
         """
         problem = tls_problem(address, error)
         if problem is None and is_disconnect(error) and self._should_probe(address):
-            context = None if self._contexts is None else self._contexts.of(address)
+            context = None if self._tls_contexts is None else self._tls_contexts.of(address)
             problem = await probe_tls(address, error, context)
         return self._explain(problem)
 
@@ -484,23 +486,23 @@ class HttpNetwork:
         An address that has answered before is not probed the first time, because most servers that
         close a connection are just being stopped.
         """
-        if address not in self._answered:
+        if address not in self._answering_addresses:
             return True
-        if self._contexts is None:
+        if self._tls_contexts is None:
             return False
-        is_repeated = address in self._disconnected
-        self._disconnected.add(address)
-        return is_repeated or bool(self._contexts.own_certificate_problem())
+        is_repeated = address in self._disconnected_addresses
+        self._disconnected_addresses.add(address)
+        return is_repeated or bool(self._tls_contexts.own_certificate_problem())
 
     def _explain(self, problem: NotSentError | None) -> NotSentError | None:
         """Return the problem; if the server refuses this client's certificate, say what is wrong
         with it.
         """
         is_refused = problem is not None and problem.reason is Reason.CLIENT_CERTIFICATE
-        if problem is None or self._contexts is None or not is_refused:
+        if problem is None or self._tls_contexts is None or not is_refused:
             return problem
-        explanation = self._contexts.own_certificate_problem()
-        if not self._contexts.shows_certificate:
+        explanation = self._tls_contexts.own_certificate_problem()
+        if not self._tls_contexts.shows_certificate:
             explanation = "it requires a certificate, and this client has none"
         if not explanation:
             return problem
@@ -515,12 +517,12 @@ class HttpNetwork:
         for task in list(self._renewal_tasks):
             task.cancel()
         await asyncio.gather(*self._renewal_tasks, return_exceptions=True)
-        if self._identity is not None:
-            await self._identity.close()
+        if self._credentials is not None:
+            await self._credentials.close()
         await self._session.close()
         if self._unpooled_session is not None:
             await self._unpooled_session.close()
-        if self._contexts is not None:
+        if self._tls_contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
 
@@ -543,7 +545,7 @@ def client_network(
     )
 
 
-def _session(**connections: Any) -> aiohttp.ClientSession:
+def _create_session(**connections: Any) -> aiohttp.ClientSession:
     """Return a session whose connector gets these arguments, in addition to those of all
     sessions.
     """
@@ -553,7 +555,7 @@ def _session(**connections: Any) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, trust_env=False)
 
 
-def _timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
+def _client_timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
     """Return aiohttp's timeouts for a call, without rounding those above 5 s up to a whole second:
     heartbeats need exact ones.
     """
@@ -580,7 +582,7 @@ def _encode_body(call: str, body: object, query: Mapping[str, str] | None) -> by
     return encoded
 
 
-def _headers(bearer: str | None) -> dict[str, str]:
+def _request_headers(bearer: str | None) -> dict[str, str]:
     headers = {"content-type": "application/json", VERSION_HEADER: VERSION}
     return headers if bearer is None else headers | {"authorization": f"Bearer {bearer}"}
 

@@ -45,7 +45,8 @@ from ..protocol.http.bodies import encode_json
 from ..protocol.limits import CONTROL_BYTES_MAX, HTTP_CONNECTIONS_MAX
 from .access.connection_slots import ConnectionSlots
 from .tls.contexts import ServerTls
-from .tls.listeners import TlsHandshakes, listen
+from .tls.listeners import listen
+from .tls.server_handshakes import TlsHandshakes
 
 REFUSED_S = 0.5
 """Seconds for which a refused caller may read the answer before its connection is closed."""
@@ -80,7 +81,7 @@ http_log = logging.getLogger("keylane.rpc.http")
 http_log.addFilter(is_own_error)
 
 
-def within_files(connections: int) -> int:
+def limit_by_open_files(connections: int) -> int:
     """Return a limit of connections, lowered to what the process's limit of open files allows."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
@@ -103,7 +104,7 @@ class HttpLimits:
     answer_s: float = 30.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "connections_max", within_files(self.connections_max))
+        object.__setattr__(self, "connections_max", limit_by_open_files(self.connections_max))
 
 
 class _Handler(web.RequestHandler):
@@ -152,7 +153,7 @@ class _Handler(web.RequestHandler):
         """Count the new connection, whose caller is not identified yet."""
         super().connection_made(transport)
         if self._callers is not None:
-            self._callers.add(self)
+            self._callers.add_unidentified(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Release the slot, and cancel a call that changes nothing."""
@@ -163,7 +164,7 @@ class _Handler(web.RequestHandler):
         if task is not None:
             task.cancel()
 
-    def set_caller(self, principal: str) -> None:
+    def identify_caller(self, principal: str) -> None:
         """
         Take a slot for the identified caller; "" stands for a server of the cluster.
 
@@ -234,22 +235,22 @@ class HttpCallers:
 
     def __init__(self, slots: int) -> None:
         self._slots: ConnectionSlots[_Handler] = ConnectionSlots(slots)
-        self._unknown: dict[_Handler, None] = {}
+        self._unidentified: dict[_Handler, None] = {}
         """Connections of unidentified callers, the oldest first."""
         self._servers: set[_Handler] = set()
 
     @property
-    def exempt(self) -> int:
+    def exempt_count(self) -> int:
         """The number of the cluster servers' connections that do not count."""
         return min(len(self._servers), SERVERS_MAX)
 
-    def add(self, handler: _Handler) -> None:
+    def add_unidentified(self, handler: _Handler) -> None:
         """Add a new connection, whose caller is not identified yet."""
-        self._unknown[handler] = None
+        self._unidentified[handler] = None
 
     def release(self, handler: _Handler) -> None:
         """Remove a connection, and release its slot."""
-        self._unknown.pop(handler, None)
+        self._unidentified.pop(handler, None)
         self._servers.discard(handler)
         self._slots.release(handler)
         handler.principal = ""
@@ -263,16 +264,16 @@ class HttpCallers:
         """
         limit = self._slots.limit
         grant = self._slots.acquire(handler, principal)
-        if not grant.granted:
+        if not grant.is_granted:
             raise OverloadedError("too many HTTP connections", limit=limit)
-        if (evicted := grant.evicted) is not None:
+        if (evicted_handler := grant.evicted_connection) is not None:
             text = (
                 f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} HTTP "
                 f"connections, and others have to wait"
             )
-            self.release(evicted)
-            evicted.evict(ConnectionQuotaError(text, principal=grant.evicted_principal))
-        self._unknown.pop(handler, None)
+            self.release(evicted_handler)
+            evicted_handler.evict(ConnectionQuotaError(text, principal=grant.evicted_principal))
+        self._unidentified.pop(handler, None)
         self._servers.discard(handler)
         handler.principal = principal
 
@@ -285,10 +286,10 @@ class HttpCallers:
         """Close the oldest connection with an unidentified caller; return False if there is
         none.
         """
-        if not self._unknown:
+        if not self._unidentified:
             return False
-        oldest = next(iter(self._unknown))
-        del self._unknown[oldest]
+        oldest = next(iter(self._unidentified))
+        del self._unidentified[oldest]
         text = "too many connections have not identified their callers"
         oldest.evict(OverloadedError(text, limit=self._slots.limit))
         return True
@@ -307,7 +308,7 @@ def take_connection_slot(request: web.Request, principal: str) -> None:
     """
     handler = request.protocol
     if isinstance(handler, _Handler):
-        handler.set_caller(principal)
+        handler.identify_caller(principal)
 
 
 def release_connection_slot(request: web.Request) -> None:
@@ -412,14 +413,14 @@ class LimitedSite(web.BaseSite):
         server = self._runner.server
         assert server is not None
         connections_max = self._limits.connections_max
-        limit, exempt = connections_max, self._exempt()
+        limit, exempt_count = connections_max, self._exempt()
         if self._callers is not None:
             # A caller must be identified before it can get another principal's slot. Servers do not
             # count: otherwise identified callers could use up the limit, and there would be no
             # unidentified connection to close.
             limit += max(1, connections_max // UNAUTHENTICATED_SHARE)
-            exempt += self._callers.exempt
-        is_full = len(server.connections) - exempt >= limit
+            exempt_count += self._callers.exempt_count
+        is_full = len(server.connections) - exempt_count >= limit
         # A connection closed here leaves `server.connections` in the loop's next iteration.
         if is_full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(connections_max, self._on_refused)

@@ -20,7 +20,7 @@ from ..protocol.errors import (
     UnauthenticatedError,
 )
 from ..protocol.http.endpoint import Endpoint
-from .liveness.control_calls import ControlCaller
+from .liveness.control_calls import call_control
 from .network import KnowsMetaservers, Network
 
 T = TypeVar("T")
@@ -46,7 +46,6 @@ class Metaservers:
         if isinstance(network, KnowsMetaservers):
             network.add_metaservers(self._addresses)
         self._timeout_ms = timeout_ms
-        self._control = ControlCaller(network)
 
     def move_to_end(self, address: str) -> None:
         """Move an address to the end of the list, because its metaserver did not answer."""
@@ -94,8 +93,15 @@ class Metaservers:
         for address in addresses:
             deadline_s = now_s() + total_ms / 1000
             try:
-                return await self._control.call(
-                    endpoint, address, path, body, query_texts, wait_ms=wait_ms, timeout_ms=total_ms
+                return await call_control(
+                    self._network,
+                    endpoint,
+                    address,
+                    path,
+                    body,
+                    query_texts,
+                    wait_ms=wait_ms,
+                    timeout_ms=total_ms,
                 )
             except (InvalidRequestError, UnauthenticatedError) as error:
                 if not _may_be_other_program(error):

@@ -33,7 +33,7 @@ def no_answer(method: str, path: str, text: str) -> OutcomeUnknownError:
 class Call:
     """A pending call of a client: its caller waits for `future`, which its channel completes."""
 
-    __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "waits")
+    __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "is_long_poll")
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Call:
         self.on_part = on_part
         self.kind = kind
         self.timeout_ms = timeout_ms
-        self.waits = False
+        self.is_long_poll = False
         """True for a long poll, which the server answers only when it has messages."""
 
-    def takes_part(self, answer: Answer, payload: memoryview) -> bool:
+    def deliver_part(self, answer: Answer, payload: memoryview) -> bool:
         """Deliver an answer that is followed by others; return False if it is the last one."""
         if self.on_part is None or not (type(answer) is Batches and answer.more):
             return False
@@ -59,21 +59,21 @@ class Call:
             self.on_part(answer, payload)
         return True
 
-    def answered(self, result: tuple[Answer, memoryview]) -> None:
+    def complete(self, result: tuple[Answer, memoryview]) -> None:
         """Complete the call with its answer."""
         if not self.future.done():
             self.future.set_result(result)
             if self.on_answer is not None:
                 self.on_answer(self.future)
 
-    def unanswered(self, text: str) -> None:
+    def fail_unanswered(self, text: str) -> None:
         """Fail the call, whose request was sent but not answered: its outcome is unknown."""
         if self.kind in READING:
-            self.failed(OutcomeUnknownError.of_read(text))
+            self.fail(OutcomeUnknownError.of_read(text))
         else:
-            self.failed(OutcomeUnknownError(text))
+            self.fail(OutcomeUnknownError(text))
 
-    def failed(self, error: KeylaneError) -> None:
+    def fail(self, error: KeylaneError) -> None:
         """Fail the call with this error."""
         if not self.future.done():
             self.future.set_exception(error)
@@ -166,13 +166,13 @@ class Network(Protocol):
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> T:
         """
         Make a JSON call: encode `body`, and decode the response as `answer`.
 
         Args:
-            anew: use a new connection, because a pooled one may have been lost silently.
+            new_connection: use a new connection, because a pooled one may have been lost silently.
 
         Raises:
             RefusedError, or a subclass: the server's answer.

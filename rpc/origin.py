@@ -131,5 +131,5 @@ def _is_own(origin: str, names: Collection[str], port: int, scheme: str) -> bool
         parsed_port = DEFAULT_PORTS.get(parsed.scheme) if parsed.port is None else parsed.port
     except ValueError:
         return False
-    own = {*names, *_LOOPBACK_NAMES}
-    return parsed.scheme == scheme and parsed.hostname in own and parsed_port == port
+    own_address = {*names, *_LOOPBACK_NAMES}
+    return parsed.scheme == scheme and parsed.hostname in own_address and parsed_port == port

@@ -142,10 +142,10 @@ def allow_open_files() -> None:
     The usual default of 1,024 is lower than the number of consumers that a server may have.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with contextlib.suppress(ValueError, OSError):  # the system allows less
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def _check_open_files() -> None:
@@ -155,7 +155,7 @@ def _check_open_files() -> None:
         raise few_files_error(soft, FILES_NEEDED)
 
 
-def say_ready(program: str, address: str) -> None:
+def announce_ready(program: str, address: str) -> None:
     """
     Announce as one JSON line on standard output that this program listens at `address`.
 
@@ -165,12 +165,12 @@ def say_ready(program: str, address: str) -> None:
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
 
 
-def say_stop(program: str, stop: Stop) -> None:
+def announce_stop(program: str, stop: Stop) -> None:
     """Announce as one JSON line on standard output that this program stops, or has stopped."""
-    say(json.dumps({stop: True, "program": program}))
+    print_line(json.dumps({stop: True, "program": program}))
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Write a line to standard output; do nothing if nobody reads it any more."""
     with contextlib.suppress(OSError, ValueError):  # print would buffer, and fail again at exit
         os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -166,13 +166,13 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
     return None
 
 
-async def shared(task: asyncio.Task[T], closed: str) -> T:
+async def wait_for_shared(task: asyncio.Task[T], closed_text: str) -> T:
     """
     Wait for a task that several callers share, and return its result; cancelling one caller does
     not cancel the task.
 
     Args:
-        closed: text of the ClosedError.
+        closed_text: text of the ClosedError.
 
     Raises:
         ClosedError: the task itself was cancelled, by its owner. CancelledError is raised only if
@@ -184,7 +184,7 @@ async def shared(task: asyncio.Task[T], closed: str) -> T:
         task.add_done_callback(_retrieve_error)
         raise
     if task.cancelled():
-        raise ClosedError(closed)
+        raise ClosedError(closed_text)
     return task.result()
 
 

@@ -71,8 +71,8 @@ from .intake import (
     LimitedSite,
     cancelled_on_disconnect,
     decoded_body,
+    limit_by_open_files,
     take_connection_slot,
-    within_files,
 )
 from .listening import cannot_listen, check_loopback, check_port
 from .origin import check_fetch_site, check_host, check_origins
@@ -173,7 +173,7 @@ def status_of(error: KeylaneError) -> int:
     return 503 if error.retry is RetryRule.LATER else 400
 
 
-Refuse = Callable[..., web.Response]
+RefuseRequest = Callable[..., web.Response]
 """Function that returns the response for an error, with the given HTTP status or the error's
 own.
 """
@@ -225,11 +225,16 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
 
 
 def _control_handler(
-    route: ControlRoute, body_s: float, refuse: Refuse, guard: Guard | None, *, by_certificate: bool
+    route: ControlRoute,
+    body_s: float,
+    refuse: RefuseRequest,
+    guard: Guard | None,
+    *,
+    by_certificate: bool,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     endpoint = route.endpoint
 
-    async def read(request: web.Request) -> tuple[Any, Params, int]:
+    async def read_request(request: web.Request) -> tuple[Any, Params, int]:
         body: object = None
         data = b""
         if endpoint.rights is not Rights.OPEN:
@@ -240,34 +245,34 @@ def _control_handler(
             data = await _read_body(request, body_s)
             is_raw = endpoint.request is bytes
             body = data if is_raw else msgspec.json.decode(data, type=endpoint.request)
-        params = _params(request, endpoint.headers)
+        params = _read_params(request, endpoint.headers)
         route.check(data, params)
         return body, params, len(data)
 
     async def handle(request: web.Request) -> web.Response:
-        guarded: GuardedReply | None = None
+        guarded_reply: GuardedReply | None = None
         try:
             if guard is None:
-                body, params, _size = await read(request)
+                body, params, _size = await read_request(request)
                 answer = await route.handler(body, params)
             else:
-                guarded = await guard.handle_request(
+                guarded_reply = await guard.handle_request(
                     endpoint,
                     request.headers.getall("Authorization", ()),
                     request.remote or "",
-                    partial(read, request),
+                    partial(read_request, request),
                     route.handler,
                     peer_of(request.get_extra_info("peercert")) if by_certificate else None,
                 )
-                answer = guarded.answer
+                answer = guarded_reply.answer
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            unreadable = InvalidRequestError(
+            error_to_send = InvalidRequestError(
                 f"{endpoint.method} {endpoint.path}: "
                 f"{describe_invalid_value(error, endpoint.request)}"
             )
             if guard is not None:
-                guard.record_refused(request.remote or "", _action(request), unreadable)
-            return refuse(unreadable)
+                guard.record_refusal(request.remote or "", _action_text(request), error_to_send)
+            return refuse(error_to_send)
         except KeylaneError as error:
             return refuse(error)
         status = 200
@@ -276,37 +281,31 @@ def _control_handler(
         is_text = endpoint.answer is str
         data = str(answer).encode() if is_text else encode_json(answer)
         headers = {"Content-Type": endpoint.response_type if is_text else "application/json"}
-        if guard is not None and guarded is not None:
-            guard.charge(guarded.caller, len(data))
-            if guarded.waited_ms:
-                headers[THROTTLED_HEADER] = str(guarded.waited_ms)
+        if guard is not None and guarded_reply is not None:
+            guard.charge(guarded_reply.caller, len(data))
+            if guarded_reply.waited_ms:
+                headers[THROTTLED_HEADER] = str(guarded_reply.waited_ms)
         return web.Response(body=data, status=status, headers=headers)
 
-    return _cancelled_on_disconnect(handle) if endpoint.is_get else handle
-
-
-def _cancelled_on_disconnect(
-    handle: Callable[[web.Request], Awaitable[web.Response]],
-) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle_while_connected(request: web.Request) -> web.Response:
         with cancelled_on_disconnect(request):
             return await handle(request)
 
-    return handle_while_connected
+    return handle_while_connected if endpoint.is_get else handle
 
 
-def _action(request: web.Request) -> str:
+def _action_text(request: web.Request) -> str:
     """Return a request's method and route, without the values in its path, for the audit log."""
     resource = request.match_info.route.resource
     return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
-def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
+def _read_params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
     """Return the parameters from query and path, and the headers with these names. Raises
     InvalidRequestError if one is given twice.
     """
-    headers = [(name, value) for name in names for value in request.headers.getall(name, ())]
-    pairs = [*request.query.items(), *headers]
+    header_pairs = [(name, value) for name in names for value in request.headers.getall(name, ())]
+    pairs = [*request.query.items(), *header_pairs]
     params = dict(pairs)
     if len(params) < len(pairs):
         duplicate = next(name for name, _ in pairs if [other for other, _ in pairs].count(name) > 1)
@@ -317,24 +316,17 @@ def _params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
     return params | request.match_info
 
 
-def document_route(served: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
+def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
     """Return the route of a program's OpenAPI document, which is built at the first request."""
 
     @cache
     def document() -> object:
-        return openapi_document([*served, METRICS, OPENAPI], program=program)
+        return openapi_document([*endpoints, METRICS, OPENAPI], program=program)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document()
 
     return ControlRoute(OPENAPI, openapi)
-
-
-def _slots(connections_max: int, guard: Guard | None) -> int:
-    """Return the limit of connections; with access control it is lowered to what the limit of open
-    files allows, because principals share the slots.
-    """
-    return connections_max if guard is None else within_files(connections_max)
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
@@ -406,7 +398,9 @@ class Server:
                 on_refusal=on_refusal,
                 guard=guard,
                 begin=data_begin,
-                connections_max=_slots(data_connections_max, guard),
+                connections_max=data_connections_max
+                if guard is None
+                else limit_by_open_files(data_connections_max),
             )
             app.router.add_get(DATA_PATH, self._plane.serve)
             app.on_shutdown.append(self._plane.close)
@@ -427,7 +421,7 @@ class Server:
     ) -> web.Response:
         """Refuse a request that reaches no handler, and audit it."""
         if self._guard is not None:
-            self._guard.record_refused(request.remote or "", _action(request), error)
+            self._guard.record_refusal(request.remote or "", _action_text(request), error)
         return self._refuse(error, status)
 
     @property
@@ -437,7 +431,7 @@ class Server:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
-    def _names(self) -> set[str]:
+    def _host_names(self) -> set[str]:
         """Host names by which callers may reach this server."""
         names = {self.host, self._serving.advertised_host}
         if self._tls is not None:
@@ -480,7 +474,7 @@ class Server:
                         f"a client has not read its answer within {self._limits.answer_s:g} s",
                     )
                     log.warning("a client is disconnected: %s", error.message)
-                    self._record_refused_caller(error, _action(request), request.remote or "")
+                    self._record_refused_caller(error, _action_text(request), request.remote or "")
                     if request.transport is not None:
                         request.transport.abort()
             return response
@@ -521,7 +515,7 @@ class Server:
         """Refuse requests for another host, from web pages of other sites, from unsupported
         versions, and with a token in the URL.
         """
-        names = self._names
+        names = self._host_names
         is_probe = request.path in PROBED
         patterns = self._serving.metrics_hosts if is_probe else None
         check_host(request.headers.getall("Host", ()), names, patterns)
@@ -590,11 +584,11 @@ class Server:
         self.host = host
         self.port = self._runner.addresses[0][1]
 
-    def _record_refused_caller(self, error: KeylaneError, did: str, remote: str) -> None:
+    def _record_refused_caller(self, error: KeylaneError, action: str, remote: str) -> None:
         """Count and audit a caller that is refused before it has made a request."""
         self._on_refusal(error)
         if self._guard is not None:
-            self._guard.record_refused(remote, did, error)
+            self._guard.record_refusal(remote, action, error)
 
     async def stop(self) -> None:
         """Stop serving, and close all connections."""

@@ -28,7 +28,7 @@ CONFIG_VARIABLE = "KEYLANE_CONFIG"
 DEFAULT = "default"
 
 
-def _number(text: str) -> int | str:
+def _parse_number(text: str) -> int | str:
     """Return the whole number in a text, possibly negative. Any other text is returned unchanged,
     for the later checks to refuse.
     """
@@ -40,7 +40,7 @@ def _number(text: str) -> int | str:
 
 _BOOLEANS = {"true": True, "false": False}
 _FLAG_PARSERS: dict[Any, Callable[[str], Any]] = {
-    int: _number,
+    int: _parse_number,
     bool: lambda text: _BOOLEANS.get(text.lower(), text),
 }
 
@@ -71,14 +71,14 @@ class SettingSources(Generic[Settings]):
     def __init__(
         self,
         program: str,
-        kind: Callable[..., Settings],
+        settings_class: Callable[..., Settings],
         problems_of: Callable[[Mapping[str, object]], list[str]],
     ) -> None:
         self._program = program
-        self._kind = kind
+        self._settings_class = settings_class
         self._problems_of = problems_of
-        self._fields: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
-        self._hints = get_type_hints(kind)
+        self._fields: tuple[Field[Any], ...] = fields(settings_class)  # type: ignore[arg-type]
+        self._hints = get_type_hints(settings_class)
         self._prefix = f"KEYLANE_{program.upper()}_"
 
     def read(
@@ -99,8 +99,8 @@ class SettingSources(Generic[Settings]):
             ConfigError: the file cannot be read, settings are unknown or missing, or values are
                 invalid; the text lists all problems.
         """
-        values, _ = self._gather(flags, config, environment or {})
-        return self._kind(**values)
+        values, _ = self._collect_values(flags, config, environment or {})
+        return self._settings_class(**values)
 
     def explain(
         self,
@@ -109,8 +109,8 @@ class SettingSources(Generic[Settings]):
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
         """Return every setting with its value and origin. Args and errors are those of `read`."""
-        values, origins = self._gather(flags, config, environment or {})
-        settings = self._kind(**values)
+        values, origins = self._collect_values(flags, config, environment or {})
+        settings = self._settings_class(**values)
         return [
             Setting(
                 name=field.name,
@@ -121,7 +121,7 @@ class SettingSources(Generic[Settings]):
             for field in self._fields
         ]
 
-    def _gather(
+    def _collect_values(
         self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
     ) -> tuple[dict[str, object], dict[str, str]]:
         """Return the values that are set, converted to the types of their fields, and the origin of
@@ -129,48 +129,48 @@ class SettingSources(Generic[Settings]):
         """
         if config is None and environment.get(CONFIG_VARIABLE):
             config = Path(environment[CONFIG_VARIABLE])
-        found: dict[str, tuple[object, str]] = {}
+        given_values: dict[str, tuple[object, str]] = {}
         if config is not None:
             for name, value in _read_toml(config, self._program).items():
                 if self._hints.get(name) == Path | None and isinstance(value, str):
                     value = config.parent / value  # noqa: PLW2901 - a file beside the settings
-                found[name] = value, f"file {config}"
+                given_values[name] = value, f"file {config}"
         for variable, text in environment.items():
             if variable.startswith(self._prefix):
                 name = variable.removeprefix(self._prefix).lower()
-                found[name] = self._from_text(name, text), f"environment {variable}"
+                given_values[name] = self._from_text(name, text), f"environment {variable}"
         for name, value in flags.items():
             if value is not None:
-                found[name] = value, f"flag {flag_of(name)}"
+                given_values[name] = value, f"flag {flag_of(name)}"
         names = {field.name for field in self._fields}
         values = {
             name: _convert(self._hints[name], value)
-            for name, (value, _) in found.items()
+            for name, (value, _) in given_values.items()
             if name in names
         }
         refuse(
             [
                 *(
                     f"{name}: no such setting ({origin})"
-                    for name, (_, origin) in found.items()
+                    for name, (_, origin) in given_values.items()
                     if name not in names
                 ),
                 *(
                     f"{field.name} is missing"
                     for field in self._fields
-                    if _is_required(field) and field.name not in found
+                    if _is_required(field) and field.name not in given_values
                 ),
                 *self._problems_of(values),
             ]
         )
-        return values, {name: origin for name, (_, origin) in found.items()}
+        return values, {name: origin for name, (_, origin) in given_values.items()}
 
     def _from_text(self, name: str, text: str) -> object:
         """Convert the text of an environment variable; a text that does not fit is returned
         unchanged, for the later checks to refuse.
         """
         if self._hints.get(name) is int:
-            return _number(text)
+            return _parse_number(text)
         if self._hints.get(name) is bool:
             return _BOOLEANS.get(text.lower(), text)
         return text

@@ -59,7 +59,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._installed = True
-            _open(self)
+            _add_listener(self)
         return self
 
     def __exit__(
@@ -70,7 +70,7 @@ class StopSignals:
     ) -> None:
         if self._installed:
             self._installed = False
-            _close(self)
+            _remove_listener(self)
 
     def notify(self) -> None:
         """Set `event`; this is safe inside a signal handler."""
@@ -78,9 +78,9 @@ class StopSignals:
             self._loop.call_soon_threadsafe(self.event.set)
 
 
-_listening: dict[StopSignals, None] = {}
+_open_signals: dict[StopSignals, None] = {}
 """The open StopSignals, in the order of their opening."""
-_earlier_handlers: dict[int, Any] = {}
+_previous_handlers: dict[int, Any] = {}
 """The handlers that were installed when the first of them was opened, by signal; they are restored
 when the last one is closed.
 """
@@ -88,26 +88,29 @@ _is_signaled = False
 """True if a signal has arrived since the first of them was opened."""
 
 
-def _open(signals: StopSignals) -> None:
-    _listening[signals] = None
+def _add_listener(signals: StopSignals) -> None:
+    _open_signals[signals] = None
     if _is_signaled:
         signals.notify()
-    if len(_listening) > 1:
+    if len(_open_signals) > 1:
         return
     for number in NUMBERS:
-        earlier = signal.getsignal(number)
-        if earlier not in {None, signal.SIG_IGN}:  # None: not set from Python, cannot be restored
-            _earlier_handlers[number] = earlier
-            signal.signal(number, _handle)
+        previous_handler = signal.getsignal(number)
+        if previous_handler not in {
+            None,
+            signal.SIG_IGN,
+        }:  # None: not set from Python, cannot be restored
+            _previous_handlers[number] = previous_handler
+            signal.signal(number, _handle_signal)
 
 
-def _close(signals: StopSignals) -> None:
+def _remove_listener(signals: StopSignals) -> None:
     global _is_signaled  # noqa: PLW0603  a process has one set of signal handlers
-    del _listening[signals]
-    if _listening:
+    del _open_signals[signals]
+    if _open_signals:
         return
     _is_signaled = False
-    for number in list(_earlier_handlers):
+    for number in list(_previous_handlers):
         _restore(number)
 
 
@@ -115,18 +118,18 @@ def _restore(number: int) -> Any:
     """Restore the earlier handler unless other code has installed a newer one; return the earlier
     handler.
     """
-    earlier = _earlier_handlers.pop(number)
-    if signal.getsignal(number) is _handle:
-        signal.signal(number, earlier)
-    return earlier
+    previous_handler = _previous_handlers.pop(number)
+    if signal.getsignal(number) is _handle_signal:
+        signal.signal(number, previous_handler)
+    return previous_handler
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle_signal(number: int, frame: FrameType | None) -> None:
     global _is_signaled  # noqa: PLW0603  a process has one set of signal handlers
     if _is_signaled:
-        earlier = _restore(number)
-        if callable(earlier) and not _is_asyncio_runner(earlier):
-            earlier(number, frame)
+        previous_handler = _restore(number)
+        if callable(previous_handler) and not _is_asyncio_runner(previous_handler):
+            previous_handler(number, frame)
         else:
             # Not the handler of asyncio.run: it would cancel the main task, and then wait for tasks
             # that ignore cancellation.
@@ -134,12 +137,12 @@ def _handle(number: int, frame: FrameType | None) -> None:
             signal.raise_signal(number)
         return
     _is_signaled = True
-    earlier = _earlier_handlers[number]
-    for signals in list(_listening):
+    previous_handler = _previous_handlers[number]
+    for signals in list(_open_signals):
         signals.notify()
-    if callable(earlier) and not _is_asyncio_runner(earlier):
+    if callable(previous_handler) and not _is_asyncio_runner(previous_handler):
         with contextlib.suppress(KeyboardInterrupt):
-            earlier(number, frame)
+            previous_handler(number, frame)
 
 
 def _is_asyncio_runner(handler: Any) -> bool:

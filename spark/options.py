@@ -48,6 +48,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from ..arrow.json_schema import json_type
@@ -64,12 +65,18 @@ from ..arrow.selection import (
     StoredAt,
 )
 from ..protocol.address import parse_addresses
-from ..protocol.errors import ConfigError, KeylaneError
+from ..protocol.errors import KeylaneError
 from ..protocol.ids import MAX_I64, Subject, check_name
 from ..protocol.reading.instants import parse_instant_ms
 from ..protocol.text import parse_number
-from .shared_options import NAMES as SECURITY_NAMES
-from .shared_options import advice, parse_path, parse_secured, parse_token_path
+from .shared_options import (
+    SECURITY_PARSERS,
+    advice,
+    parse_flag,
+    parse_secured,
+    parse_values,
+    raise_problems,
+)
 
 BATCH_ROWS_MAX = 1_000_000
 KEYS_MAX = 10_000
@@ -82,23 +89,23 @@ _MANIFEST = "manifest:"
 _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
-def user_options(given: Mapping[str, str]) -> dict[str, str]:
+def user_options(given_options: Mapping[str, str]) -> dict[str, str]:
     """Return the options without table properties and paths, which Spark adds."""
-    options = {str(name): str(value) for name, value in given.items()}
+    options = {str(name): str(value) for name, value in given_options.items()}
     names = {name.lower() for name in options}
     if is_sql_table(options):
         return {name: value for name, value in options.items() if f"option.{name.lower()}" in names}
     return {name: value for name, value in options.items() if name.lower() not in _ADDED_BY_SPARK}
 
 
-def is_sql_table(given: Mapping[str, str]) -> bool:
+def is_sql_table(given_options: Mapping[str, str]) -> bool:
     """Return True if the options come from CREATE TABLE; Spark then repeats each with the prefix
     `option.`.
     """
-    return any(str(name).lower() == "provider" for name in given)
+    return any(str(name).lower() == "provider" for name in given_options)
 
 
-def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
+def parse_options(given_options: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
     Parse the options of a read; Spark passes names and values as strings, names in any case.
 
@@ -108,30 +115,20 @@ def parse_options(given: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
-    options = user_options(given)
+    options = user_options(given_options)
     problems = {
         name[:80]: advice(name, NAMES) for name in sorted(options) if name.lower() not in _KNOWN
     }
     texts = {name.lower(): value.strip() for name, value in options.items()}
-    values: dict[str, Any] = {}
-    for name, (field, parse) in _PARSERS.items():
-        text = texts.get(name.lower(), "")
-        if not text:
-            if name in {"meta", "subject"}:
-                problems[name] = "required"
-            elif name.lower() in texts:
-                problems[name] = "empty"
-            continue
-        try:
-            values[field] = parse(text, now_ms) if name in {"start", "end"} else parse(text)
-        except (ValueError, KeylaneError) as error:
-            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    parsers = _PARSERS | {
+        "start": ("start", partial(_parse_start, now_ms=now_ms)),
+        "end": ("end", partial(_parse_bound, default=LATEST, now_ms=now_ms)),
+    }
+    values = parse_values(texts, parsers, problems)
     problems |= _find_conflicts(values)
-    paths = {name: values.pop(name) for name in SECURITY_NAMES if name in values}
-    values["secured"] = parse_secured(paths, problems)
+    values["secured"] = parse_secured(values, problems)
     if problems:
-        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        raise ConfigError(f"the options cannot work: {described}", **problems)
+        raise_problems(problems)
     if len(values["subjects"]) > 1:
         values.setdefault("columns", COLUMNS_OF_SEVERAL)
     return ReadOptions(**values)
@@ -157,10 +154,6 @@ def _find_conflicts(values: Mapping[str, Any]) -> dict[str, str]:
     if isinstance(start, StoredAt) and isinstance(end, StoredAt) and end.at_ms < start.at_ms:
         problems["end"] = "before the start"
     return problems
-
-
-def _parse_addresses(text: str) -> tuple[str, ...]:
-    return tuple(parse_addresses(text))
 
 
 def _parse_subjects(text: str) -> tuple[Subject, ...]:
@@ -200,11 +193,11 @@ def _parse_keys(text: str) -> frozenset[bytes]:
     return frozenset(keys)
 
 
-def _parse_key(given: object) -> bytes:
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, dict) and given.keys() == {"base64"}:
-        return b64decode(str(given["base64"]), validate=True)
+def _parse_key(item: object) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, dict) and item.keys() == {"base64"}:
+        return b64decode(str(item["base64"]), validate=True)
     raise ValueError("not a key")
 
 
@@ -215,10 +208,6 @@ def _parse_start(text: str, now_ms: int) -> ReadBound:
             raise ValueError("give manifest:DIR with the folder of a backfill")
         return ReadBound(0, manifest=folder)
     return _parse_bound(text, EARLIEST, now_ms)
-
-
-def _parse_end(text: str, now_ms: int) -> ReadBound:
-    return _parse_bound(text, LATEST, now_ms)
 
 
 def _parse_bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
@@ -238,14 +227,14 @@ def _parse_bound(text: str, default: ReadBound, now_ms: int) -> ReadBound:
     return ReadBound(default.point, by_partition)
 
 
-def _parse_point(given: object, now_ms: int) -> Point:
-    if type(given) is int and 0 <= given <= MAX_I64:
-        return given
-    if not isinstance(given, str):
+def _parse_point(item: object, now_ms: int) -> Point:
+    if type(item) is int and 0 <= item <= MAX_I64:
+        return item
+    if not isinstance(item, str):
         raise ValueError(  # noqa: TRY004 - the parsers of all options raise ValueError
-            f"an offset is a whole number in [0, 2**63), not {given!r:.80}"
+            f"an offset is a whole number in [0, 2**63), not {item!r:.80}"
         )
-    text = given.strip()
+    text = item.strip()
     if text.lower() in set(Edge):
         return Edge(text.lower())
     if text.startswith(_GROUP):
@@ -297,22 +286,16 @@ def _parse_bad_values(text: str) -> str:
     return text.lower()
 
 
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise ValueError(f"give true or false, not {text!r:.80}")
-    return text.lower() == "true"
-
-
 _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
-    "meta": ("meta", _parse_addresses),
+    "meta": ("meta", lambda text: tuple(addresses_of(text))),
     "subject": ("subjects", _parse_subjects),
     "partitions": ("partitions", _parse_partitions),
     "keys": ("keys", _parse_keys),
     "start": ("start", _parse_start),
-    "end": ("end", _parse_end),
+    "end": ("end", _parse_bound),
     "columns": ("columns", _parse_columns),
-    "failOnDataLoss": ("fail_on_data_loss", _parse_flag),
-    "ordered": ("ordered", _parse_flag),
+    "failOnDataLoss": ("fail_on_data_loss", parse_flag),
+    "ordered": ("ordered", parse_flag),
     "minPartitions": ("min_partitions", _integer_parser("tasks", 1, TASKS_MAX)),
     "taskBytes": ("task_bytes", _integer_parser("bytes", TASK_BYTES_MIN, MAX_I64)),
     "bytesPerSecond": ("bytes_per_second", _integer_parser("bytes", 1, MAX_I64)),
@@ -320,13 +303,10 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "badValues": ("bad_values", _parse_bad_values),
     "retrySeconds": ("retry_s", _integer_parser("seconds", 0, RETRY_S_MAX)),
     "batchRows": ("batch_rows", _integer_parser("rows", 1, BATCH_ROWS_MAX)),
-    "gcFreeze": ("gc_freeze", _parse_flag),
+    "gcFreeze": ("gc_freeze", parse_flag),
     "maxRowsPerTrigger": ("max_rows_per_trigger", _integer_parser("rows", 1, MAX_I64)),
     "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),
-    "tlsCa": ("tlsCa", parse_path),
-    "tlsCert": ("tlsCert", parse_path),
-    "tlsKey": ("tlsKey", parse_path),
-    "tokenFile": ("tokenFile", parse_token_path),
+    **SECURITY_PARSERS,
 }
 """The ReadOptions field and the parser of each option; bounds are parsed relative to a time."""
 NAMES = tuple(_PARSERS)

@@ -37,10 +37,11 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         ConfigError: a column is missing (the reader's option `columns` adds it), or `tasks` is not
             a positive integer.
     """
-    missing = [name for name in ORDER if name not in frame.columns]
-    if missing:
+    missing_columns = [name for name in ORDER if name not in frame.columns]
+    if missing_columns:
         raise ConfigError(
-            f"ordered() needs the columns {', '.join(missing)}: name them in the option `columns`"
+            f"ordered() needs the columns {', '.join(missing_columns)}: name them in the option "
+            "`columns`"
         )
     if tasks is not None and (type(tasks) is not int or tasks < 1):
         raise ConfigError(f"tasks is a whole number above 0, not {tasks!r:.40}")

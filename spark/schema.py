@@ -123,10 +123,10 @@ def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     A catalog stores the schema of a table created with CREATE TABLE … USING keylane, and Spark
     passes nothing else to a Python data source when the table is read.
     """
-    first, *rest = schema.fields
+    first, *other_fields = schema.fields
     metadata = {**first.metadata, _OPTIONS_METADATA: dict(options)}
     with_metadata = StructField(first.name, first.dataType, metadata=metadata)
-    return StructType([with_metadata, *rest])
+    return StructType([with_metadata, *other_fields])
 
 
 def embedded_options(schema: StructType) -> dict[str, str]:

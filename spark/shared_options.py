@@ -15,10 +15,12 @@ not be an option.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any, NoReturn
 
 from ..arrow.secured import PLAIN, ConnectionSecurity
+from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.http.tls_settings import TlsSettings
 
 _NAMES_IN_OTHER_SOURCES = {
@@ -88,15 +90,64 @@ def parse_token_path(text: str) -> str:
     return parse_path(text)
 
 
-def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> ConnectionSecurity:
+def parse_flag(text: str) -> bool:
+    """Return the value of an option that is true or false; raise ValueError for other texts."""
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"give true or false, not {text!r:.80}")
+    return text.lower() == "true"
+
+
+Parsers = Mapping[str, tuple[str, Callable[[str], object]]]
+"""The field of each option, and the function that parses its text, by the option's name."""
+SECURITY_PARSERS: Parsers = {
+    TLS_CA: (TLS_CA, parse_path),
+    TLS_CERT: (TLS_CERT, parse_path),
+    TLS_KEY: (TLS_KEY, parse_path),
+    TOKEN_FILE: (TOKEN_FILE, parse_token_path),
+}
+
+
+def parse_values(
+    texts: Mapping[str, str], parsers: Parsers, problems: dict[str, str]
+) -> dict[str, Any]:
+    """
+    Return the values of the given options, by field.
+
+    Args:
+        texts: the texts of the given options, by name in lowercase.
+        problems: a problem is added for each invalid or missing option, by name.
+    """
+    values: dict[str, Any] = {}
+    for name, (field, parse) in parsers.items():
+        text = texts.get(name.lower(), "")
+        if not text:
+            if name in {"meta", "subject"}:
+                problems[name] = "required"
+            elif name.lower() in texts:
+                problems[name] = "empty"
+            continue
+        try:
+            values[field] = parse(text)
+        except (ValueError, KeylaneError) as error:
+            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
+    return values
+
+
+def raise_problems(problems: Mapping[str, str], addition: str = "") -> NoReturn:
+    """Raise a ConfigError with the problems by name of option, and an addition to its text."""
+    descriptions = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+    raise ConfigError(f"the options cannot work: {descriptions}{addition}", **problems)
+
+
+def parse_secured(values: dict[str, Any], problems: dict[str, str]) -> ConnectionSecurity:
     """
     Return the TLS settings and the token file for a source's connections.
 
     Args:
-        paths: the values of the given options, by name.
+        values: the values of the given options; those of SECURITY_PARSERS are removed.
         problems: a problem is added for each missing option, by name.
     """
-    ca, cert, key = (paths.get(name, "") for name in (TLS_CA, TLS_CERT, TLS_KEY))
+    ca, cert, key, token_file = (str(values.pop(name, "")) for name in NAMES)
     incomplete = bool(cert) != bool(key)
     if incomplete:
         problems[TLS_KEY if cert else TLS_CERT] = (
@@ -104,7 +155,6 @@ def parse_secured(paths: Mapping[str, str], problems: dict[str, str]) -> Connect
         )
     elif cert and not ca:
         problems[TLS_CA] = "required with tlsCert and tlsKey"
-    token_file = paths.get(TOKEN_FILE, "")
     if not ca and not token_file:
         return PLAIN
     return ConnectionSecurity(

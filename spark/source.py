@@ -29,7 +29,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from ..arrow.packing import Task, pack
+from ..arrow.packing import Task, pack_tasks
 from ..arrow.planner import PlannedRange, check_batch
 from ..arrow.selection import EARLIEST, ReadOptions
 from ..arrow.snapshot import has_expired, take_snapshot
@@ -109,7 +109,7 @@ class KeylaneSource(DataSource):
             options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
-            reader = KeylaneReader(options, pack(self._snapshot(options), options))
+            reader = KeylaneReader(options, pack_tasks(self._snapshot(options), options))
         # Spark now pickles the source again, for each task, where it needs no plan.
         self._plan_on_driver_only = True
         return reader
@@ -171,8 +171,11 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
             "give no schema and no list of columns; choose columns with the option `columns`: "
             f"they are {', '.join(options.columns)}, and the schema has {', '.join(names)}"
         )
-    for expected, given in zip(read_schema(options).fields, schema.fields, strict=True):
-        expected_type, given_type = expected.dataType.simpleString(), given.dataType.simpleString()
+    for expected, given_types in zip(read_schema(options).fields, schema.fields, strict=True):
+        expected_type, given_type = (
+            expected.dataType.simpleString(),
+            given_types.dataType.simpleString(),
+        )
         if expected_type != given_type:
             raise ConfigError(
                 f"give no schema: column {expected.name} is {expected_type}, and the schema says "

@@ -57,11 +57,13 @@ def missing_package_reporter() -> Callable[[ImportError], Exception]:
         # If the module exists, but lacks a name or a library, the error's text says more than the
         # module's name.
         is_module_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        missing = error.name if is_module_missing else str(error)
+        missing_module = error.name if is_module_missing else str(error)
         problem = (
-            f"cannot import {missing}" if is_module_missing else f"cannot use a package: {missing}"
+            f"cannot import {missing_module}"
+            if is_module_missing
+            else f"cannot use a package: {missing_module}"
         )
-        payload = {"details": {"missing": missing, "python": python}, "fate": "not_done"}
+        payload = {"details": {"missing": missing_module, "python": python}, "fate": "not_done"}
         return RuntimeError(
             f"KEYLANE_1296 {json.dumps(payload, sort_keys=True)} the Python of this Spark process, "
             f"{python}, {problem}: install keylane with pyarrow and numpy there, or set "

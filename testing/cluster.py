@@ -46,7 +46,7 @@ from .programs import (
     call_async,
     check_story,
 )
-from .real_world import refused_here
+from .real_world import refuse_real_world
 from .waiting import waiting_lines
 
 P = ParamSpec("P")
@@ -123,11 +123,11 @@ class VirtualCluster:
         Raises:
             ConfigError: an argument is out of range.
         """
-        _check(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
+        _check_options(brokers, seed, limit_s=limit_s, real_limit_s=real_limit_s)
         self.seed = random.SystemRandom().getrandbits(32) if seed is None else seed
-        self._ran = False
+        self._has_run = False
         self._loop = StoryLoop(self._rng("turns"), limit_s=limit_s, real_limit_s=real_limit_s)
-        self._loop.exits = self._exited
+        self._loop.exit_callback = self._on_exit
         self._internet = Internet(self._loop, self._rng("network"))
         self.address = f"metaserver{VIRTUAL_DOMAIN}:7000"
         settings = MetaserverSettings(
@@ -185,7 +185,7 @@ class VirtualCluster:
         check_story(story, "cluster.run(story)")
         self._check_first()
         try:
-            with refused_here(self._break), _no_garbage_collection():
+            with refuse_real_world(self._abort_story), _no_garbage_collection():
                 result = self._run(partial(story, *args, **kwargs))
         except BaseException as error:
             for line in self._notes():
@@ -197,14 +197,14 @@ class VirtualCluster:
         return result
 
     def _check_first(self) -> None:
-        if self._ran:
+        if self._has_run:
             raise StoryError("a cluster has one story: create another cluster")
         if asyncio._get_running_loop() is not None:
             raise StoryError(
                 "an event loop is running here: call `run` from a plain function, or have the "
                 "fixture keylane_cluster run an async test"
             )
-        self._ran = True
+        self._has_run = True
 
     def _run(self, story: Callable[[], Awaitable[T]]) -> T:
         loop = self._loop
@@ -230,13 +230,13 @@ class VirtualCluster:
         result: T = await call_async(story)
         return result
 
-    def _break(self, error: StoryError) -> None:
+    def _abort_story(self, error: StoryError) -> None:
         """Make the loop end with the error, because code under test may swallow it, or retry
         forever.
         """
-        self._loop.broken = error
+        self._loop.fatal_error = error
 
-    def _exited(self, process: Process, error: SystemExit) -> None:
+    def _on_exit(self, process: Process, error: SystemExit) -> None:
         owner = process.owner
         if not isinstance(owner, StoryProgram):
             raise error
@@ -245,19 +245,20 @@ class VirtualCluster:
 
     def _notes(self) -> list[str]:
         failed = [
-            f"{program.name} had failed: {program.unraised_error!r}" for program in self._failed()
+            f"{program.name} had failed: {program.unraised_error!r}"
+            for program in self._failed_programs()
         ]
         return [
             *failed,
             f"keylane.testing: seed {self.seed}, after {self.now_s:.3f} virtual seconds",
         ]
 
-    def _failed(self) -> list[StoryProgram]:
+    def _failed_programs(self) -> list[StoryProgram]:
         programs: list[StoryProgram] = [self.metaserver, *self.brokers, *self._clients]
         return [program for program in programs if program.unraised_error is not None]
 
     def _check_programs(self) -> None:
-        for program in self._failed():
+        for program in self._failed_programs():
             error = StoryError(
                 Reason.PROGRAM_FAILED,
                 f"{program.name} ended with {program.unraised_error!r}",
@@ -272,8 +273,8 @@ class VirtualCluster:
 
     def close(self) -> None:
         """Release all resources, if no story was run."""
-        if not self._ran:
-            self._ran = True
+        if not self._has_run:
+            self._has_run = True
             self._dispose()
 
     def _dispose(self) -> None:
@@ -299,10 +300,13 @@ class VirtualCluster:
                 with this error.
         """
         check_story(function, "cluster.start(work)")
-        base = getattr(function, "__name__", type(function).__name__)
-        taken = {program.name for program in self._clients}
-        names = (base if number == 1 else f"{base} {number}" for number in range(1, len(taken) + 2))
-        name = next(name for name in names if name not in taken)
+        base_name = getattr(function, "__name__", type(function).__name__)
+        taken_names = {program.name for program in self._clients}
+        names = (
+            base_name if number == 1 else f"{base_name} {number}"
+            for number in range(1, len(taken_names) + 2)
+        )
+        name = next(name for name in names if name not in taken_names)
         program = ClientProgram(*self._program_arguments(name), partial(function, *args, **kwargs))
         self._clients.append(program)
         program.start()
@@ -316,9 +320,9 @@ class VirtualCluster:
         Raises:
             InvalidRequestError: an argument is not a program of this cluster; nothing is cut.
         """
-        known = self._programs()
+        known_programs = self._programs()
         for target in (program, *others):
-            if not any(target is other for other in known):
+            if not any(target is other for other in known_programs):
                 raise InvalidRequestError(
                     "cut takes programs, such as cluster.brokers[0], cluster.test or the result of "
                     f"cluster.start, not {target!r:.60}"
@@ -368,10 +372,14 @@ class VirtualCluster:
                 f"until takes a function, which it calls repeatedly, not {condition!r:.60}: "
                 f"until(lambda: ...)"
             )
-        for name, given, least in (("within_s", within_s, 0.0), ("every_s", every_s, EVERY_S_MIN)):
-            if not _is_seconds(given) or not given >= least:
+        for name, given_value, shortest_s in (
+            ("within_s", within_s, 0.0),
+            ("every_s", every_s, EVERY_S_MIN),
+        ):
+            if not _is_seconds(given_value) or not given_value >= shortest_s:
                 raise InvalidRequestError(
-                    f"{name} must be a number of seconds from {least:g}, not {given!r:.40}"
+                    f"{name} must be a number of seconds from {shortest_s:g}, not "
+                    f"{given_value!r:.40}"
                 )
         end_s = self.now_s + within_s
         while True:
@@ -421,7 +429,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
     return cluster.run(story, cluster)
 
 
-def _check(brokers: Any, seed: object, **limits: Any) -> None:
+def _check_options(brokers: Any, seed: object, **limits: Any) -> None:
     """Raise ConfigError if an argument of a cluster is out of its range."""
     if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
         raise ConfigError(

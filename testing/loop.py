@@ -12,7 +12,7 @@ from typing import Any
 from ..protocol.clock import SystemClock
 from .machines.loop import FAULTS_OF_CODE, Process, SimLoop, StuckError
 
-JUMPS_A_LOOK = 64
+JUMPS_PER_CHECK = 64
 """Jumps of virtual time between two reads of the real clock."""
 
 
@@ -31,33 +31,33 @@ class StoryLoop(SimLoop):
         self._real_limit_s = real_limit_s
         self._real_ns = SystemClock().boot_ns
         self._until_ns = self._real_ns() + real_limit_s * 1e9
-        self._looks = JUMPS_A_LOOK
-        self.broken: BaseException | None = None
+        self._jumps_until_check = JUMPS_PER_CHECK
+        self.fatal_error: BaseException | None = None
         """Error that ends the story at once."""
-        self.exits: Callable[[Process, SystemExit], None] = super().exited
+        self.exit_callback: Callable[[Process, SystemExit], None] = super().on_exit
         """Function that is called when a program calls sys.exit."""
 
     def __del__(self, _warn: object = None) -> None:
         """Suppress the warning about an unclosed loop: this one holds no system resources."""
 
-    def exited(self, process: Process, error: SystemExit) -> None:
-        """See `SimLoop.exited`."""
-        self.exits(process, error)
+    def on_exit(self, process: Process, error: SystemExit) -> None:
+        """See `SimLoop.on_exit`."""
+        self.exit_callback(process, error)
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         super()._on_exception(loop, context)
-        killed = "was destroyed" in context.get("message", "")
-        if not killed and not isinstance(context.get("exception"), FAULTS_OF_CODE):
+        is_killed = "was destroyed" in context.get("message", "")
+        if not is_killed and not isinstance(context.get("exception"), FAULTS_OF_CODE):
             self.default_exception_handler(context)
 
-    def _jump(self) -> None:
-        if self.broken is not None:
-            raise self.broken
-        super()._jump()
+    def _advance_time(self) -> None:
+        if self.fatal_error is not None:
+            raise self.fatal_error
+        super()._advance_time()
         if self.now > self._limit_s:
             raise StuckError(f"{self._limit_s:g} s of virtual time have passed")
-        self._looks -= 1
-        if not self._looks:
-            self._looks = JUMPS_A_LOOK
+        self._jumps_until_check -= 1
+        if not self._jumps_until_check:
+            self._jumps_until_check = JUMPS_PER_CHECK
             if self._real_ns() > self._until_ns:
                 raise StuckError(f"it has taken {self._real_limit_s:g} s of real time")

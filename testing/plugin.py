@@ -61,14 +61,14 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
         options = {**marker.kwargs, **options}  # the nearest marker wins
     seed = request.config.getoption("--keylane-seed")
     if seed is not None:
-        options["seed"] = _seed(seed)
+        options["seed"] = _parse_seed(seed)
     try:
         cluster = VirtualCluster(**options)
     except ConfigError as error:
         raise ConfigError(f"@pytest.mark.keylane: {error.message}") from None
     except TypeError as error:
-        what = str(error).rpartition(") ")[2].partition(". Did you mean")[0]
-        raise ConfigError(f"@pytest.mark.keylane: {what}; there are {MARKER}") from None
+        problem = str(error).rpartition(") ")[2].partition(". Did you mean")[0]
+        raise ConfigError(f"@pytest.mark.keylane: {problem}; there are {MARKER}") from None
     yield cluster
     cluster.close()
 
@@ -98,7 +98,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
         )
 
 
-def _seed(text: str) -> int | None:
+def _parse_seed(text: str) -> int | None:
     if text == "random":
         return None
     seed = parse_number(text)
@@ -125,8 +125,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     def run_story(**arguments: Any) -> None:
         cluster.run(test, **arguments)
 
-    replaced, pyfuncitem.obj = pyfuncitem.obj, run_story
+    original_function, pyfuncitem.obj = pyfuncitem.obj, run_story
     try:
         return (yield)
     finally:
-        pyfuncitem.obj = replaced
+        pyfuncitem.obj = original_function

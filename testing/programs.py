@@ -60,14 +60,14 @@ async def call_async(function: Callable[[], Any]) -> Any:
     Raises:
         InvalidRequestError: it is a plain function, which has been called nevertheless.
     """
-    returned = function()
-    if not inspect.isawaitable(returned):
+    result = function()
+    if not inspect.isawaitable(result):
         name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
         raise InvalidRequestError(
-            f"{name} returned {returned!r:.60}: a story and a program are async "
+            f"{name} returned {result!r:.60}: a story and a program are async "
             f"functions, `async def`"
         )
-    return await returned
+    return await result
 
 
 class Killed(SystemExit):
@@ -93,14 +93,14 @@ class StoryProgram(ABC):
         self._machine = Machine(internet.loop, name, rate=1.0, boot_s=BOOT_S)
         self._process = Process(name)
         self._process.alive = False
-        self._starts = 0
-        self._lives: list[tuple[Process, asyncio.Task[Any]]] = []
+        self._start_count = 0
+        self._runs: list[tuple[Process, asyncio.Task[Any]]] = []
         """The process and task of each start, kept so that nothing of a killed program is destroyed
         during the story.
         """
-        self._raised = False
+        self._has_raised = False
         """True if `wait` has raised the error."""
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._rng = random.Random(seed)
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class StoryProgram(ABC):
     @property
     def unraised_error(self) -> BaseException | None:
         """The exception with which the program ended, unless `wait` has raised it."""
-        return None if self._raised else self.error
+        return None if self._has_raised else self.error
 
     def start(self) -> None:
         """
@@ -139,16 +139,16 @@ class StoryProgram(ABC):
             self._machine.reboot(BOOT_S)
         self._machine.up = True
         self.error = None
-        self._raised = False
-        self._starts += 1
-        self._rng = random.Random(f"{self._seed} {self._starts}")
+        self._has_raised = False
+        self._start_count += 1
+        self._rng = random.Random(f"{self._seed} {self._start_count}")
         process = self._process = Process(self.name, context=copy_context())
         process.owner = self
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         process.context.run(AMBIENT.set, self._environment(process))
         task = self._loop.create_task(self._main(), name=self.name, context=process.context.copy())
-        task.add_done_callback(partial(self._returned, process), context=self._loop.world.context)
-        self._lives.append((process, task))
+        task.add_done_callback(partial(self._on_return, process), context=self._loop.world.context)
+        self._runs.append((process, task))
 
     def _environment(self, process: Process) -> Environment:
         return Environment(
@@ -164,7 +164,7 @@ class StoryProgram(ABC):
     async def _main(self) -> Any:
         """Run the program's code."""
 
-    def _returned(self, process: Process, task: asyncio.Task[Any]) -> None:
+    def _on_return(self, process: Process, task: asyncio.Task[Any]) -> None:
         error = None if task.cancelled() else task.exception()
         if process.alive:
             self.error = error
@@ -177,9 +177,9 @@ class StoryProgram(ABC):
         Raises:
             The exception with which the program ended.
         """
-        await self._over.wait()
+        await self._ended.wait()
         if self.error is not None:
-            self._raised = True
+            self._has_raised = True
             raise self.error
 
     async def stop(self) -> None:
@@ -189,7 +189,7 @@ class StoryProgram(ABC):
         if self.running:
             if not send_stop(self._process):
                 self.kill()
-            await self._over.wait()
+            await self._ended.wait()
 
     def kill(self) -> None:
         """Kill the program, like SIGKILL: it releases nothing, and its connections break."""
@@ -220,16 +220,16 @@ class StoryProgram(ABC):
             return
         self._end(machine_down=machine_down)
         if PROCESS.get(None) is self._process:
-            self._leave()
+            self._raise_killed()
 
-    def _leave(self) -> NoReturn:
+    def _raise_killed(self) -> NoReturn:
         raise Killed(f"{self.name} has killed itself")
 
     def _end(self, *, machine_down: bool) -> None:
         self._process.kill()
         self._machine.up = not machine_down
-        self._internet.gone(self._process, machine_down=machine_down)
-        self._over.set()
+        self._internet.remove_process(self._process, machine_down=machine_down)
+        self._ended.set()
 
 
 class ClientProgram(StoryProgram):
@@ -317,8 +317,8 @@ class SyncsInTasks:
             the loop.
     """
 
-    def __init__(self, blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._blocking = blocking
+    def __init__(self, run_blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._run_blocking = run_blocking
         self._task: asyncio.Task[None] | None = None
 
     def is_ready(self) -> bool:
@@ -336,7 +336,7 @@ class SyncsInTasks:
     async def _sync(self, file: AppendFile, done: Callable[[Exception | None], None]) -> None:
         error: Exception | None = None
         try:
-            await self._blocking(file.fdatasync)
+            await self._run_blocking(file.fdatasync)
         except StorageError as failure:
             error = failure
         done(error)
@@ -361,16 +361,17 @@ class BrokerProgram(StoryProgram):
         self.group = group
         self.address = address
         self._disk = SimDisk()
-        self._disk.total = self._disk.free_bytes()  # so empty that the broker needs no reserve
+        # So empty that the broker needs no reserve.
+        self._disk.total_space = self._disk.free_bytes()
         self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
 
     def fill_disk(self) -> None:
         """Fill the disk, so messages are refused until `empty_disk`."""
-        self._disk.room = 0
+        self._disk.free_space = 0
 
     def empty_disk(self) -> None:
         """Free the disk's space again."""
-        self._disk.room = None
+        self._disk.free_space = None
 
     async def _main(self) -> None:
         broker = serving_broker(
@@ -381,14 +382,14 @@ class BrokerProgram(StoryProgram):
             clock=self._machine,
             rng=self._rng,
             naming_rng=self._rng,
-            listen=self._listening,
+            listen=self._serve_routes,
         )
         with SimStopSignals() as stop:
             async with broker:
                 await stop.event.wait()
 
     @contextlib.asynccontextmanager
-    async def _listening(
+    async def _serve_routes(
         self,
         routes: Sequence[ControlRoute],
         service: DataService,
@@ -403,4 +404,4 @@ class BrokerProgram(StoryProgram):
         super()._end(machine_down=machine_down)
         self._disk.close()
         if machine_down:
-            self._disk = self._disk.after_crash(self._rng)
+            self._disk = self._disk.disk_after_crash(self._rng)

@@ -32,19 +32,19 @@ _running: list[int] = []
 """The id of the running story's thread, if there is one."""
 
 
-def _refusing(
-    home: Any, name: str, why: str, report: Callable[[StoryError], None]
+def _make_refusal(
+    owner: Any, name: str, reason: str, report: Callable[[StoryError], None]
 ) -> Callable[..., Any]:
-    real = getattr(home, name)
-    mine = get_ident()
-    call = f"{home.__name__}.{name}"
+    original = getattr(owner, name)
+    story_thread_id = get_ident()
+    call = f"{owner.__name__}.{name}"
 
-    @wraps(real)
+    @wraps(original)
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        gives_way = name == "sleep" and args == (0,)
-        if get_ident() != mine or gives_way:
-            return real(*args, **kwargs)
-        error = StoryError(Reason.REAL_WORLD, f"{why}: {call}", call=call)
+        is_yield = name == "sleep" and args == (0,)
+        if get_ident() != story_thread_id or is_yield:
+            return original(*args, **kwargs)
+        error = StoryError(Reason.REAL_WORLD, f"{reason}: {call}", call=call)
         report(error)
         raise error
 
@@ -52,7 +52,7 @@ def _refusing(
 
 
 @contextmanager
-def refused_here(report: Callable[[StoryError], None]) -> Iterator[None]:
+def refuse_real_world(report: Callable[[StoryError], None]) -> Iterator[None]:
     """
     Refuse these calls in this thread with a StoryError, which is also passed to `report`, because
     callers may swallow it.
@@ -65,8 +65,10 @@ def refused_here(report: Callable[[StoryError], None]) -> Iterator[None]:
     _running.append(get_ident())
     try:
         with ExitStack() as stack:
-            for home, name, why in REFUSED:
-                stack.enter_context(patch.object(home, name, _refusing(home, name, why, report)))
+            for owner, name, reason in REFUSED:
+                stack.enter_context(
+                    patch.object(owner, name, _make_refusal(owner, name, reason, report))
+                )
             yield
     finally:
         _running.clear()

@@ -19,10 +19,10 @@ def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
     lines = []
     for task in tasks:
         frames = list(_frames(task.get_coro()))
-        users = [frame for frame in frames if not _is_library_code(frame)]
-        if task.done() or not users:
+        user_frames = [frame for frame in frames if not _is_library_code(frame)]
+        if task.done() or not user_frames:
             continue
-        frame = users[-1]
+        frame = user_frames[-1]
         path, number = frame.f_code.co_filename, frame.f_lineno
         code = linecache.getline(path, number).strip()
         where = f"{path.rpartition('/')[2]}:{number} in {frame.f_code.co_name}"
@@ -31,8 +31,8 @@ def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
             line += f"   (in {frames[-1].f_code.co_qualname})"
         lines.append(line)
     lines.sort()
-    more = len(lines) - LINES_MAX
-    return lines if more <= 0 else [*lines[:LINES_MAX], f"and {more} more tasks"]
+    omitted_count = len(lines) - LINES_MAX
+    return lines if omitted_count <= 0 else [*lines[:LINES_MAX], f"and {omitted_count} more tasks"]
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

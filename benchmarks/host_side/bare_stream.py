@@ -26,13 +26,13 @@ class _Sink(asyncio.Protocol):
     """Counts the received bytes."""
 
     def __init__(self, done: asyncio.Future[None]) -> None:
-        self._left = FRAMES * FRAME_BYTES
+        self._remaining = FRAMES * FRAME_BYTES
         self._done = done
 
     def data_received(self, data: bytes) -> None:
         """Count."""
-        self._left -= len(data)
-        if self._left <= 0:
+        self._remaining -= len(data)
+        if self._remaining <= 0:
             self._done.set_result(None)
 
 
@@ -65,10 +65,10 @@ async def _stream(server: ssl.SSLContext | None, client: ssl.SSLContext | None) 
         transport.write(frame)
         await source.may_write.wait()
     await done
-    took = time.process_time() - began
+    cpu_s = time.process_time() - began
     transport.close()
     listener.close()
-    return took
+    return cpu_s
 
 
 def bare_us_per_mb(folder: Path) -> dict[str, float]:

@@ -78,14 +78,17 @@ class SecuredCluster:
             *("--data", str(folder / "data"), "--host", HOST, "--output", "json"),
             *("--meta-port", self.meta.rpartition(":")[2], "--broker-port", str(free_port())),
         ]
-        made = subprocess.run(command, capture_output=True, text=True, check=True)
-        told = json.loads(made.stdout)
-        self.token: str = told["admin_token"]
-        self.tls = TlsSettings(ca=told["ca"])
+        created = subprocess.run(command, capture_output=True, text=True, check=True)
+        ready_line = json.loads(created.stdout)
+        self.token: str = ready_line["admin_token"]
+        self.tls = TlsSettings(ca=ready_line["ca"])
         token_file = folder / "admin.token"
         token_file.touch(mode=0o600)
         token_file.write_text(self.token)
-        self.environment = {"KEYLANE_TLS_CA": told["ca"], "KEYLANE_TOKEN_FILE": str(token_file)}
+        self.environment = {
+            "KEYLANE_TLS_CA": ready_line["ca"],
+            "KEYLANE_TOKEN_FILE": str(token_file),
+        }
         self.folder = folder / "made" / HOST
         config = self.folder / "keylane.toml"
         self.pids: list[int] = []
@@ -137,23 +140,23 @@ class Scraper:
 
     def __init__(self, address: str) -> None:
         self._url = f"http://{address}/metrics"
-        self._ended = threading.Event()
+        self._is_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.count = 0
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._is_ended.is_set():
             with urllib.request.urlopen(self._url, timeout=10) as answer:
                 answer.read()
             self.count += 1
-            self._ended.wait(SCRAPE_EVERY_S)
+            self._is_ended.wait(SCRAPE_EVERY_S)
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._ended.set()
+        self._is_ended.set()
         self._thread.join()
         assert self.count
 
@@ -162,29 +165,29 @@ async def connect_ms(cluster: SecuredCluster) -> list[float]:
     """Return the times from creating a producer to its first ack over TLS, each with new
     connections, in ms.
     """
-    took = []
+    times_ms = []
     for _ in range(CONNECTS):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         async with Producer(cluster.meta, tls=cluster.tls, token=cluster.token) as producer:
             await producer.send("connects", b"1", key=b"a")
-            took.append((time.perf_counter() - began) * 1000)
-    return took
+            times_ms.append((time.perf_counter() - started_at) * 1000)
+    return times_ms
 
 
 async def revoked_s(cluster: SecuredCluster) -> float:
     """Return the seconds from revoking a token until the broker refuses its sender's messages."""
     async with cluster.admin() as admin:
-        made = await admin.create_token("shop")
+        created = await admin.create_token("shop")
         await admin.grant("shop", "produce", subject="revoked")
-        async with Producer(cluster.meta, tls=cluster.tls, token=made.token) as producer:
+        async with Producer(cluster.meta, tls=cluster.tls, token=created.token) as producer:
             await producer.send("revoked", b"1", key=b"a")
-            began = time.monotonic()
-            await admin.revoke_token(made.view.token_id)
+            started_at = time.monotonic()
+            await admin.revoke_token(created.view.token_id)
             while True:
                 try:
                     await producer.send("revoked", b"1", key=b"a")
                 except (UnauthenticatedError, CapabilityEndedError, AccessDeniedError):
-                    return time.monotonic() - began
+                    return time.monotonic() - started_at
                 await asyncio.sleep(SEND_EVERY_S)
 
 
@@ -205,17 +208,17 @@ async def capability_us() -> dict[str, float]:
         key.sign(Capability("c", key.key_id, f"shop-{number}", 5, 1 + CAPABILITY_MS, ()))
         for number in range(1_000)
     ]
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     for text in texts:
         await judge.identify(text)
-    verified = time.perf_counter() - began
-    began = time.perf_counter()
+    verified_us = time.perf_counter() - started_at
+    started_at = time.perf_counter()
     for _ in range(CHECKS):
         await judge.identify(texts[-1])
-    known = time.perf_counter() - began
+    known_us = time.perf_counter() - started_at
     return {
-        "capability_check_us": known / CHECKS * 1e6,
-        "capability_verify_us": verified / len(texts) * 1e6,
+        "capability_check_us": known_us / CHECKS * 1e6,
+        "capability_verify_us": verified_us / len(texts) * 1e6,
     }
 
 

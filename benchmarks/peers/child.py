@@ -17,7 +17,7 @@ from typing import Any
 from peers.systems.base import System
 
 BENCHMARKS = Path(__file__).parent.parent
-TAKE_S = 180
+MEASUREMENT_S = 180
 """A take that is not over by then is given up."""
 
 
@@ -36,8 +36,8 @@ class Child:
             "size": 100,
             **job,
         }
-        self._ends_at = time.monotonic() + TAKE_S
-        self._rest = b""
+        self._ends_at = time.monotonic() + MEASUREMENT_S
+        self._buffered = b""
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "peers.client", json.dumps(job)],
             stdin=subprocess.PIPE,
@@ -50,21 +50,21 @@ class Child:
         pipe = self.process.stdout
         assert pipe is not None
         while True:
-            text, newline, rest = self._rest.partition(b"\n")
+            text, newline, buffered = self._buffered.partition(b"\n")
             if newline:
-                self._rest = rest
+                self._buffered = buffered
                 if text.startswith(b"{"):
                     figures: dict[str, Any] = json.loads(text)
                     return figures
                 continue
-            left_s = max(0.0, self._ends_at - time.monotonic())
-            if not select.select([pipe], [], [], left_s)[0]:
+            remaining_s = max(0.0, self._ends_at - time.monotonic())
+            if not select.select([pipe], [], [], remaining_s)[0]:
                 self.kill()
-                raise TimeoutError(f"a client took over {TAKE_S} s")
+                raise TimeoutError(f"a client took over {MEASUREMENT_S} s")
             data = os.read(pipe.fileno(), 65_536)
             if not data:
                 raise ChildProcessError(f"a client ended with status {self.process.wait()}")
-            self._rest += data
+            self._buffered += data
 
     def open_gate(self) -> None:
         """Let a gated client begin."""

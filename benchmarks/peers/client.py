@@ -27,7 +27,7 @@ UNMEASURED_S = 2.0
 PAUSE_S = 0.001
 
 
-def tell(**line: Any) -> None:
+def print_line(**line: Any) -> None:
     """Print a JSON line."""
     print(json.dumps(line), flush=True)
 
@@ -47,12 +47,12 @@ async def send(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """Everything as fast as there is room."""
     await client.open_producer()
     value = VALUE if job["size"] == len(VALUE) else os.urandom(job["size"])
-    tell(ready=True)
+    print_line(ready=True)
     if job.get("gated"):
         await asyncio.to_thread(sys.stdin.readline)
-    began, used = time.monotonic(), cpu_seconds()
+    started_at, cpu_s = time.monotonic(), cpu_seconds()
     await client.send_all(value, job["count"])
-    figures = {"began": began, "ended": time.monotonic(), "cpu": cpu_seconds() - used}
+    figures = {"began": started_at, "ended": time.monotonic(), "cpu": cpu_seconds() - cpu_s}
     await client.close_producer()
     return figures
 
@@ -62,33 +62,33 @@ async def single(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     await client.open_producer()
     for key in KEYS[:WARMING]:
         await client.send(key, VALUE)
-    tell(ready=True)
-    took_ms = []
+    print_line(ready=True)
+    latencies_ms = []
     for number in range(job["count"]):
-        began = time.perf_counter()
+        started_at = time.perf_counter()
         await client.send(KEYS[number % 10_000], VALUE)
-        took_ms.append((time.perf_counter() - began) * 1000)
+        latencies_ms.append((time.perf_counter() - started_at) * 1000)
     await client.close_producer()
-    took_ms.sort()
-    return {"p50_ms": statistics.median(took_ms), "p99_ms": percentile(took_ms, 0.99)}
+    latencies_ms.sort()
+    return {"p50_ms": statistics.median(latencies_ms), "p99_ms": percentile(latencies_ms, 0.99)}
 
 
 async def steady(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """`rate` messages a second, each with the time of its send in its value."""
     await client.open_producer()
-    tell(ready=True)
-    rate, count, rest = job["rate"], job["count"], VALUE[8:]
-    used, began, sent = cpu_seconds(), time.monotonic(), 0
+    print_line(ready=True)
+    rate, count, remainder = job["rate"], job["count"], VALUE[8:]
+    cpu_s, started_at, sent = cpu_seconds(), time.monotonic(), 0
     while sent < count:
-        due = min(count, int((time.monotonic() - began) * rate))
-        while sent < due:
-            stamp = struct.pack("<Q", time.monotonic_ns())
-            await client.post(KEYS[sent % 10_000], stamp + rest)
+        due_count = min(count, int((time.monotonic() - started_at) * rate))
+        while sent < due_count:
+            sent_at = struct.pack("<Q", time.monotonic_ns())
+            await client.post(KEYS[sent % 10_000], sent_at + remainder)
             sent += 1
         await client.pause(PAUSE_S)
-    late_s = time.monotonic() - began - count / rate
+    late_s = time.monotonic() - started_at - count / rate
     await client.drain()
-    figures = {"cpu": cpu_seconds() - used, "late_s": late_s}
+    figures = {"cpu": cpu_seconds() - cpu_s, "late_s": late_s}
     await client.close_producer()
     return figures
 
@@ -97,24 +97,27 @@ async def consume(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     """Handle `count` messages."""
     rate = job.get("rate", 0)
     handling = (StampedHandling if rate else Handling)(job["count"], job["size"])
-    began = used = 0.0
+    started_at = cpu_s = 0.0
 
     def ready() -> None:
-        nonlocal began, used
-        began, used = time.monotonic(), cpu_seconds()
-        tell(ready=True)
+        nonlocal started_at, cpu_s
+        started_at, cpu_s = time.monotonic(), cpu_seconds()
+        print_line(ready=True)
 
     await client.consume(handling, ready)
     figures = {
         "first": handling.first_at,
         "last": handling.last_at,
-        "began": began,
+        "began": started_at,
         "ended": time.monotonic(),
-        "cpu": cpu_seconds() - used,
+        "cpu": cpu_seconds() - cpu_s,
     }
     if isinstance(handling, StampedHandling):
-        took_ms = sorted(handling.took_ms[int(UNMEASURED_S * rate) :])
-        figures |= {"p50_ms": statistics.median(took_ms), "p99_ms": percentile(took_ms, 0.99)}
+        latencies_ms = sorted(handling.took_ms[int(UNMEASURED_S * rate) :])
+        figures |= {
+            "p50_ms": statistics.median(latencies_ms),
+            "p99_ms": percentile(latencies_ms, 0.99),
+        }
     return figures
 
 
@@ -123,7 +126,7 @@ async def start(client: Client, job: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     client.load()
     load_s = time.monotonic() - began
-    tell(ready=True)
+    print_line(ready=True)
     used, began = cpu_seconds(), time.monotonic()
     closings = [await client.open_consumer(topic) for topic in job["topics"]]
     figures = {"load": load_s, "seconds": time.monotonic() - began, "cpu": cpu_seconds() - used}
@@ -150,7 +153,7 @@ def main() -> None:
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         figures = runner.run(ROLES[job["role"]](client, job))
-    tell(**figures, peak_mb=peak_mb([os.getpid()]))
+    print_line(**figures, peak_mb=peak_mb([os.getpid()]))
 
 
 if __name__ == "__main__":

@@ -149,7 +149,9 @@ def spreads_of(
     return spreads
 
 
-def counted(system: str, durabilities: Mapping[str, Durability], against: Against) -> list[str]:
+def peers_to_compare(
+    system: str, durabilities: Mapping[str, Durability], against: Against
+) -> list[str]:
     """Return the peers that a system is compared with: those with the same or weaker durability;
     for SAME, only those with the same.
     """
@@ -162,7 +164,7 @@ def counted(system: str, durabilities: Mapping[str, Durability], against: Agains
     ]
 
 
-def full_rate(name: str, figures: Mapping[str, float]) -> bool:
+def has_full_rate(name: str, figures: Mapping[str, float]) -> bool:
     """Return False if a steady figure was measured below its requested rate, about which it says
     nothing.
     """
@@ -185,7 +187,7 @@ def value_of(name: str, system: str, medians: Medians) -> float | None:
     """
     figures = medians.get(system, {})
     shown = name if system.startswith(OURS) else FIGURES[name].peer or name
-    return figures.get(shown) if full_rate(name, figures) else None
+    return figures.get(shown) if has_full_rate(name, figures) else None
 
 
 def best_of(name: str, system: str, medians: Medians, peers: Iterable[str]) -> Best | None:
@@ -217,14 +219,20 @@ def ratios_of(
         bests = {
             against.value: best
             for against in (Against.ANY, Against.SAME)
-            if (best := best_of(name, system, medians, counted(system, durabilities, against)))
+            if (
+                best := best_of(
+                    name, system, medians, peers_to_compare(system, durabilities, against)
+                )
+            )
         }
         if bests:
             ratios[name] = bests
     return ratios
 
 
-def reached(name: str, medians: Medians, ratios: Mapping[str, Mapping[str, Best]]) -> bool | None:
+def is_reached(
+    name: str, medians: Medians, ratios: Mapping[str, Mapping[str, Best]]
+) -> bool | None:
     """Return whether keylane reaches a figure's aim; None if there is no aim, or a value was not
     measured.
     """

@@ -42,7 +42,7 @@ def forget_peak(pids: list[int]) -> None:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def family(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Return a process and all its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
@@ -76,17 +76,17 @@ def free_port() -> int:
         return port
 
 
-def listening(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Return True if the address accepts connections."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((HOST, port)) == 0
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], description: str, seconds: float = 60) -> None:
     """Wait until a condition is true."""
     ends_at = time.monotonic() + seconds
-    while not holds():
+    while not condition():
         if time.monotonic() > ends_at:
-            raise TimeoutError(f"{what} was not ready within {seconds:.0f} s")
+            raise TimeoutError(f"{description} was not ready within {seconds:.0f} s")
         time.sleep(0.1)

@@ -13,10 +13,10 @@ from peers.figures import (
     Best,
     Figure,
     best_of,
-    counted,
-    full_rate,
+    has_full_rate,
+    is_reached,
+    peers_to_compare,
     ratios_of,
-    reached,
     value_of,
 )
 
@@ -75,7 +75,7 @@ They and Redis have clients in many languages, and years of use by many; keylane
 """
 
 
-def shown(value: float, unit: str = "") -> str:
+def format_value(value: float, unit: str = "") -> str:
     """Format a figure with about three digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}{f' {unit}' if unit and unit != 'a second' else ''}"
@@ -93,8 +93,8 @@ def cell_of(name: str, system: str, figures: Mapping[str, float]) -> str:
     taken = name if system.startswith(OURS) else FIGURES[name].peer or name
     if taken not in figures:
         return NOT_TAKEN
-    text = shown(figures[taken])
-    if not full_rate(name, figures):
+    text = format_value(figures[taken])
+    if not has_full_rate(name, figures):
         text += f" (at {figures['_'.join([*name.split('_')[:2], 'rate'])]:,.0f}/s)"
     return text
 
@@ -130,7 +130,7 @@ def table_of(result: Mapping[str, Any]) -> str:
         if all(name not in medians[system] for system in systems):
             continue
         bests = ratios.get(name, {})
-        missed = reached(name, medians, ratios) is False
+        missed = is_reached(name, medians, ratios) is False
         rows.append(
             [
                 f"{figure.what}{f', {figure.unit}' if figure.unit else ''}",
@@ -153,7 +153,7 @@ def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
     peers.
     """
     medians = result["medians"]
-    peers = counted(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
+    peers = peers_to_compare(OURS, durabilities_of(result), Against.ANY) if OURS in medians else []
     for name, figure in FIGURES.items():
         ours = value_of(name, OURS, medians)
         if ours is None or not figure.compared:
@@ -163,7 +163,7 @@ def better_lines(result: Mapping[str, Any]) -> Iterator[str]:
         if ahead:
             who = ", ".join(f"{peer} {1 / ratio:.2f} times" for ratio, peer in ahead)
             unit = f" {figure.unit}" if figure.unit else ""
-            yield f"* {figure.what} (keylane {shown(ours)}{unit}): {who}"
+            yield f"* {figure.what} (keylane {format_value(ours)}{unit}): {who}"
 
 
 def conditions_of(result: Mapping[str, Any]) -> str:

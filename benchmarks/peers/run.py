@@ -86,7 +86,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     """Holds the result of all rounds."""
     began_at = time.monotonic()
     missing = {
-        name: why for name in options.systems if (why := class_of(name).lacking(options.home))
+        name: why for name in options.systems if (why := class_of(name).missing_text(options.home))
     }
     for line in missing_lines(missing):
         print(line, file=sys.stderr, flush=True)

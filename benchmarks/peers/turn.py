@@ -92,7 +92,7 @@ class Turn:
         self._system.stop()
 
     # ── takes ──
-    def _sent(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
+    def _measure_send(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
         """Return a producer's figures, with the processor time per message of the producer and the
         servers.
         """
@@ -105,7 +105,7 @@ class Turn:
             "us": sent["cpu"] / count * 1e6,
         }
 
-    def _handled(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
+    def _measure_handle(self, topic: str, count: int, **job: Any) -> dict[str, Any]:
         """Return a consumer's figures, as `_sent` does; the producer's first message is not
         counted.
         """
@@ -125,7 +125,7 @@ class Turn:
             suffix = "" if sender == "each" else f"_{sender}"
             topic = "apart" if sender == "each" else f"apart-{sender}"
             self.create(topic)
-            sent = self._sent(topic, self._count, sender=sender)
+            sent = self._measure_send(topic, self._count, sender=sender)
             figures |= {
                 f"sent{suffix}_per_s": sent["per_s"],
                 f"producer{suffix}_cpu_us": sent["us"],
@@ -140,7 +140,7 @@ class Turn:
             self.send()
         figures: Figures = {}
         for handler in self._system.handlers:
-            handled = self._handled("apart", self._count, handler=handler)
+            handled = self._measure_handle("apart", self._count, handler=handler)
             suffix = "" if handler == "each" else f"_{handler}"
             figures |= {
                 f"handled{suffix}_per_s": handled["per_s"],
@@ -193,8 +193,8 @@ class Turn:
         """Values of 1 KiB."""
         self.create("kib")
         count = max(1, self._count // 4)
-        sent = self._sent("kib", count, size=KIB)
-        handled = self._handled("kib", count, size=KIB)
+        sent = self._measure_send("kib", count, size=KIB)
+        handled = self._measure_handle("kib", count, size=KIB)
         mb = KIB / 1e6
         return {
             "kib_sent_mb_s": sent["per_s"] * mb,
@@ -209,8 +209,8 @@ class Turn:
         if "handled_per_s" not in four:
             four = four | self.handle()
         self.create("many", partitions=MANY_PARTITIONS)
-        sent = self._sent("many", self._count)
-        handled = self._handled("many", self._count)
+        sent = self._measure_send("many", self._count)
+        handled = self._measure_handle("many", self._count)
         return {
             "partitions_sent_per_s": sent["per_s"],
             "partitions_handled_per_s": handled["per_s"],

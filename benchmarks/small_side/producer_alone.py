@@ -107,10 +107,10 @@ class AnsweringNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> Any:
         """See `network.Network.control`."""
-        del method, address, path, body, timeout_ms, anew
+        del method, address, path, body, timeout_ms, new_connection
         if answer is Health:
             return Health(program="metaserver", ready=True)
         assert query is not None

@@ -32,7 +32,7 @@ from spark_cpu import KINDS, Spent
 from spark_figures import cpu_lines, lines_of, medians, medians_of_cpu, table_of
 from spark_kafka import TUNED, connector_jars, start_kafka
 
-from keylane.arrow.packing import pack
+from keylane.arrow.packing import pack_tasks
 from keylane.arrow.snapshot import take_snapshot
 from keylane.spark.options import parse_options
 from keylane.spark.ranges import read_ranges
@@ -176,7 +176,7 @@ class SparkBench:
         """Return the same rows, read with `mapInArrow`."""
         given = {"meta": self.cluster.meta, "subject": "large"}
         options = parse_options(given, now_ms=0)
-        tasks = pack(take_snapshot(options), options)
+        tasks = pack_tasks(take_snapshot(options), options)
         return read_ranges(self.spark, options, tasks, apply=apply, schema=schema)
 
     def fused(self) -> None:

@@ -48,11 +48,11 @@ class AuditSender:
         """Send the buffered events. If the outcome of a call is unknown, its events are sent again,
         so an event may be stored twice.
         """
-        while events := self.buffer.take():
+        while events := self.buffer.pop_oldest():
             try:
                 await self._send(events)
             except KeylaneError as error:
-                self.buffer.put_back(events)
+                self.buffer.requeue(events)
                 if error.message != self._problem and not isinstance(error, UnreachableError):
                     log.warning("cannot send audit events: %s", error.message)
                 self._problem = error.message

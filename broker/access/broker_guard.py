@@ -56,7 +56,7 @@ class BrokerGuard:
             self._find_targets,
             clock=clock,
             version=lambda: judge.version,
-            judge=self,
+            authorizer=self,
             subject_rate=self._subject_rate,
             on_audit=audit.buffer.add,
         )

@@ -43,7 +43,7 @@ class AwaitedCall:
         """See `PromptCall`."""
         self._end((answer, data))
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
         raise AssertionError("an awaited call has a single reply")
 
@@ -60,7 +60,7 @@ class AwaitedCall:
         if not self._outcome.done():
             self._outcome.set_result(outcome)
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         """See `PromptCall`."""
         self._cancel_on_disconnect = future
 

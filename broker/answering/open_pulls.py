@@ -185,7 +185,7 @@ class OpenPull:
         self._timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), self._on_timeout)
         self._disconnect = loop.create_future()
         self._disconnect.add_done_callback(self._on_disconnect)
-        self._call.waits_for(self._disconnect)
+        self._call.cancel_on_disconnect(self._disconnect)
 
     def _close(self) -> None:
         """Stop the timer, stop watching the client, and no longer be the open pull of the group."""
@@ -251,7 +251,7 @@ class OpenPull:
             self._close()
             call.answer(answer, data)
             return True
-        call.part(answer, data)
+        call.send_part(answer, data)
         self._request = replace(
             request,
             offset=end,

@@ -71,7 +71,7 @@ class KernelQuickSync:
         """See `QuickSync`."""
         return (
             self._syncs is not None
-            and not self._thread.under_way
+            and not self._thread.in_flight
             and (not self._ready_at_ns or self._boot_ns() >= self._ready_at_ns)
         )
 

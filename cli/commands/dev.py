@@ -18,7 +18,7 @@ from ...protocol.ids import check_name
 from ...protocol.text import PORT_MAX, counted
 from ...rpc.http_network import HttpNetwork
 from ...rpc.listening import check_free, check_port
-from ...rpc.program import Stop, run_program, say, say_stop
+from ...rpc.program import Stop, announce_stop, print_line, run_program
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_error, show_json
@@ -77,7 +77,7 @@ async def _start_cluster(
     subjects: list[str],
     auto_create: str,
 ) -> DevCluster:
-    started = time.monotonic()
+    started_at = time.monotonic()
     check_port(port)
     if port > PORT_MAX - brokers:
         raise AddressError(
@@ -118,7 +118,7 @@ async def _start_cluster(
         brokers=addresses,
         subjects=subjects,
         data=str(data),
-        seconds=round(time.monotonic() - started, 2),
+        seconds=round(time.monotonic() - started_at, 2),
     )
 
 
@@ -189,10 +189,10 @@ def run_dev(
 
     def on_stop(stop: Stop) -> None:
         if output is OutputFormat.JSON:
-            say_stop("dev", stop)
+            announce_stop("dev", stop)
         elif stop is Stop.STOPPING:
-            say("keylane is stopping")
+            print_line("keylane is stopping")
         elif not status:
-            say(f"keylane has stopped; everything stored is in {data}")
+            print_line(f"keylane has stopped; everything stored is in {data}")
 
     return run_program(serve, on_stop=on_stop) or status

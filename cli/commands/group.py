@@ -211,18 +211,22 @@ def group_suspend(
     """Let a group, or one of its clients, release its partitions and get none until it is
     resumed.
     """
-    before: GroupDescription | None = None
+    description_before: GroupDescription | None = None
 
     async def suspend(admin: Admin) -> GroupSettings:
-        nonlocal before
-        before = None if client is None else await admin.describe_group(subject, group)
+        nonlocal description_before
+        description_before = None if client is None else await admin.describe_group(subject, group)
         return await admin.suspend_group(subject, group, client=client)
 
     common.ask(suspend, _show_settings)
-    if before is None or common.output is OutputFormat.JSON:
+    if description_before is None or common.output is OutputFormat.JSON:
         return
-    owners = {each.owner for each in before.partitions if each.owner is not None}
-    suspended = before.settings.suspended_clients if before.settings is not None else ()
+    owners = {each.owner for each in description_before.partitions if each.owner is not None}
+    suspended = (
+        description_before.settings.suspended_clients
+        if description_before.settings is not None
+        else ()
+    )
     if client not in owners and client not in suspended:
         names = ", ".join(sorted(owners)) or "none"
         show_line(

@@ -218,7 +218,7 @@ def _shorten_owner(owner: str | None) -> str | None:
 def settings_lines(settings: GroupSettings) -> list[str]:
     """Format a group's stored settings as lines of text."""
     policy = settings.policy
-    stored = {
+    stored_fields = {
         "on failure": policy.on_failure,
         "when full": policy.on_full,
         "tries max": policy.tries_max,
@@ -226,7 +226,7 @@ def settings_lines(settings: GroupSettings) -> list[str]:
         if policy.backoff_max_ms is None
         else f"{policy.backoff_first_ms} to {policy.backoff_max_ms} ms",
     }
-    fields = [f"{name} {value}" for name, value in stored.items() if value is not None]
+    fields = [f"{name} {value}" for name, value in stored_fields.items() if value is not None]
     lines = [
         f"{settings.group} on {settings.subject}: {settings.strategy}, began at {settings.start}",
         f"stored policy: {', '.join(fields) or 'none; each consumer uses its own settings'}",

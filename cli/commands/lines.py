@@ -61,13 +61,13 @@ def parse_line(line: bytes, form: LineFormat) -> OutgoingMessage:
         return OutgoingMessage(*read_message(line))
     if form.separator is None:
         return OutgoingMessage(b"", line)
-    key, separator, after = line.partition(form.separator)
+    key, separator, value = line.partition(form.separator)
     if key and separator:
-        return OutgoingMessage(key, after)
+        return OutgoingMessage(key, value)
     if not form.keyless:
         problem = "no key before the separator" if separator else "no separator, so no key"
         raise InvalidRequestError(f"{problem}; --keyless sends such lines without order")
-    return OutgoingMessage(b"", after if separator else line)
+    return OutgoingMessage(b"", value if separator else line)
 
 
 def strip_line_end(line: bytes) -> bytes:
@@ -190,10 +190,11 @@ async def numbered_lines(
             return
         if pending_ranges[0][0] <= number:
             yield number, record
-    last = max((end - 1 for _, end in ranges if end is not None), default=0)
-    if last > lines.count:
+    last_number = max((end - 1 for _, end in ranges if end is not None), default=0)
+    if last_number > lines.count:
         raise InputError(
-            f"line {last} was requested, and the input has {lines.count}", line=lines.count + 1
+            f"line {last_number} was requested, and the input has {lines.count}",
+            line=lines.count + 1,
         )
 
 

@@ -107,11 +107,12 @@ async def rebuild(
         await network.close()
     rebuilt = [_subject_fields(subject) for subject in cluster.subjects]
     for fields in rebuilt:
-        for gone in fields["gone"]:
-            unread = ", ".join(gone["unread_by"])
+        for lost_partition in fields["gone"]:
+            unread_groups = ", ".join(lost_partition["unread_by"])
             show_line(
-                f"partition {gone['partition_id']} of {fields['subject']!r} is lost, "
-                f"with all its messages" + (f"; perhaps not read by {unread}" if unread else ""),
+                f"partition {lost_partition['partition_id']} of {fields['subject']!r} is lost, "
+                f"with all its messages"
+                + (f"; perhaps not read by {unread_groups}" if unread_groups else ""),
                 errors=True,
             )
     groups = [
@@ -166,8 +167,11 @@ def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
         ],
         "operation": unfinished[0] if unfinished else None,
         "gone": [
-            {"partition_id": gone.partition.partition_id, "unread_by": list(gone.unread_by)}
-            for gone in subject.gone
+            {
+                "partition_id": lost_partition.partition.partition_id,
+                "unread_by": list(lost_partition.unread_by),
+            }
+            for lost_partition in subject.gone
         ],
     }
 

@@ -48,25 +48,25 @@ def change_partitions(
         planned: True for a dry run, where there is nothing to wait for.
         wait: return only after the routes have changed.
     """
-    remaining: list[str] = []
+    busy_subjects: list[str] = []
 
     async def work() -> None:
         async with open_admin(meta) as admin:
-            started = await start(admin)
-            if isinstance(started, OperationView):
-                started = OperationList(operations=[started])
-            views = started.operations
-            remaining.extend(busy.subject for busy in started.busy)
+            operation_list = await start(admin)
+            if isinstance(operation_list, OperationView):
+                operation_list = OperationList(operations=[operation_list])
+            views = operation_list.operations
+            busy_subjects.extend(busy.subject for busy in operation_list.busy)
             if wait and not planned:
                 views = [await _watch(admin, view, output) for view in views]
         if output is OutputFormat.JSON:
             show_json(views)
         else:
             _show_views(views, planned=planned)
-        _show_remaining(started, output)
+        _show_remaining(operation_list, output)
 
     run(output, work())
-    if remaining:
+    if busy_subjects:
         raise typer.Exit(1)
 
 
@@ -116,8 +116,8 @@ async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> Ope
     last_shown = ("", "")
     while True:
         try:
-            async for latest in admin.follow(view):
-                view = latest
+            async for latest_view in admin.follow(view):
+                view = latest_view
                 state = (view.state.value, view.problem)
                 if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
                     show_line(_progress_text(view))
@@ -171,12 +171,12 @@ def max_loss_text(*counts: int | None) -> str:
     """Describe the maximum number of messages that a group loses, given the maximum of each
     partition; None if unknown.
     """
-    known = [count for count in counts if count is not None]
-    unknown = len(counts) - len(known)
-    if not known:
+    known_counts = [count for count in counts if count is not None]
+    unknown = len(counts) - len(known_counts)
+    if not known_counts:
         return "an unknown number of messages"
-    others = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
-    return f"at most {counted(sum(known), 'message')}{others}"
+    unknown_text = f", and an unknown number on {counted(unknown, 'partition')}" if unknown else ""
+    return f"at most {counted(sum(known_counts), 'message')}{unknown_text}"
 
 
 def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:
@@ -218,7 +218,9 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     async with open_admin(meta) as admin:
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []
-    undrained_by_id = {view.operation_id: _undrained_of(view, undrained) for view in operations}
+    undrained_by_id = {
+        view.operation_id: _undrained_partitions(view, undrained) for view in operations
+    }
     if output is OutputFormat.JSON:
         show_json(
             [
@@ -255,7 +257,7 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
                 show_line(line)
 
 
-def _undrained_of(
+def _undrained_partitions(
     view: OperationView, undrained: Sequence[UndrainedPartition]
 ) -> list[UndrainedPartition]:
     """Return the undrained partitions among those that an operation sealed."""

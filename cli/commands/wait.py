@@ -37,7 +37,7 @@ async def wait_for_servers(
         KeylaneError: raised immediately if waiting cannot help, for example because another program
             answers.
     """
-    started = time.monotonic()
+    started_at = time.monotonic()
     last_error: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
     async with Admin(meta) as admin:
@@ -55,7 +55,7 @@ async def wait_for_servers(
         except TimeoutError:
             text = f"after {timeout_s:g} s: {last_error.message}"
             raise last_error.copy(message=text) from last_error
-    waited_s = time.monotonic() - started
+    waited_s = time.monotonic() - started_at
     if output is OutputFormat.JSON:
         show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...consumer import Consumer, ConsumerSettings
 from ...protocol.clock import SystemClock
 from ...protocol.message import Message
-from ...rpc.program import run_program, say_ready
+from ...rpc.program import announce_ready, run_program
 from ...rpc.stop_signals import StopSignals
 from .history import Record
 from .records import encode_record
@@ -49,7 +49,7 @@ async def consume(options: argparse.Namespace) -> None:
         )
         with StopSignals():  # a signal during the opening reaches `run`
             async with consumer:
-                say_ready("demo consumer", options.name)
+                announce_ready("demo consumer", options.name)
                 await consumer.run()
 
 

@@ -94,7 +94,7 @@ def judge_run(
     for row, key in enumerate(source.keys):
         judge.log.on_sent(row, key, _PRODUCER, row, strict=True)
         judge.log.on_settled(row, "stored")
-    stored = _read_log(judge, source, log)
+    stored_count = _read_log(judge, source, log)
     handled = bytearray(len(source.keys))
     matching_records = 0
     slots: set[tuple[int, int]] = set()
@@ -115,7 +115,7 @@ def judge_run(
     for observation in cursors:
         judge.on_looked(*observation)
     findings = judge.close(drained=True)
-    return JudgedRun(findings, stored, sum(handled), matching_records - len(slots))
+    return JudgedRun(findings, stored_count, sum(handled), matching_records - len(slots))
 
 
 def _sort_by_time(recorded: Sequence[Record], name: str) -> list[tuple[Record, str]]:
@@ -129,7 +129,7 @@ def _time_and_token(entry: tuple[Record, str]) -> tuple[int, int]:
 
 def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -> int:
     """Add the logs to the history, and return the number of source rows in them."""
-    stored = bytearray(len(source.keys))
+    stored_count = bytearray(len(source.keys))
     for partition_id, partition_log in log.items():
         for offset, (row, key, digest) in enumerate(
             zip(partition_log.rows, partition_log.keys, partition_log.digests, strict=True),
@@ -137,12 +137,12 @@ def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -
         ):
             value = _message_value(source, row, key)
             if type(value) is int:
-                stored[row] = 1
+                stored_count[row] = 1
                 if source.digests[row] != digest:
                     value = (row, key, digest)
             judge.log.on_stored(partition_id, offset, key, value)
     judge.log.close(drained=True)
-    return sum(stored)
+    return sum(stored_count)
 
 
 def _message_value(source: SentRows, row: int, key: bytes) -> Value:

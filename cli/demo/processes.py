@@ -64,14 +64,14 @@ class Program:
 
     async def read_line(self, timeout_s: float) -> bytes:
         """Return the next line of standard output; raise the errors of `wait_until_ready`."""
-        stdout = self._started.stdout
+        stdout = self._running_process.stdout
         assert stdout is not None
         try:
             async with asyncio.timeout(timeout_s):
                 line = await asyncio.to_thread(stdout.readline)
         except TimeoutError:
             # This also unblocks the thread that reads the line.
-            self._started.kill()
+            self._running_process.kill()
             raise InternalError(
                 f"{self.name} printed nothing for {timeout_s:.0f} s{self.log_tail()}"
             ) from None
@@ -82,7 +82,7 @@ class Program:
 
     def write_line(self, line: str) -> None:
         """Write a line to the program's standard input."""
-        stdin = self._started.stdin
+        stdin = self._running_process.stdin
         assert stdin is not None
         with suppress(BrokenPipeError):  # it has exited: `read_line` or `check` will raise
             stdin.write(line.encode() + b"\n")
@@ -103,7 +103,7 @@ class Program:
     @property
     def pid(self) -> int:
         """The process id."""
-        return self._started.pid
+        return self._running_process.pid
 
     @property
     def running(self) -> bool:
@@ -113,14 +113,14 @@ class Program:
     async def kill(self) -> None:
         """Send SIGKILL and wait until the process has exited."""
         self._killed = True
-        self._started.kill()
+        self._running_process.kill()
         await self._wait_for_exit()
 
     async def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if the process is still running after STOP_TIMEOUT_S."""
         if not self.running:
             return
-        self._started.terminate()
+        self._running_process.terminate()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._wait_for_exit()
@@ -128,7 +128,7 @@ class Program:
             await self.kill()
 
     async def _wait_for_exit(self) -> None:
-        process = self._started
+        process = self._running_process
         await asyncio.to_thread(process.wait)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -136,7 +136,7 @@ class Program:
                     pipe.close()
 
     @property
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, f"{self.name} was not started"
         return self._process
 

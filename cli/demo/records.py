@@ -18,11 +18,11 @@ def encode_record(record: Record) -> bytes:
 
 def parse_records(data: bytes) -> list[Record]:
     """Parse the complete lines of `data`; a partial last line was never acked, and is ignored."""
-    whole = data[: data.rfind(b"\n") + 1]
+    complete_lines = data[: data.rfind(b"\n") + 1]
     return [
         Record(key, int(row), int(partition_id), int(offset), int(token), int(at_ms))
         for key, row, partition_id, offset, token, at_ms in (
-            line.rsplit(b",", 5) for line in whole.splitlines()
+            line.rsplit(b",", 5) for line in complete_lines.splitlines()
         )
     ]
 
@@ -46,8 +46,8 @@ class RecordTail:
                 data = file.read()
         except FileNotFoundError:
             return
-        added = parse_records(data)
+        new_records = parse_records(data)
         self._read_bytes += data.rfind(b"\n") + 1
-        self.records += added
-        for record in added:
+        self.records += new_records
+        for record in new_records:
             self.first_at_ms.setdefault((record.partition_id, record.token), record.at_ms)

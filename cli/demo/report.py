@@ -71,7 +71,7 @@ class Screen(Protocol):
         """Show how many rows were acked to the producer and handled by the consumers so far."""
         ...
 
-    def working(self, text: str) -> AbstractContextManager[None]:
+    def time_step(self, text: str) -> AbstractContextManager[None]:
         """Show that `text` is in progress during the block, and afterwards how long it took."""
         ...
 
@@ -102,7 +102,7 @@ class LineScreen:
             self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 
     @contextmanager
-    def working(self, text: str) -> Iterator[None]:
+    def time_step(self, text: str) -> Iterator[None]:
         """See Screen."""
         started = time.monotonic()
         self.say(f"{text} …")
@@ -151,7 +151,7 @@ class BarScreen:
         self._progress.update(self._handled, completed=min(handled, self._rows))
 
     @contextmanager
-    def working(self, text: str) -> Iterator[None]:
+    def time_step(self, text: str) -> Iterator[None]:
         """See Screen."""
         started = time.monotonic()
         task = self._progress.add_task(text, total=None)  # an indeterminate bar
@@ -175,7 +175,7 @@ class SilentScreen:
     def progress(self, sent: int, handled: int) -> None:
         """See Screen."""
 
-    def working(self, text: str) -> AbstractContextManager[None]:
+    def time_step(self, text: str) -> AbstractContextManager[None]:
         """See Screen."""
         return nullcontext()
 
@@ -209,7 +209,7 @@ def find_problems(
         (result.spark_rows == rows, f"Spark read {result.spark_rows:,} of {rows:,} rows"),
         (result.spark_matches_csv, "Spark's table differs from the one computed from the file"),
     )
-    failed_checks = [text for passed, text in checks if not passed]
+    failed_checks = [text for has_passed, text in checks if not has_passed]
     failed_checks += [f"{count} x {anomaly}" for anomaly, count in findings.counts.items() if count]
     return tuple(failed_checks)
 
@@ -219,10 +219,10 @@ def is_same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
     if actual.keys() != expected.keys():
         return False
     for carrier, (flights, mean) in expected.items():
-        flights_found, mean_found = actual[carrier]
-        if flights_found != flights or (mean is None) != (mean_found is None):
+        found_flights, found_mean = actual[carrier]
+        if found_flights != flights or (mean is None) != (found_mean is None):
             return False
-        if mean is not None and mean_found is not None and abs(mean - mean_found) > 1e-9:
+        if mean is not None and found_mean is not None and abs(mean - found_mean) > 1e-9:
             return False
     return True
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ...rpc.program import say_ready
+from ...rpc.program import announce_ready
 
 # One pass over the log gives both answers: rows by physical partition, and the carriers' table.
 _QUERY = """
@@ -69,7 +69,7 @@ def main() -> int:
         return 1
     # Warm up: run the query over no rows, so Spark is compiled before the demo waits for it.
     _run_query(spark, options, end="earliest")
-    say_ready("demo spark", spark.version)
+    announce_ready("demo spark", spark.version)
     if sys.stdin.readline().strip() != "go":
         return 0
     rows = _run_query(spark, options, end="latest")

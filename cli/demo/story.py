@@ -112,15 +112,15 @@ class Scenario:
     async def _send(self, path: Path) -> None:
         """Send all rows in file order, as fast as the producer's queue accepts them."""
         producer, ledger = self._producer, self.ledger
-        gates = {
+        events_by_row = {
             self.rows // 2: self._consumer_killed,
             self.rows * 2 // 3: self._failed_over,
             self.rows * 5 // 6: self._broker_killed,
         }
         for flight in read_flights(path, self.rows):
             row = ledger.add(flight)
-            if row in gates:
-                await self._run_within("the next act", gates[row].wait())
+            if row in events_by_row:
+                await self._run_within("the next act", events_by_row[row].wait())
             properties = {ROW_PROPERTY: str(row)}
             while True:
                 try:
@@ -135,7 +135,7 @@ class Scenario:
     # ── killing processes ─────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
         cluster, say = self.cluster, self.screen.say
-        await self._wait_until("a third handled", lambda: self._handled() >= self.rows // 3)
+        await self._wait_until("a third handled", lambda: self._handled_count() >= self.rows // 3)
         name, tokens = cluster.busiest_consumer(await cluster.group())
         killed_at_ms = SystemClock.boot_ms()
         await cluster.consumers.pop(name).kill()
@@ -158,16 +158,16 @@ class Scenario:
         await restart
         say(f"{broker.name} serves again")
 
-    def _takeover_times(self, killed: str, tokens: dict[int, int]) -> list[int]:
+    def _takeover_times(self, killed_name: str, tokens: dict[int, int]) -> list[int]:
         """Return when each partition of the killed consumer was first handled under a higher token,
         in boot-time milliseconds.
         """
-        first: dict[int, int] = {}
+        takeover_ms: dict[int, int] = {}
         for name, tail in self.cluster.tails.items():
             for (partition_id, token), at_ms in tail.first_at_ms.items():
-                if name != killed and token > tokens.get(partition_id, token):
-                    first[partition_id] = min(at_ms, first.get(partition_id, at_ms))
-        return list(first.values())
+                if name != killed_name and token > tokens.get(partition_id, token):
+                    takeover_ms[partition_id] = min(at_ms, takeover_ms.get(partition_id, at_ms))
+        return list(takeover_ms.values())
 
     async def _wait_until(self, step: str, condition: Callable[[], bool]) -> None:
         async def wait() -> None:
@@ -181,7 +181,7 @@ class Scenario:
         """Poll progress, cursors and process health several times a second."""
         while True:
             self._poll()
-            for run, status in await self.cluster.statuses():
+            for restart_count, status in await self.cluster.statuses():
                 for partition in status.partitions:
                     for group in partition.groups:
                         if group.group == GROUP:
@@ -192,7 +192,7 @@ class Scenario:
                                     group.token,
                                     group.cursor,
                                     group.acked_above,
-                                    run,
+                                    restart_count,
                                 )
                             )
                             self._drained[partition.partition_id] = (
@@ -204,9 +204,9 @@ class Scenario:
     def _poll(self) -> None:
         for tail in self.cluster.tails.values():
             tail.poll()
-        self.screen.progress(self._producer.stats.acked, self._handled())
+        self.screen.progress(self._producer.stats.acked, self._handled_count())
 
-    def _handled(self) -> int:
+    def _handled_count(self) -> int:
         return sum(len(tail.records) for tail in self.cluster.tails.values())
 
     async def _wait_until_drained(self) -> None:
@@ -227,32 +227,34 @@ class Scenario:
                 check_task = tasks.create_task(self._check())
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
-        spark = spark_task.result()
-        judged, logs = check_task.result()
-        stored_in = {partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows}
+        spark_result = spark_task.result()
+        judged_run, logs = check_task.result()
+        stored_counts = {
+            partition_id: len(log.rows) for partition_id, log in logs.items() if log.rows
+        }
         result = Result(
             sent=sent,
-            stored=judged.stored,
-            handled=judged.handled,
-            redelivered=judged.redelivered,
-            lost=judged.lost,
-            order_violations=judged.findings.order_violations,
-            stale_acks=judged.findings.counts["stale effect"],
+            stored=judged_run.stored,
+            handled=judged_run.handled,
+            redelivered=judged_run.redelivered,
+            lost=judged_run.lost,
+            order_violations=judged_run.findings.order_violations,
+            stale_acks=judged_run.findings.counts["stale effect"],
             failover_seconds=round(self.failover_seconds, 2),
-            spark_rows=spark.rows,
-            spark_matches_csv=is_same_table(spark.carriers, self.ledger.carriers())
-            and spark.partitions == stored_in,
+            spark_rows=spark_result.rows,
+            spark_matches_csv=is_same_table(spark_result.carriers, self.ledger.carriers())
+            and spark_result.partitions == stored_counts,
             seconds=round(time.monotonic() - self.started, 1),
         )
         return Verdict(
             result=result,
-            findings=judged.findings,
-            carriers=spark.carriers,
+            findings=judged_run.findings,
+            carriers=spark_result.carriers,
             failover_limit_s=FAILOVER_LIMIT_S,
             retries=retries,
             problems=find_problems(
                 result,
-                judged.findings,
+                judged_run.findings,
                 rows=self.rows,
                 failover_limit_s=FAILOVER_LIMIT_S,
                 failed=failed,
@@ -262,7 +264,7 @@ class Scenario:
     async def _run_spark_job(self) -> SparkResult:
         """Let Spark read the subject, and return its result."""
         program = self.cluster.spark
-        with self.screen.working("Spark reads the subject"):
+        with self.screen.time_step("Spark reads the subject"):
             await program.wait_until_ready(SPARK_TIMEOUT_S)
             program.write_line("go")
             line = await program.read_line(SPARK_TIMEOUT_S)
@@ -276,16 +278,16 @@ class Scenario:
         screen.
         """
         cluster = self.cluster
-        with self.screen.working("checking every message"):
+        with self.screen.time_step("checking every message"):
             logs = {
                 int(partition.partition_id): await read_log(cluster.network, partition)
                 for partition in cluster.partitions
             }
-            judged = await asyncio.to_thread(
+            judged_run = await asyncio.to_thread(
                 judge_run,
                 SentRows(self.ledger.keys, self.ledger.digests),
                 logs,
                 {name: tail.records for name, tail in cluster.tails.items()},
                 self.cursors,
             )
-        return judged, logs
+        return judged_run, logs

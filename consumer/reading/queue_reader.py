@@ -47,7 +47,7 @@ from ...protocol.reading.instants import check_unit
 from ...protocol.routing import Partition, PartitionState
 from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up, in_turns
+from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import LoopBoundClient
 from .read_messages import read_messages
@@ -274,7 +274,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
                 id=reported.segment.partition_id,
             )
 
-        replies = await in_turns(offset_at, reported_segments)
+        replies = await gather_limited(offset_at, reported_segments)
         offsets = [reply.offset for reply in replies]
         return logic_offset_at([reported.segment for reported in reported_segments], offsets, bound)
 
@@ -320,12 +320,12 @@ class QueueReader(LoopBoundClient, Generic[V]):
     async def _fetch_segments(self, queue: int) -> list[_ReportedSegment]:
         """Return the segments of a queue with the current reports of their brokers."""
         view = await self._queue_view(queue, refresh=True)
-        statuses = await in_turns(self._status, view.segments)
+        statuses = await gather_limited(self._status, view.segments)
         last = view.segments[-1]
         if statuses[-1].state is PartitionState.SEALED and last.logic_end is None:
             # The queue is moving: the next partition may have been opened since.
             view = await self._queue_view(queue, refresh=True)
-            statuses = await in_turns(self._status, view.segments)
+            statuses = await gather_limited(self._status, view.segments)
         return [
             _ReportedSegment(segment.partition, build_segment(segment, status), status)
             for segment, status in zip(view.segments, statuses, strict=True)

@@ -40,7 +40,7 @@ from ...protocol.routing import Partition
 from ...protocol.settings import whole
 from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up, in_turns
+from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.home import LoopBoundClient
 from ..delivery.filter import MessageFilter
@@ -365,7 +365,7 @@ class Reader(LoopBoundClient, Generic[V]):
             if entry.partition.partition_id in self._lineage.unread_ids
         ]
         try:
-            offsets = await in_turns(self._fetch_offsets, unread_partitions)
+            offsets = await gather_limited(self._fetch_offsets, unread_partitions)
         except PartitionUnknownError as error:
             if error.partition_id is None:
                 raise

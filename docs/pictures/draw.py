@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from run import KEYS, Journey, Run, out_of_order, run_scenario
+from run import KEYS, Journey, Run, find_out_of_order, run_scenario
 
 SLOWDOWN = 2.0
 """The number of animation seconds per second of the run."""
@@ -34,7 +34,7 @@ TITLES = {"orders": "keylane", "plain": "a log, hash of the key modulo partition
 
 def duration_s(run: Run) -> float:
     """Return the length of the animation in seconds."""
-    last = max(row.handled[-1][0] for rows in run.journeys.values() for row in rows)
+    last = max(row.handler_calls[-1][0] for rows in run.journeys.values() for row in rows)
     return last * SLOWDOWN + RESULT_S
 
 
@@ -70,27 +70,30 @@ def draw_panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[st
     """Yield the elements of one half of the picture, which shows one subject."""
     rows = run.journeys[subject]
     lanes = {part: row for row, (part, _, _) in enumerate(run.partitions[subject])}
-    late = out_of_order(rows)
+    late_messages = find_out_of_order(rows)
     yield draw_text(left + 16, 34, TITLES[subject], font_size=17, font_weight=600)
     yield draw_text(left + SENDER_X - 24, 62, "sent", font_size=12, fill="#667")
     yield draw_text(left + LANE_X, 62, "partitions", font_size=12, fill="#667")
     yield draw_text(left + HANDLER_X - 26, 62, "handled", font_size=12, fill="#667")
     for partition, first_s, last_s in run.partitions[subject]:
-        y, name = LANES_Y + LANE_STEP * lanes[partition], f"p{lanes[partition]}"
+        lane_y, name = LANES_Y + LANE_STEP * lanes[partition], f"p{lanes[partition]}"
         yield (
             f'<g opacity="0">{fade(total_s, first_s * SLOWDOWN - 0.5, last_s * SLOWDOWN)}'
-            f'<rect x="{left + LANE_X - 16}" y="{y - 13}" width="{LANE_END_X - LANE_X + 32}" '
+            f'<rect x="{left + LANE_X - 16}" y="{lane_y - 13}" width="{LANE_END_X - LANE_X + 32}" '
             f'height="26" rx="13" fill="#eef1f5"/>'
-            f"{draw_text(left + LANE_X - 32, y + 4, name, font_size=10, fill='#9aa')}"
+            f"{draw_text(left + LANE_X - 32, lane_y + 4, name, font_size=10, fill='#9aa')}"
             "</g>"
         )
     for place, key in enumerate(KEYS):
-        y = LANES_Y + KEY_STEP * place + 4
-        yield draw_text(left + 8, y, key, font_size=11, fill=COLOURS[place])
-        yield draw_text(left + HANDLER_X + 18, y, key, font_size=11, fill=COLOURS[place])
+        key_y = LANES_Y + KEY_STEP * place + 4
+        yield draw_text(left + 8, key_y, key, font_size=11, fill=COLOURS[place])
+        yield draw_text(left + HANDLER_X + 18, key_y, key, font_size=11, fill=COLOURS[place])
     for row in rows:
-        yield draw_message(row, left, LANES_Y + LANE_STEP * lanes[row.partition], late, total_s)
-    result = f"lost {len(rows) - sum(bool(row.handled) for row in rows)} · out of order {len(late)}"
+        yield draw_message(
+            row, left, LANES_Y + LANE_STEP * lanes[row.partition], late_messages, total_s
+        )
+    lost_count = sum(not row.handler_calls for row in rows)
+    result = f"lost {lost_count} · out of order {len(late_messages)}"
     ends_s = total_s - RESULT_S
     yield draw_text(
         left + 16,
@@ -100,7 +103,7 @@ def draw_panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[st
         opacity=0,
         font_size=17,
         font_weight=600,
-        fill="#b3261e" if late else "#1d6b3a",
+        fill="#b3261e" if late_messages else "#1d6b3a",
     )
 
 
@@ -109,7 +112,7 @@ def draw_message(
 ) -> str:
     """Return the animated circle of a message."""
     key = KEYS.index(row.key)
-    handled_s = row.handled[0][0] * SLOWDOWN
+    handled_s = row.handler_calls[0][0] * SLOWDOWN
     sent_s, stored_s = row.sent_s * SLOWDOWN, max(row.stored_s, row.sent_s + 0.1) * SLOWDOWN
     key_y = LANES_Y + KEY_STEP * key
     is_late = (row.key, row.number) in late
@@ -169,7 +172,7 @@ def main() -> None:
     """Run the scenario and write the picture."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = asyncio.run(run_scenario(Path(folder), stack))
-    late = {subject: len(out_of_order(rows)) for subject, rows in run.journeys.items()}
+    late = {subject: len(find_out_of_order(rows)) for subject, rows in run.journeys.items()}
     Path(__file__).with_name("order.svg").write_text(draw_picture(run))
     sys.stderr.write(f"order.svg: out of order {late}\n")
 

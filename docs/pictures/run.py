@@ -40,7 +40,7 @@ class Journey:
     sent_s: float
     stored_s: float = 0.0
     partition: int = 0
-    handled: list[tuple[float, str]] = field(default_factory=list)
+    handler_calls: list[tuple[float, str]] = field(default_factory=list)
     """The time and the consumer of each handler call; there may be several after a crash."""
 
 
@@ -107,7 +107,7 @@ class Cluster:
         port = address.rpartition(":")[2]
         self.brokers[number] = await asyncio.to_thread(self._start_broker, f"b{number + 1}", port)
 
-    def handled(self) -> list[dict[str, Any]]:
+    def handler_calls(self) -> list[dict[str, Any]]:
         """Return the handler calls that the consumers recorded."""
         return [
             json.loads(line)
@@ -127,10 +127,10 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
     events: list[tuple[float, str]] = []
     journeys: dict[str, list[Journey]] = {subject: [] for subject in SUBJECTS}
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
-        await _until_available(admin, 2)
+        await _wait_until_available(admin, 2)
         await admin.create_subject("orders", partitions=4)
         await admin.create_subject("plain", partitions=6, static=True)
-        opened = {
+        opening_times = {
             subject: [(each, 0.0) for each in await partitions_of(admin, subject)]
             for subject in SUBJECTS
         }
@@ -161,8 +161,10 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
             queues = 6
             resized = await admin.resize("orders", 6)
             await admin.wait(resized)
-            opened["orders"] += [(each, now()) for each in await partitions_of(admin, "orders")]
-            opened["plain"][4:] = [(each, now()) for each, _ in opened["plain"][4:]]
+            opening_times["orders"] += [
+                (each, now()) for each in await partitions_of(admin, "orders")
+            ]
+            opening_times["plain"][4:] = [(each, now()) for each, _ in opening_times["plain"][4:]]
             await wait_and_caption(KILL_BROKER_S, "kill -9 a broker")
             await cluster.restart_broker(0, after_s=0.8)
             events.append((now(), "the broker is back"))
@@ -179,10 +181,11 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
                     sends.append(asyncio.create_task(send(subject, journey)))
                 await asyncio.sleep(KEY_INTERVAL_S / len(KEYS))
         await asyncio.gather(fault_task, *sends)
-        await _until_handled(cluster, sum(map(len, journeys.values())))
+        await _wait_until_handled(cluster, sum(map(len, journeys.values())))
     _record_handled(cluster, journeys, started_at)
     partitions = {
-        subject: _partition_spans(opened[subject], rows) for subject, rows in journeys.items()
+        subject: _partition_spans(opening_times[subject], rows)
+        for subject, rows in journeys.items()
     }
     return Run(journeys, sorted(events), partitions)
 
@@ -193,21 +196,21 @@ async def partitions_of(admin: Admin, subject: str) -> list[int]:
     return [int(each.partition_id) for each in view.partitions if each.state == "open"]
 
 
-async def _until_available(admin: Admin, count: int) -> None:
+async def _wait_until_available(admin: Admin, count: int) -> None:
     async with asyncio.timeout(60):
         available = 0
         while available < count:
             await asyncio.sleep(0.1)
-            listed = await admin.list_brokers()
-            available = sum(row.available for row in listed.brokers)
+            listed_groups = await admin.list_brokers()
+            available = sum(row.available for row in listed_groups.brokers)
 
 
-async def _until_handled(cluster: Cluster, count: int) -> None:
+async def _wait_until_handled(cluster: Cluster, count: int) -> None:
     async with asyncio.timeout(60):
-        handled: set[tuple[str, str, int]] = set()
-        while len(handled) < count:
+        calls: set[tuple[str, str, int]] = set()
+        while len(calls) < count:
             await asyncio.sleep(0.2)
-            handled = {(row["s"], row["k"], row["n"]) for row in cluster.handled()}
+            calls = {(row["s"], row["k"], row["n"]) for row in cluster.handler_calls()}
 
 
 def _record_handled(
@@ -218,9 +221,9 @@ def _record_handled(
         for subject, rows in journeys.items()
         for journey in rows
     }
-    for row in sorted(cluster.handled(), key=lambda row: row["at"]):
+    for row in sorted(cluster.handler_calls(), key=lambda row: row["at"]):
         journey = by_message[row["s"], row["k"], row["n"]]
-        journey.handled.append((row["at"] - started_at, row["c"]))
+        journey.handler_calls.append((row["at"] - started_at, row["c"]))
 
 
 def _partition_spans(
@@ -231,17 +234,17 @@ def _partition_spans(
     """
     ends = {partition: 0.0 for partition, _ in opened}
     for journey in rows:
-        ends[journey.partition] = max(ends[journey.partition], journey.handled[-1][0])
+        ends[journey.partition] = max(ends[journey.partition], journey.handler_calls[-1][0])
     last, newest = max(ends.values()), max(at for _, at in opened)
     sealed = {part for part, at in opened if at < newest and len(opened) > 6}
     return [(part, at, ends[part] if part in sealed else last) for part, at in opened]
 
 
-def out_of_order(rows: list[Journey]) -> set[tuple[str, int]]:
+def find_out_of_order(rows: list[Journey]) -> set[tuple[str, int]]:
     """Return the messages that were first handled after a later message of their key."""
     late: set[tuple[str, int]] = set()
     newest: dict[str, int] = {}
-    for journey in sorted(rows, key=lambda journey: journey.handled[0][0]):
+    for journey in sorted(rows, key=lambda journey: journey.handler_calls[0][0]):
         if journey.number < newest.get(journey.key, 0):
             late.add((journey.key, journey.number))
         newest[journey.key] = max(journey.number, newest.get(journey.key, 0))

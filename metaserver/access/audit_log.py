@@ -131,11 +131,11 @@ class AuditLog:
         """Store the buffered events; they stay in the buffer while the database does not
         respond.
         """
-        while events := self.buffer.take():
+        while events := self.buffer.pop_oldest():
             try:
                 await self._database.write(append_events, events)
             except StorageError as error:
-                self.buffer.put_back(events)
+                self.buffer.requeue(events)
                 log.warning("cannot store audit events: %s", error.message)
                 return
 

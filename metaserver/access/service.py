@@ -192,7 +192,7 @@ class AccessService:
             return self.state.build_caller(*await self._issuer.verify(text))
         return self.state.identify_caller(text, self._clock.wall_ms())
 
-    def identify_certificate(self, peer: Peer) -> Caller:
+    def identify_peer(self, peer: Peer) -> Caller:
         """Return the caller of a client certificate that TLS has verified. Raises
         UnauthenticatedError.
         """
@@ -253,12 +253,12 @@ class AccessService:
         """Return the metaserver's own capability; see `Credentials`."""
         return self.sign(Caller(METASERVER, CLUSTER_GRANTS))
 
-    async def held(self) -> CapabilityCredential | None:
+    async def data_capability(self) -> CapabilityCredential | None:
         """See `Credentials`."""
         text = self.sign(Caller(METASERVER, CLUSTER_GRANTS), self._holder_key.public)
         return CapabilityCredential(text, self._holder_key, CAPABILITY_MS / 2_000)
 
-    def refused(self, _text: str) -> bool:
+    def mark_refused(self, _text: str) -> bool:
         """See `Credentials`: each capability is new."""
         return True
 

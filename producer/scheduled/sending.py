@@ -42,7 +42,7 @@ from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ...protocol.text import seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
-from ...rpc.race import shared, shield, start_task
+from ...rpc.race import shield, start_task, wait_for_shared
 from ..given_up import GivenUpOutcome, UnreportedMessages
 from ..settings import ProducerSettings, check_timeout
 from ..waiting import NO_ANSWER, WaitCause, broker_cause, route_cause
@@ -341,7 +341,7 @@ class ScheduledSender:
             route_task = self._routes[subject] = start_task(call)
             if len(self._routes) > ROUTES_MAX + len(self._pending):
                 self._evict_routes()
-        route = await shared(route_task, "the producer was closed")
+        route = await wait_for_shared(route_task, "the producer was closed")
         available_brokers = _available_brokers(route)
         if not available_brokers:
             open_partitions = route.open_partitions()
@@ -382,7 +382,7 @@ class ScheduledSender:
         if self._health is None or self._health.done():
             self._health = start_task(self._meta.health())
         closed_text = "the producer was closed before a metaserver sent the address of the broker"
-        brokers = (await shared(self._health, closed_text)).details.get("brokers", [])
+        brokers = (await wait_for_shared(self._health, closed_text)).details.get("brokers", [])
         for broker in brokers:
             if broker["broker_group"] == broker_group:
                 if not broker["available"]:

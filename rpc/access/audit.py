@@ -59,7 +59,7 @@ def record_event(
         action: name of the call, with the names of its parameters but not their values.
         detail: an additional number or name, such as a partition.
     """
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    timestamp = datetime.fromtimestamp(at_ms / 1000, UTC)
     event = AuditEvent(
         at_ms=max(0, at_ms),
         who=_printable_start(who),
@@ -72,7 +72,7 @@ def record_event(
         detail=_printable_start(detail),
     )
     line: dict[str, object] = {
-        "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "at": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "who": event.who,
         "from": event.remote,
         "did": event.did,

@@ -24,15 +24,15 @@ from ...protocol.progress import ResetGroup
 from ...protocol.text import parse_number
 
 
-def detail_of(body: Any, params: Mapping[str, str]) -> str:
+def call_detail(body: Any, params: Mapping[str, str]) -> str:
     """Return a call's detail, or "" if it has none; a dry run is marked as such."""
-    detail = _detail_of(body, params)
+    detail = _describe_body(body, params)
     if getattr(body, "dry_run", False) is not True:
         return detail
     return f"dry run: {detail}" if detail else "dry run"
 
 
-def _detail_of(body: Any, params: Mapping[str, str]) -> str:
+def _describe_body(body: Any, params: Mapping[str, str]) -> str:
     number = params.get("id", "")
     if isinstance(body, ChangeGrant):
         grant = body.grant
@@ -80,7 +80,7 @@ class AuditBuffer:
         self.server = server
         self._buffered: dict[object, AuditEvent] = {}
         self._last_number = 0
-        self.lost = 0
+        self.dropped_count = 0
 
     def __len__(self) -> int:
         return len(self._buffered)
@@ -91,26 +91,26 @@ class AuditBuffer:
         key: object = self._last_number
         if event.outcome != "done":
             key = replace(event, at_ms=0)
-            earlier = self._buffered.get(key)
-            if earlier is not None:
-                self._buffered[key] = replace(earlier, times=earlier.times + 1)
+            buffered_event = self._buffered.get(key)
+            if buffered_event is not None:
+                self._buffered[key] = replace(buffered_event, times=buffered_event.times + 1)
                 return
         if len(self._buffered) >= WAITING_MAX:
-            self.lost += 1
+            self.dropped_count += 1
             return
         self._buffered[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
 
-    def take(self) -> list[AuditEvent]:
+    def pop_oldest(self) -> list[AuditEvent]:
         """Remove and return the oldest events, at most EVENTS_MAX."""
         keys = list(self._buffered)[:EVENTS_MAX]
         return [self._buffered.pop(key) for key in keys]
 
-    def put_back(self, events: list[AuditEvent]) -> None:
+    def requeue(self, events: list[AuditEvent]) -> None:
         """Requeue events that could not be stored, before all others; those that do not fit are
         lost.
         """
         free_slots = max(0, WAITING_MAX - len(self._buffered))
-        self.lost += max(0, len(events) - free_slots)
+        self.dropped_count += max(0, len(events) - free_slots)
         requeued: dict[object, AuditEvent] = {}
         for event in events[:free_slots]:
             self._last_number += 1

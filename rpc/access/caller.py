@@ -23,7 +23,7 @@ class Caller(NamedTuple):
     """Version of the access rules under which a metaserver identified the caller."""
 
     @property
-    def is_paced(self) -> bool:
+    def has_quotas(self) -> bool:
         """True if quotas apply to it; they never apply to servers of the cluster."""
         return self.quota != NO_QUOTA and not self.is_server
 

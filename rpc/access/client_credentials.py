@@ -22,7 +22,7 @@ from ...protocol.errors import (
     UnreachableError,
 )
 from ...protocol.http.access import Capabilities
-from ..race import shared, start_task
+from ..race import start_task, wait_for_shared
 from .credentials import CapabilityCredential
 from .signing import OwnKey
 from .token_file import TokenSource
@@ -71,16 +71,16 @@ class ClientCredentials:
         capabilities = await self._current()
         return (capabilities.bearer or None) if capabilities is not None else None
 
-    async def held(self) -> CapabilityCredential | None:
-        """See `Credentials.held`. Raises the errors of `bearer`."""
+    async def data_capability(self) -> CapabilityCredential | None:
+        """See `Credentials.data_capability`. Raises the errors of `bearer`."""
         capabilities = await self._current()
         if capabilities is None or not capabilities.held:
             return None
         renew_in_s = max(0.0, (self._renew_at_ms - self._boot_ms()) / 1000)
         return CapabilityCredential(capabilities.held, self._key, renew_in_s)
 
-    def refused(self, text: str) -> bool:
-        """See `Credentials.refused`."""
+    def mark_refused(self, text: str) -> bool:
+        """See `Credentials.mark_refused`."""
         capabilities = self._capabilities
         if capabilities is None:
             return False
@@ -105,7 +105,7 @@ class ClientCredentials:
             self._renewal = start_task(self._request_from_any())
             self._renewal.add_done_callback(self._on_renewed)
         closed = "the client was closed before a metaserver gave it a capability"
-        await shared(self._renewal, closed)
+        await wait_for_shared(self._renewal, closed)
 
     def _on_renewed(self, task: asyncio.Task[None]) -> None:
         self._renewal = None

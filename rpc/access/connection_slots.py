@@ -22,8 +22,8 @@ C = TypeVar("C", bound=Hashable)
 class SlotGrant(NamedTuple, Generic[C]):
     """The result of `ConnectionSlots.acquire`."""
 
-    granted: bool
-    evicted: C | None = None
+    is_granted: bool
+    evicted_connection: C | None = None
     """The connection that lost its slot to the new one."""
     evicted_principal: str = ""
     """The principal of that connection."""

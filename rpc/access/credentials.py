@@ -42,11 +42,11 @@ class Credentials(Protocol):
         """Return the text to send to this server after `Bearer`; None: send no credentials."""
         ...
 
-    async def held(self) -> CapabilityCredential | None:
+    async def data_capability(self) -> CapabilityCredential | None:
         """Return the capability to send to a broker's data plane; None: send none."""
         ...
 
-    def refused(self, text: str) -> bool:
+    def mark_refused(self, text: str) -> bool:
         """Record that a server refused a capability; return False if no newer one is available."""
         ...
 
@@ -58,7 +58,7 @@ class Credentials(Protocol):
 RENEW_INTERVAL_S_MIN = 1.0
 
 
-async def greet(channel: DataChannel, timeout_ms: int) -> None:
+async def exchange_versions(channel: DataChannel, timeout_ms: int) -> None:
     """Send this client's version, and check the broker's. Raises VersionError."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
@@ -93,7 +93,7 @@ async def keep_authenticated(
     while not channel.closed:
         await asyncio.sleep(max(RENEW_INTERVAL_S_MIN, capability.renew_in_s))
         with contextlib.suppress(KeylaneError):
-            newer = await identity.held()
+            newer = await identity.data_capability()
             if newer is None or channel.closed:
                 return
             if newer.text != capability.text:

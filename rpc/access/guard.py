@@ -47,14 +47,14 @@ from ...protocol.http.endpoint import Endpoint, Rights
 from ...protocol.ids import check_name
 from ...protocol.log_filter import Allowance, LineLimit
 from . import audit
-from .audit_events import detail_of
+from .audit_events import call_detail
 from .caller import UNKNOWN_CALLER, AccessTarget, Caller
 from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, quota_exceeded
 from .peers import Peer
 
 AUTHENTICATE_S = 5.0
 """Seconds within which a data-plane connection must authenticate its caller."""
-ALLOWED_MAX = 10_000
+DECISIONS_MAX = 10_000
 """The largest number of decisions that are cached for a connection."""
 REFUSALS_PER_KIND = Allowance(100, 1.0)
 """Limit of audit log lines for refusals with the same caller, call, host and error code."""
@@ -144,10 +144,10 @@ class Guard:
         identify: returns the caller with a bearer token or capability.
         targets_of: returns the subjects and groups on which a call needs rights.
         version: returns a number that changes when callers' rights change.
-        judge: verifies callers of the data plane; None: this server has no data plane.
+        authorizer: verifies callers of the data plane; None: this server has no data plane.
         subject_rate: returns a subject's limit in bytes per second at this server; 0: no limit.
         on_audit: called with each event of the audit log.
-        certified: returns the caller with a client's certificate; None: certificates identify
+        identify_peer: returns the caller with a client's certificate; None: certificates identify
             no caller.
     """
 
@@ -158,12 +158,12 @@ class Guard:
         *,
         clock: Clock,
         version: Callable[[], int] = lambda: 0,
-        judge: DataAuthorizer | None = None,
+        authorizer: DataAuthorizer | None = None,
         subject_rate: Callable[[str], int] = lambda _subject: 0,
         on_audit: Callable[[AuditEvent], None] = lambda _event: None,
-        certified: Callable[[Peer], Caller] | None = None,
+        identify_peer: Callable[[Peer], Caller] | None = None,
     ) -> None:
-        self._certified = certified
+        self._identify_peer = identify_peer
         self._on_audit = on_audit
         self.pacing = Pacing()
         self.refusals = LineLimit(REFUSALS_PER_KIND, REFUSALS_PER_HOST, REFUSALS_TOTAL)
@@ -173,7 +173,7 @@ class Guard:
         self._targets_of = targets_of
         self._clock = clock
         self._version = version
-        self._judge = judge
+        self._authorizer = authorizer
 
     async def caller(
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
@@ -190,8 +190,8 @@ class Guard:
         """
         if endpoint.rights is Rights.OPEN:
             return UNKNOWN_CALLER
-        if not authorization and peer is not None and self._certified is not None:
-            return self._certified(peer)
+        if not authorization and peer is not None and self._identify_peer is not None:
+            return self._identify_peer(peer)
         if len(authorization) != 1:
             reason = "no token" if not authorization else "several tokens"
             raise UnauthenticatedError(f"the request has {reason}", problem=reason)
@@ -207,7 +207,7 @@ class Guard:
         endpoint: Endpoint[Any],
         authorization: Sequence[str],
         remote: str,
-        read: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
+        read_body: Callable[[], Awaitable[tuple[Any, Mapping[str, str], int]]],
         handle: Callable[[Any, Mapping[str, str]], Awaitable[object]],
         peer: Peer | None = None,
     ) -> GuardedReply:
@@ -215,11 +215,11 @@ class Guard:
         Handle a request if its caller has the right, and write the audit log.
 
         Args:
-            read: reads the body, and returns it with the parameters and its size in bytes.
+            read_body: reads the body, and returns it with the parameters and its size in bytes.
             handle: handles the request.
 
         Raises:
-            KeylaneError: an error of `read` or `handle`.
+            KeylaneError: an error of `read_body` or `handle`.
             UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
@@ -228,12 +228,12 @@ class Guard:
             caller = await self.caller(endpoint, authorization, peer)
             CALLER.set(caller)
             waited_ms = await self._wait_for_quota(caller, endpoint)
-            body, params, size = await read()
+            body, params, size = await read_body()
             if self._version() != version:  # the body may take long to arrive
                 version = self._version()
                 caller = await self.caller(endpoint, authorization, peer)
                 CALLER.set(caller)
-            detail = detail_of(body, params)
+            detail = call_detail(body, params)
             targets = await self._targets_of(endpoint, body, params)
             for target in targets:
                 caller.check(endpoint.rights, *target)
@@ -269,7 +269,7 @@ class Guard:
         Raises:
             QuotaExceededError: the wait would be longer than HTTP_HOLD_MS.
         """
-        if not caller.is_paced:
+        if not caller.has_quotas:
             return 0
         principal, quota = caller.principal, caller.quota
         now_ms = self._clock.boot_ms()
@@ -278,7 +278,7 @@ class Guard:
             delay = NO_DELAY
         if delay.ms > HTTP_HOLD_MS:
             raise quota_exceeded(principal, delay)
-        self.pacing.take(principal, quota, now_ms)
+        self.pacing.consume(principal, quota, now_ms)
         if delay.ms:
             self.pacing.record_wait(principal, delay)
             await asyncio.sleep(delay.ms / 1000)
@@ -303,7 +303,7 @@ class Guard:
             delay = self.pacing.subject_delay(subject, rate, now_ms)
             if delay.ms > HTTP_HOLD_MS:
                 raise quota_exceeded(caller.principal, delay)
-            self.pacing.take_subject(subject, rate, size, now_ms)
+            self.pacing.consume_subject(subject, rate, size, now_ms)
             if delay.ms:
                 self.pacing.record_wait(caller.principal, delay)
                 await asyncio.sleep(delay.ms / 1000)
@@ -312,11 +312,11 @@ class Guard:
 
     def charge(self, caller: Caller, size: int) -> None:
         """Count the bytes of a request or an answer against the caller's quota."""
-        if size and caller.is_paced:
+        if size and caller.has_quotas:
             now_ms = self._clock.boot_ms()
-            self.pacing.take(caller.principal, caller.quota, now_ms, size=size, requests=0)
+            self.pacing.consume(caller.principal, caller.quota, now_ms, size=size, requests=0)
 
-    def record_refused(self, remote: str, action: str, error: KeylaneError) -> None:
+    def record_refusal(self, remote: str, action: str, error: KeylaneError) -> None:
         """Audit a request that was refused before its caller's rights were checked."""
         # A handshake error's text is OpenSSL's; other texts may quote what the caller sent.
         detail = error.details.get("problem", "") if error.reason is Reason.HANDSHAKE else ""
@@ -326,18 +326,18 @@ class Guard:
         """Return the access control of a new data-plane connection, which has no rights yet; None
         if this server has no data plane.
         """
-        if self._judge is None:
+        if self._authorizer is None:
             return None
-        return ConnectionAccess(self, self._judge, remote, self._clock)
+        return ConnectionAccess(self, self._authorizer, remote, self._clock)
 
     def record_read(
         self, caller: Caller, remote: str, action: str, target: AccessTarget, detail: str
     ) -> None:
         """Audit a read that was allowed; of too many reads of a kind, only some get a line."""
         kind = (remote, caller.principal, action, *target)
-        suppressed = self.reads.admit(self._clock.boot_ms(), kind)
-        if suppressed is not None:
-            detail = _with_suppressed(suppressed, "done", detail)
+        suppressed_count = self.reads.admit(self._clock.boot_ms(), kind)
+        if suppressed_count is not None:
+            detail = _add_suppressed_count(suppressed_count, "done", detail)
             self.record(caller, remote, action, target, detail=detail)
 
     def record(
@@ -352,10 +352,10 @@ class Guard:
         """Audit a call or a refusal; of too many refusals, only some get a line."""
         if error is not None:
             kind = (remote, caller.principal, action, error.code)
-            suppressed = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
-            if suppressed is None:
+            suppressed_count = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
+            if suppressed_count is None:
                 return
-            detail = _with_suppressed(suppressed, "refused", detail)
+            detail = _add_suppressed_count(suppressed_count, "refused", detail)
         event = audit.record_event(
             at_ms=self._clock.wall_ms(),
             who=caller.principal,
@@ -368,13 +368,13 @@ class Guard:
         self._on_audit(event)
 
 
-def _with_suppressed(suppressed: int, outcome: str, detail: str) -> str:
+def _add_suppressed_count(suppressed_count: int, outcome: str, detail: str) -> str:
     """Return a line's detail, with the number of earlier events of the same kind that got no
     line.
     """
-    if not suppressed:
+    if not suppressed_count:
         return detail
-    count = f"{suppressed} more were {outcome} before"
+    count = f"{suppressed_count} more were {outcome} before"
     return f"{count}; {detail}" if detail else count
 
 
@@ -389,29 +389,29 @@ def _is_refusal(error: KeylaneError) -> bool:
 class ConnectionAccess:
     """The access control of one data-plane connection."""
 
-    def __init__(self, guard: Guard, judge: DataAuthorizer, remote: str, clock: Clock) -> None:
+    def __init__(self, guard: Guard, authorizer: DataAuthorizer, remote: str, clock: Clock) -> None:
         self.nonce = secrets.token_bytes(32)
         self._guard = guard
-        self._judge = judge
+        self._authorizer = authorizer
         self._remote = remote
         self._boot_ms = clock.boot_ms
         self._began_ms = clock.boot_ms()
         self._capability: VerifiedCapability | None = None
         self._caller = UNKNOWN_CALLER
-        self._allowed: dict[tuple[object, ...], AccessTarget] = {}
+        self._cached_decisions: dict[tuple[object, ...], AccessTarget] = {}
         self._counted_principal = ""
         """The principal whose connections include this one; "" before it is known, and for servers.
         """
 
     async def authenticate(
-        self, request: Authenticate, take_slot: Callable[[str], None] = lambda _principal: None
+        self, request: Authenticate, acquire_slot: Callable[[str], None] = lambda _principal: None
     ) -> Authenticated:
         """
         Accept the connection's first capability, or a newer one.
 
         Args:
-            take_slot: takes a connection slot for the principal before its capability is accepted;
-                "" stands for a server of the cluster, which needs none. It may raise
+            acquire_slot: takes a connection slot for the principal before its capability is
+                accepted; "" stands for a server of the cluster, which needs none. It may raise
                 ConnectionQuotaError.
 
         Raises:
@@ -419,21 +419,21 @@ class ConnectionAccess:
             ConnectionQuotaError: the principal already has as many connections as it may have.
         """
         try:
-            capability = await self._judge.authenticate(self.nonce, request)
+            capability = await self._authorizer.authenticate(self.nonce, request)
         except KeylaneError as error:
             self._guard.record(self._caller, self._remote, "Authenticate", AccessTarget(), error)
             raise
         caller = capability.caller
         principal = "" if caller.is_server else caller.principal
         if principal != self._counted_principal or self._capability is None:
-            self._count_connection(principal, caller.quota, take_slot)
+            self._count_connection(principal, caller.quota, acquire_slot)
         self._capability = capability
         self._caller = caller
-        self._allowed.clear()
+        self._cached_decisions.clear()
         return Authenticated(capability.ends_in_ms)
 
     def _count_connection(
-        self, principal: str, quota: Quota, take_slot: Callable[[str], None]
+        self, principal: str, quota: Quota, acquire_slot: Callable[[str], None]
     ) -> None:
         """Count the connection as the principal's ("": a server's), and no longer as the previous
         principal's. Raises ConnectionQuotaError.
@@ -442,12 +442,12 @@ class ConnectionAccess:
         if principal:
             pacing.add_connection(principal, quota)
         try:
-            take_slot(principal)
+            acquire_slot(principal)
         except KeylaneError:
             if principal:
                 pacing.remove_connection(principal)
             raise
-        self.end()
+        self.release_connection()
         self._counted_principal = principal
 
     def check_valid(self) -> None:
@@ -479,20 +479,20 @@ class ConnectionAccess:
             UnauthenticatedError: the caller has not authenticated.
         """
         key = _decision_key(request)
-        if key not in self._allowed:
+        if key not in self._cached_decisions:
             self._authorize(request, key)
 
-    def is_cleared(self, request: Request) -> bool:
+    def is_allowed_at_once(self, request: Request) -> bool:
         """Return True if a frame is allowed by a cached decision and needs no quota, so that it can
-        be served at once; otherwise `check`, `delay` and `take` decide.
+        be served at once; otherwise `check`, `delay` and `consume` decide.
         """
         caller = self._caller
-        target = self._allowed.get(_decision_key(request))
+        target = self._cached_decisions.get(_decision_key(request))
         if target is None:
             return False
-        return caller.is_server or not (self._subject_rate(request)[1] or caller.is_paced)
+        return caller.is_server or not (self._subject_rate(request)[1] or caller.has_quotas)
 
-    def end(self) -> None:
+    def release_connection(self) -> None:
         """Record that the connection is closed."""
         if self._counted_principal:
             self._guard.pacing.remove_connection(self._counted_principal)
@@ -504,7 +504,7 @@ class ConnectionAccess:
         if caller.is_server:
             return NO_DELAY
         subject, rate = self._subject_rate(request)
-        if not (rate or caller.is_paced):
+        if not (rate or caller.has_quotas):
             return NO_DELAY
         delay = self._guard.pacing.delay(
             caller.principal, caller.quota, self._boot_ms(), subject=subject, subject_rate=rate
@@ -513,14 +513,14 @@ class ConnectionAccess:
             return delay
         return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
 
-    def take(self, request: Request, size: int, *, requests: int = 1) -> None:
+    def consume(self, request: Request, size: int, *, requests: int = 1) -> None:
         """Count a frame, or `size` further bytes of its answer, against the quotas."""
         caller = self._caller
         if caller.is_server:
             return
         subject, rate = self._subject_rate(request)
-        if rate or caller.is_paced:
-            self._guard.pacing.take(
+        if rate or caller.has_quotas:
+            self._guard.pacing.consume(
                 caller.principal,
                 caller.quota,
                 self._boot_ms(),
@@ -544,7 +544,7 @@ class ConnectionAccess:
         """
         if type(request) not in _STORE_FRAMES:
             return "", 0
-        subject = self._allowed.get(_decision_key(request), AccessTarget()).subject
+        subject = self._cached_decisions.get(_decision_key(request), AccessTarget()).subject
         return subject, self._guard.subject_rate(subject)
 
     def _authorize(self, request: Request, key: tuple[object, ...]) -> None:
@@ -556,7 +556,7 @@ class ConnectionAccess:
                     "the connection has not said who calls", problem="not authenticated"
                 )
             _check_names(request)
-            target = self._judge.target(request)
+            target = self._authorizer.target(request)
             self._caller.check(FRAME_RIGHTS.get(kind, Rights.CONSUME), *target)
         except PartitionUnknownError:
             raise
@@ -566,17 +566,17 @@ class ConnectionAccess:
             self._guard.record(self._caller, self._remote, kind.__name__, target, error)
             raise
         if kind in _AUDITED_FRAMES:
-            partition = f"partition {getattr(request, 'partition_id', '')}"
-            call = (self._caller, self._remote, kind.__name__, target)
+            detail = f"partition {getattr(request, 'partition_id', '')}"
+            audit_arguments = (self._caller, self._remote, kind.__name__, target)
             if kind is not Read:
-                self._guard.record(*call, detail=partition)
+                self._guard.record(*audit_arguments, detail=detail)
                 return  # not cached, because each edit gets its own line
-            self._guard.record_read(*call, partition)
+            self._guard.record_read(*audit_arguments, detail)
         if kind is CancelScheduled:
             return  # not cached, because each has its own id
-        if len(self._allowed) >= ALLOWED_MAX:
-            self._allowed.clear()
-        self._allowed[key] = target
+        if len(self._cached_decisions) >= DECISIONS_MAX:
+            self._cached_decisions.clear()
+        self._cached_decisions[key] = target
 
 
 def _decision_key(request: Request) -> tuple[object, ...]:

@@ -53,7 +53,7 @@ class KeySet:
         self._source = source
         self._is_url = source.startswith("https://")
         self._context = ssl.create_default_context(cafile=ca or None) if self._is_url else None
-        self._fresh_ms = FRESH_URL_MS if self._is_url else FRESH_FILE_MS
+        self._max_age_ms = FRESH_URL_MS if self._is_url else FRESH_FILE_MS
         self._boot_ms = boot_ms
         self._keys: dict[str, dict[str, Any]] = {}
         self._read_at_ms: int | None = None
@@ -85,10 +85,10 @@ class KeySet:
         if self._attempted_at_ms is None:
             return True
         since_attempt_ms = now_ms - self._attempted_at_ms
-        is_fresh = self._read_at_ms is not None and now_ms - self._read_at_ms < self._fresh_ms
+        is_fresh = self._read_at_ms is not None and now_ms - self._read_at_ms < self._max_age_ms
         if is_fresh and kid in self._keys:
             return False
-        return since_attempt_ms >= min(REFRESH_INTERVAL_MS_MIN, self._fresh_ms)
+        return since_attempt_ms >= min(REFRESH_INTERVAL_MS_MIN, self._max_age_ms)
 
     async def _refresh(self) -> None:
         try:

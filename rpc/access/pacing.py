@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from ...protocol.access.quota import Quota
@@ -48,7 +47,7 @@ class TokenBucket:
         self._fill(now_ms)
         return max(0.0, -self._level * 1000 / self.rate)
 
-    def take(self, cost: int, now_ms: float) -> None:
+    def consume(self, cost: int, now_ms: float) -> None:
         """Consume `cost` units; the level may fall below 0."""
         self._fill(now_ms)
         self._level -= cost
@@ -116,11 +115,11 @@ class Pacing:
         debt_ms = self._subject_bucket(subject, rate, now_ms).debt_ms(now_ms)
         return Delay(debt_ms, f"bytes of subject {subject!r}")
 
-    def take_subject(self, subject: str, rate: int, size: int, now_ms: float) -> None:
+    def consume_subject(self, subject: str, rate: int, size: int, now_ms: float) -> None:
         """Count bytes that are stored in the subject."""
-        self._subject_bucket(subject, rate, now_ms).take(size, now_ms)
+        self._subject_bucket(subject, rate, now_ms).consume(size, now_ms)
 
-    def take(
+    def consume(
         self,
         principal: str,
         quota: Quota,
@@ -134,11 +133,11 @@ class Pacing:
         """Count a call's bytes and requests against the quotas."""
         buckets = self._buckets_of(principal, quota, now_ms)
         if buckets.bytes is not None and size:
-            buckets.bytes.take(size, now_ms)
+            buckets.bytes.consume(size, now_ms)
         if buckets.requests is not None and requests:
-            buckets.requests.take(requests, now_ms)
+            buckets.requests.consume(requests, now_ms)
         if subject_rate and size:
-            self.take_subject(subject, subject_rate, size, now_ms)
+            self.consume_subject(subject, subject_rate, size, now_ms)
 
     def record_wait(self, principal: str, delay: Delay) -> None:
         """Count a wait in the metrics."""
@@ -162,10 +161,6 @@ class Pacing:
         self.connections[principal] -= 1
         if self.connections[principal] <= 0:
             del self.connections[principal]
-
-    def known_principals(self) -> Iterable[str]:
-        """Return the principals whose buckets are remembered."""
-        return self._principals
 
     def _buckets_of(self, principal: str, quota: Quota, now_ms: float) -> _PrincipalBuckets:
         buckets = self._principals.get(principal)

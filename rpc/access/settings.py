@@ -37,14 +37,14 @@ def access_problems(values: Mapping[str, object], *required: tuple[str, ...]) ->
     served = values.get("tls_cert") is not None or values.get("insecure_network") is True
     if access == OFF or not is_access_on(access, host) or (access == AUTO and not served):
         return []
-    why = f"access = {ON} needs it"
+    reason = f"access = {ON} needs it"
     if access == AUTO:
-        why = (
+        reason = (
             f"access is on because {host} is not a loopback address; "
             f'access = "{OFF}" serves everybody'
         )
     return [
-        f"{' or '.join(names)} is missing; {why}"
+        f"{' or '.join(names)} is missing; {reason}"
         for names in required
         if not any(values.get(name) for name in names)
     ]
@@ -108,8 +108,8 @@ def issuer_problems(values: Mapping[str, object]) -> list[str]:
     present = {name for name in _REQUIRED if values.get(name)}
     problems = []
     if present and present != set(_REQUIRED):
-        missing = [name for name in _REQUIRED if name not in present]
-        problems.append(f"JWTs need also {' and '.join(missing)}")
+        missing_names = [name for name in _REQUIRED if name not in present]
+        problems.append(f"JWTs need also {' and '.join(missing_names)}")
     jwks = values.get("jwt_jwks") or ""
     if isinstance(jwks, str) and "://" in jwks and not jwks.startswith("https://"):
         problems.append(

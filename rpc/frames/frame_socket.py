@@ -13,38 +13,21 @@ Invariants
     client reads nothing.
     The unfinished frames of all connections have a common memory budget (`incoming`).
     The number of frames in one iteration of the event loop is limited: no peer can monopolize it.
-
-The HTTP upgrade that opens a data-plane connection:
-
-    GET /v1/data                        HTTP/1.1 101 Switching Protocols
-    Connection: Upgrade          ─▶     Connection: Upgrade               ─▶  frames, both ways
-    Upgrade: keylane/1                  Upgrade: keylane/1
-
-The server part imports aiohttp's server only when it is called, because the import would slow down
-the start of clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import aiohttp
-
-from ...protocol.errors import FrameError, InvalidRequestError
+from ...protocol.errors import FrameError
 from ...protocol.frames import SIGN_OF_LIFE, SIZE
-from ..liveness.silence import keep_alive
 from ..threads.turn import at_end, in_turn
 from .incoming import IncomingBudget
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
 
 Buffer = bytes | bytearray | memoryview
 RECEIVE_BUFFER_BYTES = 16 << 10
@@ -100,15 +83,15 @@ class FrameSocket(asyncio.BufferedProtocol):
         budget: the server's memory budget for unfinished frames; None: this is a client's end.
     """
 
-    begun_s = 0.0
+    frame_started_s = 0.0
     """The time at which the unfinished frame began, by the loop's clock; pauses of reading move it
     forward.
     """
     _paused_s = 0.0
     """The time at which the last pause of reading began."""
-    _turn_s = -1.0
-    _turn_frames = 0
-    """The number of frames in the loop iteration that began at `_turn_s`."""
+    _iteration_s = -1.0
+    _iteration_frames = 0
+    """The number of frames in the loop iteration that began at `_iteration_s`."""
 
     def __init__(
         self, transport: asyncio.Transport, *, bytes_max: int, budget: IncomingBudget | None = None
@@ -123,9 +106,9 @@ class FrameSocket(asyncio.BufferedProtocol):
         """The first bytes of a size field that has not arrived completely."""
         self._frame = bytearray()
         """The memory allocated for the unfinished frame."""
-        self._size = 0
+        self._frame_bytes = 0
         """The size of the complete frame; 0 if no frame is unfinished."""
-        self._filled = 0
+        self._arrived_bytes = 0
         """The bytes of the frame that have arrived."""
         self._budget = budget
         self._gathered = list[Buffer]()
@@ -152,31 +135,31 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._writable_event.set()
         self.written_bytes = 0
         """The number of bytes that were passed to the transport."""
-        self.received = True
+        self.has_received = True
         """True once something was received; the watchdog of silent connections sets it to False."""
         self.pings = 0
         """The number of pings received; the watchdog of silent connections sets it to 0."""
-        self.closed = self._ended = False
+        self.closed = self._is_closed = False
         """`closed` is True once nothing can be sent, `_ended` once the transport is closed."""
         self._accepts_data = True
         """False once arriving data is discarded."""
-        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._lost_future: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection is lost."""
-        self.problem = ""
+        self.close_reason = ""
         """Why this end closes the connection; "" if the other end does."""
         transport.pause_reading()  # uvloop changes the kind of protocol only between two reads
         transport.set_protocol(self)
         transport.resume_reading()
 
-    def when_lost(self, callback: Callable[[], object]) -> None:
+    def add_lost_callback(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the connection is lost."""
-        self._lost.add_done_callback(lambda _lost: callback())
+        self._lost_future.add_done_callback(lambda _lost: callback())
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def get_buffer(self, _sizehint: int) -> memoryview:
         """Return the memory for the next read; see `asyncio.BufferedProtocol`."""
-        if self._size:
-            return memoryview(self._frame)[self._filled :]
+        if self._frame_bytes:
+            return memoryview(self._frame)[self._arrived_bytes :]
         prefix, view = self._partial_size, _receive_buffer.view
         if not prefix:
             return view
@@ -185,35 +168,35 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Process the bytes that were read; see `asyncio.BufferedProtocol`."""
-        self.received = True
+        self.has_received = True
         if self._accepts_data:
             in_turn(self._process, nbytes)
 
     def _process(self, nbytes: int) -> None:
-        if not self._size:
+        if not self._frame_bytes:
             self._split_frames(_receive_buffer.view, len(self._partial_size) + nbytes)
             return
-        self._filled += nbytes
-        size = self._size
-        if self._filled == size:
-            frame, self._frame, self._size = self._frame, bytearray(), 0
+        self._arrived_bytes += nbytes
+        size = self._frame_bytes
+        if self._arrived_bytes == size:
+            frame, self._frame, self._frame_bytes = self._frame, bytearray(), 0
             self._deliver(frame)
-        elif self._filled == len(self._frame):
-            larger = bytearray(min(2 * self._filled, size))
-            larger[: self._filled] = self._frame
-            self._frame = larger  # a bytearray cannot grow while the loop holds a view of it
+        elif self._arrived_bytes == len(self._frame):
+            larger_frame = bytearray(min(2 * self._arrived_bytes, size))
+            larger_frame[: self._arrived_bytes] = self._frame
+            self._frame = larger_frame  # a bytearray cannot grow while the loop holds a view of it
         self._record_incoming()
 
     def _split_frames(self, data: memoryview, end: int) -> None:
         """Deliver the frames in `data[:end]`; the last one may be completed by later reads."""
-        start = frames = 0
+        start = frame_count = 0
         self._partial_size = b""
         is_pinged = False
         while start < end and self._accepts_data:
             if end - start < SIZE.size:
                 self._partial_size = bytes(data[start:end])
                 break
-            frames += 1
+            frame_count += 1
             size: int = SIZE.unpack_from(data, start)[0] + SIZE.size
             stop = start + size
             if size == SIZE.size:
@@ -225,29 +208,29 @@ class FrameSocket(asyncio.BufferedProtocol):
                 frame, start = bytearray(data[start:stop]), stop
                 self._deliver(frame)
             else:
-                self._filled = end - start
-                self._frame = bytearray(max(min(size, FRAME_BYTES_FIRST), self._filled))
-                self._frame[: self._filled] = data[start:end]
-                self._size = size
-                self.begun_s = self._loop.time()
+                self._arrived_bytes = end - start
+                self._frame = bytearray(max(min(size, FRAME_BYTES_FIRST), self._arrived_bytes))
+                self._frame[: self._arrived_bytes] = data[start:end]
+                self._frame_bytes = size
+                self.frame_started_s = self._loop.time()
                 self._record_incoming()
                 break
         if is_pinged and self._budget is not None and self.writable and not self.closed:
             self.write((SIGN_OF_LIFE,))
         if self.pings > PINGS_MAX and self._budget is not None:
             self.refuse(f"over {PINGS_MAX} pings between two checks")
-        if frames > ITERATION_FRAMES_MAX // 16:
-            self._count_frames(frames)
+        if frame_count > ITERATION_FRAMES_MAX // 16:
+            self._count_frames(frame_count)
 
     def _record_incoming(self) -> None:
         """Report to the budget how much of the unfinished frame has arrived."""
         budget = self._budget
         if budget is None:
             return
-        if not self._size:
+        if not self._frame_bytes:
             budget.release(self)
             return
-        budget.record_progress(self, self._filled, self._loop.time(), self._refuse_slow)
+        budget.record_progress(self, self._arrived_bytes, self._loop.time(), self._refuse_slow)
         if not self.reading:
             budget.pause(self, self._paused_s)
 
@@ -258,20 +241,20 @@ class FrameSocket(asyncio.BufferedProtocol):
         """Return the seconds since the unfinished frame began, without pauses of reading; 0 if no
         frame is unfinished.
         """
-        if not self._size:
+        if not self._frame_bytes:
             return 0.0
-        return (self._loop.time() if self.reading else self._paused_s) - self.begun_s
+        return (self._loop.time() if self.reading else self._paused_s) - self.frame_started_s
 
-    def _count_frames(self, frames: int) -> None:
+    def _count_frames(self, count: int) -> None:
         """Pause reading until the loop's next iteration if this one has had enough frames; within
         an iteration, the loop's time does not change.
         """
         now_s = self._loop.time()
-        if now_s != self._turn_s:
-            self._turn_s = now_s
-            self._turn_frames = 0
-        self._turn_frames += frames
-        if self._turn_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
+        if now_s != self._iteration_s:
+            self._iteration_s = now_s
+            self._iteration_frames = 0
+        self._iteration_frames += count
+        if self._iteration_frames > ITERATION_FRAMES_MAX and self.reading and self._accepts_data:
             self._pause_reading()
             self._loop.call_soon(self._resume_reading)
 
@@ -286,7 +269,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         """Resume reading, unless too many bytes wait for `receive`, which then does it later."""
         if not self.reading and self._accepts_data and self._queued_bytes <= QUEUED_BYTES_MAX:
             now_s = self._loop.time()
-            self.begun_s += now_s - self._paused_s  # the peer did not cause this delay
+            self.frame_started_s += now_s - self._paused_s  # the peer did not cause this delay
             if self._budget is not None:
                 self._budget.resume(self, now_s)
             self.reading = True
@@ -315,9 +298,9 @@ class FrameSocket(asyncio.BufferedProtocol):
             FrameError: the bytes after the last frame are not a frame.
         """
         while not self._frames:
-            if self.problem:
-                raise FrameError(self.problem)
-            if self._ended:
+            if self.close_reason:
+                raise FrameError(self.close_reason)
+            if self._is_closed:
                 return None
             self._receive_waiter = self._loop.create_future()
             await self._receive_waiter
@@ -344,7 +327,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         lost.
         """
         await self._writable_event.wait()
-        if self._lost.done():
+        if self._lost_future.done():
             raise ConnectionResetError("the connection was lost")
 
     def write(self, parts: Sequence[Buffer]) -> None:
@@ -421,7 +404,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         then raises a FrameError with it.
         """
         if self._accepts_data:
-            self.problem = problem
+            self.close_reason = problem
             self._discard_incoming()
             if self.reading:
                 self._pause_reading()
@@ -431,7 +414,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._accepts_data = False
         self._partial_size = b""
         self._frame = bytearray()
-        self._size = 0
+        self._frame_bytes = 0
         if self._budget is not None:
             self._budget.release(self)
 
@@ -448,29 +431,29 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._discard_incoming()
         if self._budget is None and not self._transport.can_write_eof():
             self.end()
-        elif not self._ended and not self._transport.is_closing():
+        elif not self._is_closed and not self._transport.is_closing():
             if self._budget is None:
                 self._transport.write_eof()
             if not self.reading:
                 self.reading = True
                 self._transport.resume_reading()
-        if not self._lost.done():
-            await asyncio.wait([self._lost], timeout=CLOSE_S)
+        if not self._lost_future.done():
+            await asyncio.wait([self._lost_future], timeout=CLOSE_S)
         self.end()
 
     def end(self) -> None:
         """Close the connection without waiting; buffered data is still sent."""
-        if not self._ended:
-            self._ended = self.closed = True
+        if not self._is_closed:
+            self._is_closed = self.closed = True
             self._discard_incoming()
             self._write_gathered()
             self._transport.close()
             self._wake_receive()
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Abort the connection; buffered data is discarded."""
-        if not self._ended:
-            self.problem = why
+        if not self._is_closed:
+            self.close_reason = reason
             self.end()
             self._transport.abort()
 
@@ -481,96 +464,8 @@ class FrameSocket(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wake everything that waits for the connection; see `asyncio.BaseProtocol`."""
         self.end()
-        if not self._lost.done():
-            self._lost.set_result(None)
+        if not self._lost_future.done():
+            self._lost_future.set_result(None)
         self.writable = True
         self._writable_event.set()
         cast(asyncio.Protocol, self._aiohttp_protocol).connection_lost(exc)
-
-
-UPGRADE = "keylane/1"
-"""The name and version of the frame protocol."""
-UPGRADE_HEADERS = {"Connection": "Upgrade", "Upgrade": UPGRADE}
-_HINT = (
-    "This path is for keylane clients only. A proxy in front of the server must forward the "
-    "headers Connection and Upgrade, and the status 101."
-)
-
-
-async def open_socket(
-    session: aiohttp.ClientSession,
-    url: str,
-    *,
-    tls: ssl.SSLContext | bool = True,
-    bytes_max: int,
-) -> FrameSocket:
-    """
-    Connect to a server's data plane.
-
-    Args:
-        bytes_max: the largest frame that is accepted, in bytes.
-        tls: the `ssl` argument of an aiohttp request.
-
-    Raises:
-        aiohttp.ClientError, OSError, ValueError: the request failed, or the server does not speak
-            this protocol.
-    """
-    response = await session.get(
-        url,
-        ssl=tls,
-        headers=UPGRADE_HEADERS,
-        allow_redirects=False,
-        read_until_eof=False,
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-    connection = response.connection
-    is_upgraded = response.status == 101 and response.headers.get("Upgrade") == UPGRADE
-    if not is_upgraded or connection is None or connection.transport is None:
-        response.close()
-        raise aiohttp.ClientResponseError(
-            response.request_info,
-            response.history,
-            status=response.status,
-            message=f"the server does not speak {UPGRADE}",
-            headers=response.headers,
-        )
-    if (tcp_socket := connection.transport.get_extra_info("socket")) is not None:
-        keep_alive(tcp_socket)
-    socket = FrameSocket(connection.transport, bytes_max=bytes_max)
-    socket.when_lost(response.close)
-    return socket
-
-
-async def accept_socket(
-    request: web.Request, *, bytes_max: int, budget: IncomingBudget
-) -> tuple[web.StreamResponse, FrameSocket]:
-    """
-    Accept a client's upgrade.
-
-    Returns:
-        The response, which the caller must return to aiohttp once the socket is closed, and the
-        socket.
-
-    Raises:
-        InvalidRequestError: the client speaks another protocol.
-        ConnectionResetError: the client has left.
-    """
-    from aiohttp import web
-
-    protocol = request.headers.get("Upgrade", "")
-    if protocol != UPGRADE or "upgrade" not in request.headers.get("Connection", "").lower():
-        problem = f"not {protocol[:80]!r}" if protocol else "and has none"
-        error = InvalidRequestError(
-            f"{request.path} needs the header Upgrade: {UPGRADE}, {problem}"
-        )
-        error.hint = _HINT
-        raise error
-    transport = request.transport
-    if transport is None:
-        raise ConnectionResetError("the client has left")
-    response = web.StreamResponse(status=101, headers=UPGRADE_HEADERS)
-    response.force_close()
-    # Created before the answer is sent, so that it reads the client's first frame.
-    socket = FrameSocket(transport, bytes_max=bytes_max, budget=budget)
-    await response.prepare(request)
-    return response, socket

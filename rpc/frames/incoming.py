@@ -37,26 +37,34 @@ class _UnfinishedMessage:
     rate.
     """
 
-    __slots__ = ("bytes", "drop", "from_bytes", "from_s", "later_bytes", "later_s", "paused_s")
+    __slots__ = (
+        "bytes",
+        "drop_connection",
+        "start_bytes",
+        "start_s",
+        "sample_bytes",
+        "sample_s",
+        "paused_s",
+    )
 
-    def __init__(self, now_s: float, drop: Callable[[], object]) -> None:
-        self.bytes = self.from_bytes = self.later_bytes = 0
-        self.from_s = self.later_s = now_s
+    def __init__(self, now_s: float, drop_connection: Callable[[], object]) -> None:
+        self.bytes = self.start_bytes = self.sample_bytes = 0
+        self.start_s = self.sample_s = now_s
         self.paused_s: float | None = None
         """The time since which the server has not read its connection; None while it reads."""
-        self.drop = drop
+        self.drop_connection = drop_connection
 
     def rate(self, now_s: float) -> tuple[float, float]:
         """Return the seconds over which the rate was measured, and the rate in bytes per second."""
         if self.paused_s is not None:
             now_s = self.paused_s
-        if now_s - self.later_s >= RATE_WINDOW_S:
-            self.from_s = self.later_s
-            self.from_bytes = self.later_bytes
-            self.later_s = now_s
-            self.later_bytes = self.bytes
-        measured_s = now_s - self.from_s
-        return measured_s, (self.bytes - self.from_bytes) / max(measured_s, 0.001)
+        if now_s - self.sample_s >= RATE_WINDOW_S:
+            self.start_s = self.sample_s
+            self.start_bytes = self.sample_bytes
+            self.sample_s = now_s
+            self.sample_bytes = self.bytes
+        measured_s = now_s - self.start_s
+        return measured_s, (self.bytes - self.start_bytes) / max(measured_s, 0.001)
 
 
 class IncomingBudget:
@@ -64,7 +72,7 @@ class IncomingBudget:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
-        self.held_bytes = 0
+        self.used_bytes = 0
         self._unfinished: dict[Hashable, _UnfinishedMessage] = {}
         self._next_check_s = float("-inf")
         """The time from which all messages are checked again, while they hold more than
@@ -72,7 +80,7 @@ class IncomingBudget:
         """
 
     def record_progress(
-        self, connection: Hashable, size: int, now_s: float, drop: Callable[[], object]
+        self, connection: Hashable, size: int, now_s: float, drop_connection: Callable[[], object]
     ) -> None:
         """
         Record that `size` bytes of a message have arrived so far, and drop slow messages while all
@@ -80,17 +88,17 @@ class IncomingBudget:
 
         Args:
             now_s: the time, by one clock for all connections.
-            drop: closes the connection, which calls `release`.
+            drop_connection: closes the connection, which calls `release`.
         """
         message = self._unfinished.get(connection)
         if message is None:
-            message = self._unfinished[connection] = _UnfinishedMessage(now_s, drop)
-        self.held_bytes += size - message.bytes
+            message = self._unfinished[connection] = _UnfinishedMessage(now_s, drop_connection)
+        self.used_bytes += size - message.bytes
         message.bytes = size
-        if self.held_bytes <= self.bytes_max:
+        if self.used_bytes <= self.bytes_max:
             return
         hard_bytes = HARD_FACTOR * self.bytes_max
-        if self.held_bytes > hard_bytes:
+        if self.used_bytes > hard_bytes:
             self._drop_slowest(now_s, int(hard_bytes * HARD_SHARE))
         elif now_s >= self._next_check_s:
             self._next_check_s = now_s + CHECK_INTERVAL_S
@@ -108,8 +116,8 @@ class IncomingBudget:
         """Record that the server reads a connection again."""
         message = self._unfinished.get(connection)
         if message is not None and message.paused_s is not None:
-            message.from_s += now_s - message.paused_s
-            message.later_s += now_s - message.paused_s
+            message.start_s += now_s - message.paused_s
+            message.sample_s += now_s - message.paused_s
             message.paused_s = None
 
     def release(self, connection: Hashable) -> None:
@@ -118,7 +126,7 @@ class IncomingBudget:
         """
         message = self._unfinished.pop(connection, None)
         if message is not None:
-            self.held_bytes -= message.bytes
+            self.used_bytes -= message.bytes
 
     def _drop_slowest(self, now_s: float, down_to_bytes: int, *, only_stuck: bool = False) -> None:
         """
@@ -132,10 +140,10 @@ class IncomingBudget:
             measured_s, rate = message.rate(now_s)
             is_young = measured_s < RATE_WINDOW_S
             if not only_stuck or (rate < RATE_MIN and not is_young):
-                candidates.append((is_young, rate, connection, message.drop))
+                candidates.append((is_young, rate, connection, message.drop_connection))
         candidates.sort(key=lambda candidate: candidate[:2])
-        for _, _, connection, drop in candidates:
-            if self.held_bytes <= down_to_bytes:
+        for _, _, connection, drop_connection in candidates:
+            if self.used_bytes <= down_to_bytes:
                 return
             self.release(connection)
-            drop()
+            drop_connection()

@@ -8,9 +8,9 @@ caller_repeats     over a pooled connection, because their caller repeats them a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from ...protocol.errors import UnreachableError
 from ...protocol.http.endpoint import Endpoint
@@ -18,54 +18,43 @@ from ..network import Network
 from ..race import start_task
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 OVERDUE_SHARE = 0.4
 """The share of a call's timeout after which its answer is overdue: 2 s of 5 s."""
 
 
-class CallMaker(Protocol[T_co]):
-    """Makes one call."""
-
-    def __call__(self, *, timeout_ms: int) -> Coroutine[Any, Any, T_co]:
-        """Return the answer within `timeout_ms`."""
-        ...
+CallMaker = Callable[..., Coroutine[Any, Any, T]]
+"""Function that makes one call, and takes its `timeout_ms` by name."""
 
 
-class ControlCaller:
-    """Makes the control calls of a client."""
+async def call_control(
+    network: Network,
+    endpoint: Endpoint[T],
+    address: str,
+    path: str,
+    body: object,
+    query: Mapping[str, str] | None,
+    *,
+    timeout_ms: int,
+    wait_ms: int = 0,
+) -> T:
+    """
+    Make a control call, and return the answer of the server at `address`.
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    Args:
+        path: path of the endpoint, with its names filled in.
+        timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
 
-    async def call(
-        self,
-        endpoint: Endpoint[T],
-        address: str,
-        path: str,
-        body: object,
-        query: Mapping[str, str] | None,
-        *,
-        timeout_ms: int,
-        wait_ms: int = 0,
-    ) -> T:
-        """
-        Return the answer of the server at `address`.
-
-        Args:
-            path: path of the endpoint, with its names filled in.
-            timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
-
-        Raises:
-            KeylaneError: see `network.Network.control`.
-        """
-        request = endpoint.method, address, path, endpoint.answer
-        on_pooled = partial(self._network.control, *request, body=body, query=query)
-        if endpoint.caller_repeats:
-            return await on_pooled(timeout_ms=timeout_ms)
-        on_new = partial(on_pooled, anew=True)
-        if endpoint.is_get:
-            return await hedge(on_pooled, on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
-        return await on_new(timeout_ms=timeout_ms)
+    Raises:
+        KeylaneError: see `network.Network.control`.
+    """
+    request = endpoint.method, address, path, endpoint.answer
+    call_pooled = partial(network.control, *request, body=body, query=query)
+    if endpoint.caller_repeats:
+        return await call_pooled(timeout_ms=timeout_ms)
+    call_on_new = partial(call_pooled, new_connection=True)
+    if endpoint.is_get:
+        return await hedge(call_pooled, call_on_new, wait_ms=wait_ms, timeout_ms=timeout_ms)
+    return await call_on_new(timeout_ms=timeout_ms)
 
 
 async def hedge(
@@ -107,9 +96,9 @@ async def _first_answer(calls: Sequence[asyncio.Future[T]]) -> T:
     """
     if calls[0].done() and not isinstance(calls[0].exception(), UnreachableError):
         return calls[0].result()
-    for other in calls[1:]:
+    for later_call in calls[1:]:
         try:
-            return await other
+            return await later_call
         except UnreachableError:
             pass
     return await calls[0]

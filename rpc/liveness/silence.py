@@ -9,8 +9,8 @@ server decides whether it is closed.
 Invariants
     A server that is only paused loses no connection before LOST_S, because it answers no probe.
     After a connection that never brought an answer, the next one to its address waits twice as long
-    before it probes, up to PATIENCE_S_MAX: a server that answers probes but does not read its
-    data connections gets few new ones.
+    before it probes, up to SILENCE_TIMEOUT_S_MAX: a server that answers probes but does not read
+    its data connections gets few new ones.
     Throttling by a quota is not silence.
 
 TCP keepalive: the kernel sends packets on an idle connection, so that no firewall on the path
@@ -44,34 +44,34 @@ LOST_S = 20.0
 PROBE_PAUSE_S = 2.0
 """Seconds between two probes; doubled each time, up to PROBE_PAUSE_S_MAX."""
 PROBE_PAUSE_S_MAX = 8.0
-PATIENCE_S_MAX = 16.0
+SILENCE_TIMEOUT_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""The number of addresses whose patience is remembered: those of the connections closed last."""
+"""The number of addresses whose timeout is remembered: those of the connections closed last."""
 
 
 class WatchedConnection(Protocol):
     """The connection that is watched; see `frames.frame_socket.FrameSocket`."""
 
-    received: bool
+    has_received: bool
     reading: bool
 
     def ping(self) -> None:
         """Send a ping to the server."""
         ...
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """Abort the connection."""
         ...
 
 
-class SilencePatience:
+class SilenceTimeouts:
     """Remembers for how long connections to each address may be silent before a probe is made."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
         """Seconds by address; the address of the last closed connection comes last."""
 
-    def of(self, address: str) -> float:
+    def timeout_s(self, address: str) -> float:
         """Return the seconds for a connection to `address` that has brought no answer yet; 0: a
         probe is made after the first unanswered ping.
         """
@@ -82,7 +82,7 @@ class SilencePatience:
         previous_s = self._seconds.pop(address, 0.0)
         if has_received:
             return
-        self._seconds[address] = min(max(2 * previous_s, 1.0), PATIENCE_S_MAX)
+        self._seconds[address] = min(max(2 * previous_s, 1.0), SILENCE_TIMEOUT_S_MAX)
         if len(self._seconds) > ADDRESSES_KNOWN_MAX:  # brokers return at other addresses
             del self._seconds[next(iter(self._seconds))]
 
@@ -93,9 +93,9 @@ class SilenceWatchdog:
 
     Args:
         socket: the connection.
-        answers: returns whether the server answers on a new connection; it takes a few seconds at
-            most, and does not raise.
-        patience: shared by all connections of the client.
+        is_answering: returns whether the server answers on a new connection; it takes a few
+            seconds at most, and does not raise.
+        silence_timeouts: shared by all connections of the client.
         has_received: returns whether this connection has brought any answer.
         is_reply_outstanding: returns whether an answer is pending that is not a long poll's.
     """
@@ -104,21 +104,21 @@ class SilenceWatchdog:
         self,
         socket: WatchedConnection,
         address: str,
-        answers: Callable[[], Awaitable[bool]],
-        patience: SilencePatience,
+        is_answering: Callable[[], Awaitable[bool]],
+        silence_timeouts: SilenceTimeouts,
         *,
         has_received: Callable[[], bool],
         is_reply_outstanding: Callable[[], bool],
     ) -> None:
         self._socket = socket
         self._address = address
-        self._answers = answers
-        self._patience = patience
+        self._is_answering = is_answering
+        self._silence_timeouts = silence_timeouts
         self._has_received = has_received
         self._is_reply_outstanding = is_reply_outstanding
         self._loop = asyncio.get_running_loop()
         self._now_s = self._loop.time
-        self._patience_s = patience.of(address)
+        self._timeout_s = silence_timeouts.timeout_s(address)
         self._excused_until_s = 0.0
         self._probe_at_s = 0.0
         self._pause_s = PROBE_PAUSE_S
@@ -139,7 +139,7 @@ class SilenceWatchdog:
         """Measure the silence since the last check, and ping, probe or close the connection."""
         socket = self._socket
         self._silent_s += self._interval_s
-        if socket.received or not socket.reading:
+        if socket.has_received or not socket.reading:
             self._silent_s = 0.0
             self._is_ping_pending = False
             self._probe_at_s = 0.0
@@ -150,19 +150,19 @@ class SilenceWatchdog:
         elif not self.is_alive(self._silent_s):
             socket.abort(f"no data was received for {self._silent_s:g} s")
             return
-        socket.received = False
+        socket.has_received = False
         self._timer = self._schedule_check()
 
     def ping(self) -> None:
         """Send a ping; anything that is received counts as the reply."""
         self._is_ping_pending = True
-        self._socket.received = False
+        self._socket.has_received = False
         self._socket.ping()
 
     @property
     def _is_silent(self) -> bool:
         """True if nothing was received since the last ping."""
-        return self._is_ping_pending and self._socket.reading and not self._socket.received
+        return self._is_ping_pending and self._socket.reading and not self._socket.has_received
 
     def excuse(self, wait_s: float) -> None:
         """Ignore silence for `wait_s`, because the server has announced that calls wait so long."""
@@ -177,20 +177,20 @@ class SilenceWatchdog:
             return True
         if silent_s >= LOST_S:
             return False
-        is_patient = silent_s < self._patience_s and not self._has_received()
-        if self._probe_task is None and not is_patient and now_s >= self._probe_at_s:
+        is_tolerated = silent_s < self._timeout_s and not self._has_received()
+        if self._probe_task is None and not is_tolerated and now_s >= self._probe_at_s:
             self._probe_task = start_task(self._probe(), name=f"silence of {self._address}")
             self._probe_task.add_done_callback(self._on_probed)
         return True
 
     async def _probe(self) -> None:
         """Close the connection if the server answers on a new one, but not on this one."""
-        if not await self._answers() or not self._is_silent:
+        if not await self._is_answering() or not self._is_silent:
             return
         self.ping()
         await asyncio.sleep(GRACE_S)
         if self._is_silent:
-            self._patience.record_closed(self._address, has_received=self._has_received())
+            self._silence_timeouts.record_closed(self._address, has_received=self._has_received())
             self._socket.abort(
                 "no data was received, although the server answers on a new connection"
             )

@@ -61,9 +61,9 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without a line break."""
-        at = datetime.fromtimestamp(record.created, UTC)
+        timestamp = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
-            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

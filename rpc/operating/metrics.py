@@ -57,7 +57,7 @@ class ServerMetrics:
         self._program = program
         self._boot_ns = boot_ns
         self._collectors: list[Collector] = []
-        self.refused: Counter[tuple[str, int]] = Counter()
+        self.refusal_counts: Counter[tuple[str, int]] = Counter()
         """Number of refusals by class and code of the error."""
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
@@ -71,7 +71,7 @@ class ServerMetrics:
 
     def count_refusal(self, error: KeylaneError) -> None:
         """Count a request that was answered with an error."""
-        self.refused[type(error).__name__, error.code] += 1
+        self.refusal_counts[type(error).__name__, error.code] += 1
 
     async def watch_loop(self) -> None:
         """Measure how late the event loop calls a timer, until cancelled."""
@@ -109,7 +109,10 @@ class ServerMetrics:
         yield labelled(
             "keylane_refusals_total",
             "Requests that were answered with an error, by its class and code.",
-            {(("error", name), ("code", str(code))): n for (name, code), n in self.refused.items()},
+            {
+                (("error", name), ("code", str(code))): count
+                for (name, code), count in self.refusal_counts.items()
+            },
             counts=True,
         )
         yield gauge(
@@ -211,7 +214,7 @@ def access_metrics(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             (("principal", name),): ms / 1000 for name, ms in pacing.waited_ms.items()
         }
         connections: dict[Labels, float] = {
-            (("principal", name),): n for name, n in pacing.connections.items()
+            (("principal", name),): count for name, count in pacing.connections.items()
         }
         return [
             labelled(
@@ -227,7 +230,9 @@ def access_metrics(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[I
             ),
             gauge("keylane_audit_waiting", "Events of the audit log not stored yet.", len(audit)),
             counter(
-                "keylane_audit_lost_total", "Events of the audit log without room.", audit.lost
+                "keylane_audit_lost_total",
+                "Events of the audit log without room.",
+                audit.dropped_count,
             ),
             counter(
                 "keylane_audit_left_out_total",

@@ -28,12 +28,12 @@ class ReloadableSettings(Generic[Settings]):
     def __init__(
         self,
         settings: Settings,
-        read: Callable[[], Settings],
+        read_settings: Callable[[], Settings],
         allowed: Collection[str],
         adopt: Callable[[Settings], object],
     ) -> None:
         self.settings = settings
-        self._read = read
+        self._read_settings = read_settings
         self._allowed = allowed
         self._adopt = adopt
 
@@ -42,22 +42,24 @@ class ReloadableSettings(Generic[Settings]):
         apply none.
         """
         try:
-            new_settings = self._read()
+            new_settings = self._read_settings()
         except ConfigError as error:
             log.error("cannot reload the settings: %s", error.message)
             return
-        before, after = field_values(self.settings), field_values(new_settings)
-        changed = [name for name in after if after[name] != before[name]]
-        applied: dict[str, Any] = {name: after[name] for name in changed if name in self._allowed}
-        need_restart = [name for name in changed if name not in self._allowed]
-        self.settings = replace(self.settings, **applied)  # type: ignore[type-var]
-        level = applied.get("log_level")
+        old_values, new_values = field_values(self.settings), field_values(new_settings)
+        changed_names = [name for name in new_values if new_values[name] != old_values[name]]
+        applied_values: dict[str, Any] = {
+            name: new_values[name] for name in changed_names if name in self._allowed
+        }
+        restart_names = [name for name in changed_names if name not in self._allowed]
+        self.settings = replace(self.settings, **applied_values)  # type: ignore[type-var]
+        level = applied_values.get("log_level")
         if level is not None:
             logging.getLogger().setLevel(level)
         self._adopt(self.settings)
-        if applied:
-            log.warning("settings reloaded: %s", ", ".join(sorted(applied)))
-        elif not need_restart:
+        if applied_values:
+            log.warning("settings reloaded: %s", ", ".join(sorted(applied_values)))
+        elif not restart_names:
             log.info("reloaded the settings; nothing changed")
-        if need_restart:
-            log.warning("these settings need a restart: %s", ", ".join(need_restart))
+        if restart_names:
+            log.warning("these settings need a restart: %s", ", ".join(restart_names))

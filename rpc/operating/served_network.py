@@ -96,7 +96,7 @@ class ServedNetwork:
                 gauge(
                     "keylane_tls_certificate_end_seconds",
                     "Time when the server's certificate ends, in seconds since 1970.",
-                    self.tls.ends_s,
+                    self.tls.expires_s,
                 )
             )
         return families

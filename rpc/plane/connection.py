@@ -44,30 +44,30 @@ class PlaneConnection:
         """The caller's access; None if this server does not authenticate callers."""
         self.transport = socket.transport
         self.budget = answer_budget.for_connection()
-        self.pulls = 0
+        self.pull_count = 0
         """The number of pulls in progress."""
         self.unstarted_tasks = 0
         """The number of answering tasks that have not taken their first step; meanwhile no later
         frame is answered without a task.
         """
-        self.others = 0
+        self.other_count = 0
         """The number of calls in progress that are not pulls."""
         self.slot_freed: asyncio.Future[None] | None = None
         """The future that is done when one of these calls ends; set while `wait_for_slot` waits."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self.waits: set[asyncio.Future[None]] = set()
+        self.cancellable_futures: set[asyncio.Future[None]] = set()
         """Futures for which calls without a task wait; they are cancelled with the connection."""
         self._send_lock = asyncio.Lock()
-        self._sending = 0
+        self._waiting_sends = 0
         """The number of answers that wait for the lock or the socket; later answers wait too."""
-        self._sent: int | None = None
+        self._accepted_bytes: int | None = None
         """The bytes that the kernel had accepted when `stuck_s` last saw progress."""
         self._progress_at_s = 0.0
         self._silent_s = 0.0
-        self._sent_bytes = 0
+        self._accepted_bytes_at_check = 0
         """The bytes that the kernel had accepted at the last `silent_s`."""
-        self._refused = self.ended = False
-        self.greeted = False
+        self._is_refused = self.has_ended = False
+        self.has_said_hello = False
         """True once the client has sent a supported version."""
         self.opened_s = asyncio.get_running_loop().time()
         self._auth_frames = 0
@@ -87,16 +87,16 @@ class PlaneConnection:
 
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     def start(
-        self, body: Coroutine[Any, Any, None], ended: Callable[[], object] | None = None
+        self, body: Coroutine[Any, Any, None], on_done: Callable[[], object] | None = None
     ) -> None:
-        """Run `body` in a task that is cancelled with the connection; `ended` is called when the
+        """Run `body` in a task that is cancelled with the connection; `on_done` is called when the
         task is done, even if it never took its first step.
         """
         task = start_task(body)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        if ended is not None:
-            task.add_done_callback(lambda _task: ended())
+        if on_done is not None:
+            task.add_done_callback(lambda _task: on_done())
 
     def start_answer(self, body: Coroutine[Any, Any, None]) -> None:
         """Run `body`, which answers a frame, in a task; see `unstarted_tasks`."""
@@ -112,14 +112,14 @@ class PlaneConnection:
         """True if the client keeps up, so that an answer would be sent at once."""
         socket = self.socket
         return socket.writable and not (
-            self._sending or socket.closed or self.ended or self._refused
+            self._waiting_sends or socket.closed or self.has_ended or self._is_refused
         )
 
     async def wait_for_slot(self) -> None:
         """Wait until fewer than IN_FLIGHT_PER_CONNECTION_MAX calls other than pulls are in
         progress.
         """
-        while self.others >= IN_FLIGHT_PER_CONNECTION_MAX:
+        while self.other_count >= IN_FLIGHT_PER_CONNECTION_MAX:
             self.slot_freed = asyncio.get_running_loop().create_future()
             try:
                 await self.slot_freed
@@ -128,20 +128,20 @@ class PlaneConnection:
 
     def free_slot(self) -> None:
         """Record the end of a call that is not a pull."""
-        self.others -= 1
+        self.other_count -= 1
         if self.slot_freed is not None and not self.slot_freed.done():
             self.slot_freed.set_result(None)
 
     # ── answers ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
         """Send one frame, and wait until the socket's buffer is nearly empty again."""
-        self._sending += 1
+        self._waiting_sends += 1
         try:
             async with self._send_lock:
-                if not self.socket.closed and not self._refused:
+                if not self.socket.closed and not self._is_refused:
                     await self.socket.send(parts)
         finally:
-            self._sending -= 1
+            self._waiting_sends -= 1
 
     def post(self, parts: Parts, on_sent: Callable[[], object]) -> bool:
         """
@@ -152,10 +152,10 @@ class PlaneConnection:
             called once it was sent.
         """
         socket = self.socket
-        if self._sending or not socket.writable:
+        if self._waiting_sends or not socket.writable:
             self.start(self._send_later(parts), on_sent)
             return False
-        if not (socket.closed or self._refused):
+        if not (socket.closed or self._is_refused):
             socket.write(parts)
             if not self.socket.writable:  # the write may have changed it
                 self.start(self._send_later(None), on_sent)
@@ -171,16 +171,20 @@ class PlaneConnection:
         except (ConnectionError, RuntimeError):
             log.debug("the client left before its answer")
 
-    def stuck_s(self, now: float) -> float:
+    def stuck_s(self, now_s: float) -> float:
         """Return the seconds for which data was ready for the client and it read none of it; 0 if
         no data is. The value is as exact as the interval of the calls.
         """
-        buffered = self.transport.get_write_buffer_size()
-        sent = self.socket.written_bytes - buffered
-        if not buffered or self._sent is None or sent > self._sent:
-            self._sent = sent
-            self._progress_at_s = now
-        return now - self._progress_at_s
+        buffered_bytes = self.transport.get_write_buffer_size()
+        accepted_bytes = self.socket.written_bytes - buffered_bytes
+        if (
+            not buffered_bytes
+            or self._accepted_bytes is None
+            or accepted_bytes > self._accepted_bytes
+        ):
+            self._accepted_bytes = accepted_bytes
+            self._progress_at_s = now_s
+        return now_s - self._progress_at_s
 
     def silent_s(self, elapsed_s: float) -> float:
         """
@@ -191,10 +195,14 @@ class PlaneConnection:
         """
         socket = self.socket
         socket.pings = 0
-        sent = socket.written_bytes - self.transport.get_write_buffer_size()
-        if socket.received or not socket.reading or sent != self._sent_bytes:
-            socket.received = False
-            self._sent_bytes = sent
+        accepted_bytes = socket.written_bytes - self.transport.get_write_buffer_size()
+        if (
+            socket.has_received
+            or not socket.reading
+            or accepted_bytes != self._accepted_bytes_at_check
+        ):
+            socket.has_received = False
+            self._accepted_bytes_at_check = accepted_bytes
             self._silent_s = 0.0
         else:
             self._silent_s += elapsed_s
@@ -202,7 +210,7 @@ class PlaneConnection:
 
     async def refuse(self, error: KeylaneError) -> None:
         """Send the error, and close the connection; no other answer is sent."""
-        self._refused = True
+        self._is_refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
             await self.socket.close()
@@ -218,12 +226,12 @@ class PlaneConnection:
         """Cancel the calls in progress; data that the client does not read within `GOODBYE_S` is
         discarded.
         """
-        self.ended = True
+        self.has_ended = True
         if self.access is not None:
-            self.access.end()
+            self.access.release_connection()
         for task in self._tasks:
             task.cancel()
-        for future in list(self.waits):
+        for future in list(self.cancellable_futures):
             future.cancel()
         asyncio.get_running_loop().call_later(GOODBYE_S, self.transport.abort)
 
@@ -241,13 +249,13 @@ class PlaneCall:
     __slots__ = (
         "_request",
         "_connection",
-        "_hand_on",
+        "_answer_in_task",
         "_unsent_bytes",
         "_number",
         "_on_refusal",
-        "_pull",
+        "_is_pull",
         "_reserved_bytes",
-        "_wait",
+        "_cancellable_future",
     )
 
     def __init__(
@@ -263,17 +271,17 @@ class PlaneCall:
         self._connection = connection
         self._number = number
         self._request = request
-        self._hand_on = hand_to_task
+        self._answer_in_task = hand_to_task
         self._on_refusal = on_refusal
-        self._pull = pull
+        self._is_pull = pull
         self._reserved_bytes = 0
         self._unsent_bytes = 0
         """Bytes of the answer that count in the connection's budget until they are sent."""
-        self._wait: asyncio.Future[None] | None = None
+        self._cancellable_future: asyncio.Future[None] | None = None
         if pull:
-            connection.pulls += 1
+            connection.pull_count += 1
         else:
-            connection.others += 1
+            connection.other_count += 1
 
     def reserve_bytes(self, bytes_max: int) -> bool:
         """Reserve bytes for the answer, or return False; see `PromptCall`."""
@@ -282,12 +290,12 @@ class PlaneCall:
         self._reserved_bytes = bytes_max
         return True
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         """Cancel `future` if the client disconnects; see `PromptCall`."""
-        if self._wait is not None:
-            self._connection.waits.discard(self._wait)
-        self._wait = future
-        self._connection.waits.add(future)
+        if self._cancellable_future is not None:
+            self._connection.cancellable_futures.discard(self._cancellable_future)
+        self._cancellable_future = future
+        self._connection.cancellable_futures.add(future)
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:
         """Send the last or only answer; see `PromptCall`."""
@@ -298,7 +306,7 @@ class PlaneCall:
             return
         self._post(parts, data)
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         """Send an answer that is followed by others; see `PromptCall`."""
         parts = frame_parts(self._number, answer, data)
         size = len(data) if self._reserved_bytes else 0
@@ -314,7 +322,9 @@ class PlaneCall:
         connection = self._connection
         access = connection.access
         # Changed rights or quotas of the caller are checked with its next pull.
-        return connection.is_writable and (access is None or access.is_cleared(self._request))
+        return connection.is_writable and (
+            access is None or access.is_allowed_at_once(self._request)
+        )
 
     def refuse(self, error: BaseException) -> None:
         """Answer with an error; see `PromptCall`."""
@@ -328,38 +338,38 @@ class PlaneCall:
     def _post(self, parts: Parts, data: bytes = b"") -> None:
         """Send the last answer, and settle the reservation for its `data`, if there is one."""
         connection = self._connection
-        is_sent = connection.ended or connection.post(parts, self._on_sent)
+        is_sent = connection.has_ended or connection.post(parts, self._on_sent)
         if self._reserved_bytes:
             self._unsent_bytes = 0 if is_sent else len(data)
             connection.budget.settle(self._reserved_bytes, self._unsent_bytes)
             self._reserved_bytes = 0
         if is_sent:
-            self.forget()
+            self.mark_done()
 
     def _on_sent(self) -> None:
         """End the call: its answer was sent, or the client has left."""
-        self.forget()
+        self.mark_done()
         if self._unsent_bytes:
             self._connection.budget.release(self._unsent_bytes)
             self._unsent_bytes = 0
 
     def hand_to_task(self, request: Request) -> None:
         """Answer `request` in a task instead; see `PromptCall`."""
-        self.forget()
+        self.mark_done()
         if self._reserved_bytes:
             self._connection.budget.settle(self._reserved_bytes, 0)
             self._reserved_bytes = 0
-        if not self._connection.ended:
-            self._hand_on(self._connection, self._number, request)
+        if not self._connection.has_ended:
+            self._answer_in_task(self._connection, self._number, request)
 
-    def forget(self) -> None:
+    def mark_done(self) -> None:
         """Count the call as no longer in progress."""
         connection = self._connection
-        if self._wait is not None:
-            connection.waits.discard(self._wait)
-        if self._pull:
-            connection.pulls -= 1
+        if self._cancellable_future is not None:
+            connection.cancellable_futures.discard(self._cancellable_future)
+        if self._is_pull:
+            connection.pull_count -= 1
         elif connection.slot_freed is None:
-            connection.others -= 1
+            connection.other_count -= 1
         else:
             connection.free_slot()

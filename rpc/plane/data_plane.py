@@ -13,7 +13,7 @@ Invariants
     A bad frame closes its own connection with a typed error, and no other.
     Pulls may wait for seconds, so they have their own limit, beyond which they are refused: acks,
     acquires and releases are read however many pulls wait.
-    A client that reads nothing uses a few megabytes at most (`answer_room`), and delays no other
+    A client that reads nothing uses a few megabytes at most (`answer_budget`), and delays no other
     client. It is disconnected with a typed error after `stuck_s` seconds, or after `SHORT_S` if
     others wait for memory.
     A connection is closed if it is silent for `SILENT_S`, or if one of its frames takes `FRAME_S`
@@ -70,8 +70,8 @@ from ..access.connection_slots import ConnectionSlots
 from ..access.guard import AUTHENTICATE_S, FETCH_FRAMES, Guard
 from ..access.pacing import HOLD_MS
 from ..answer_budget import AnswerBudget, begin_answer
-from ..frames.frame_socket import accept_socket
 from ..frames.incoming import IncomingBudget
+from ..frames.upgrade import accept_socket
 from ..intake import release_connection_slot
 from ..race import start_task
 from .connection import GOODBYE_S, Parts, PlaneCall, PlaneConnection
@@ -97,7 +97,7 @@ CHECK_EVERY = 4
 """Connections are checked in every CHECK_EVERY-th interval only, unless one waits for memory,
 because an idle server has thousands of them.
 """
-UNKNOWN_MAX = CONNECTIONS_MAX // 2
+UNAUTHENTICATED_MAX = CONNECTIONS_MAX // 2
 """The largest number of connections that have not authenticated; beyond it, the oldest is closed.
 It is large because after a broker's restart thousands of clients connect at once, and no first
 frame is read before all their handshakes are done.
@@ -166,11 +166,11 @@ class DataPlane:
         self._stuck_s = stuck_s
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
-        self._unknown: dict[PlaneConnection, None] = {}
+        self._unauthenticated: dict[PlaneConnection, None] = {}
         """The connections whose callers have not authenticated, the oldest first."""
         self._readers: dict[PlaneConnection, asyncio.Task[None]] = {}
         """The task that reads each connection's frames."""
-        self._disconnects: dict[PlaneConnection, asyncio.Task[None]] = {}
+        self._disconnect_tasks: dict[PlaneConnection, asyncio.Task[None]] = {}
         """The tasks that disconnect clients."""
         self._watchdog: asyncio.Task[None] | None = None
         """The task that checks all connections; None while there are none."""
@@ -187,21 +187,21 @@ class DataPlane:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Upgrade a request to a data-plane connection, and serve it until it is closed."""
-        if self._is_full and not self._unknown:
+        if self._is_at_limit and not self._unauthenticated:
             raise OverloadedError("too many connections of the data plane", limit=self._slots.limit)
         response, socket = await accept_socket(
             request,
             bytes_max=FRAME_BYTES_MAX if self._guard is None else AUTH_FRAME_BYTES_MAX,
             budget=self._incoming,
         )
-        release_connection_slot(request)  # `_unknown` counts it instead
+        release_connection_slot(request)  # `_unauthenticated` counts it instead
         guard = self._guard
         access = None if guard is None else guard.connection(request.remote or "")
         connection = PlaneConnection(socket, self._answer_budget, access)
-        self._close_excess_unknown()
+        self._close_excess_unauthenticated()
         self._connections.add(connection)
-        self._unknown[connection] = None
-        socket.on_frame = partial(self._answer_promptly, connection)
+        self._unauthenticated[connection] = None
+        socket.on_frame = partial(self._answer_without_task, connection)
         reader = start_task(self._answer_all(connection))
         self._readers[connection] = reader
         if self._watchdog is None:
@@ -213,33 +213,33 @@ class DataPlane:
         finally:
             reader.cancel()
             del self._readers[connection]
-            if (disconnect := self._disconnects.pop(connection, None)) is not None:
+            if (disconnect := self._disconnect_tasks.pop(connection, None)) is not None:
                 disconnect.cancel()
             self._connections.discard(connection)
             if not self._readers:
                 self._watchdog.cancel()
                 self._watchdog = None
-            self._unknown.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
             self._servers.discard(connection)
             self._slots.release(connection)
             connection.end()
         return response
 
     @property
-    def _is_full(self) -> bool:
+    def _is_at_limit(self) -> bool:
         """True if a new connection is accepted only when an unknown one is closed for it."""
-        limit, exempt = self._slots.limit, 0
+        limit, exempt_count = self._slots.limit, 0
         if self._guard is not None:
             # A caller must authenticate before it can get another principal's slot.
             limit += max(1, limit // UNAUTHENTICATED_SHARE)
-            exempt = min(len(self._servers), SERVERS_MAX)
-        return len(self._connections) - exempt >= limit
+            exempt_count = min(len(self._servers), SERVERS_MAX)
+        return len(self._connections) - exempt_count >= limit
 
     def _acquire_slot(self, connection: PlaneConnection, principal: str) -> None:
         """Give a connection a slot, now that its principal is known ("": a server of the cluster).
         Raises ConnectionQuotaError.
         """
-        if connection in self._disconnects or connection not in self._connections:
+        if connection in self._disconnect_tasks or connection not in self._connections:
             return  # it is being closed, so no other one is closed for it
         if not principal:
             self._slots.release(connection)
@@ -247,7 +247,7 @@ class DataPlane:
             return
         limit = self._slots.limit
         grant = self._slots.acquire(connection, principal)
-        if not grant.granted:
+        if not grant.is_granted:
             raise _no_slot_error(
                 f"all {limit} connections of the data plane are taken, and "
                 f"{principal!r} has its share",
@@ -255,34 +255,40 @@ class DataPlane:
                 limit,
             )
         self._servers.discard(connection)
-        evicted = grant.evicted
-        if evicted is not None and evicted not in self._disconnects:
+        evicted_connection = grant.evicted_connection
+        if evicted_connection is not None and evicted_connection not in self._disconnect_tasks:
             text = (
                 f"{grant.evicted_principal!r} has {grant.evicted_count} of {limit} connections of "
                 f"the data plane, and others have to wait"
             )
             error = _no_slot_error(text, grant.evicted_principal, limit)
-            self._record_end(evicted, error)
-            disconnect = self._disconnect(evicted, self._readers[evicted], error)
-            self._disconnects[evicted] = start_task(disconnect)
+            self._record_end(evicted_connection, error)
+            disconnect = self._disconnect(
+                evicted_connection, self._readers[evicted_connection], error
+            )
+            self._disconnect_tasks[evicted_connection] = start_task(disconnect)
 
-    def _close_excess_unknown(self) -> None:
+    def _close_excess_unauthenticated(self) -> None:
         """Close the oldest unknown connections while there are too many: callers that do not
         authenticate must not lock out those that do.
         """
-        while self._unknown and (len(self._unknown) >= UNKNOWN_MAX or self._is_full):
-            oldest = next(iter(self._unknown))
-            del self._unknown[oldest]
+        while self._unauthenticated and (
+            len(self._unauthenticated) >= UNAUTHENTICATED_MAX or self._is_at_limit
+        ):
+            oldest = next(iter(self._unauthenticated))
+            del self._unauthenticated[oldest]
             self._connections.discard(oldest)
             text = "too many connections have not authenticated"
-            self._record_end(oldest, OverloadedError(text, limit=UNKNOWN_MAX))
+            self._record_end(oldest, OverloadedError(text, limit=UNAUTHENTICATED_MAX))
             oldest.transport.abort()
 
-    def _answer_promptly(self, connection: PlaneConnection, data: bytearray) -> bool:
+    def _answer_without_task(self, connection: PlaneConnection, data: bytearray) -> bool:
         """Answer a frame as it arrives, if that needs no task; return False if nothing was done, so
         that `_answer_all` gets the frame.
         """
-        if connection.unstarted_tasks or not (connection.greeted and connection.socket.writable):
+        if connection.unstarted_tasks or not (
+            connection.has_said_hello and connection.socket.writable
+        ):
             return False
         access = connection.access
         try:
@@ -291,13 +297,13 @@ class DataPlane:
             return False
         kind, is_pull = type(request), type(request) is Pull
         is_at_limit = (
-            connection.pulls >= PULLS_PER_CONNECTION_MAX
+            connection.pull_count >= PULLS_PER_CONNECTION_MAX
             if is_pull
-            else connection.others >= IN_FLIGHT_PER_CONNECTION_MAX
+            else connection.other_count >= IN_FLIGHT_PER_CONNECTION_MAX
         )
         if kind not in _PROMPT or is_at_limit:
             return False
-        if access is not None and not access.is_cleared(request):
+        if access is not None and not access.is_allowed_at_once(request):
             return False
         call = PlaneCall(
             connection, correlation_id, request, self._hand_to_task, self._on_refusal, pull=is_pull
@@ -308,14 +314,14 @@ class DataPlane:
             call.refuse(error)
             return True
         if not is_handled:
-            call.forget()
+            call.mark_done()
         return is_handled
 
     def _hand_to_task(
         self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> None:
-        """Answer a pull in a task, after `_answer_promptly` has begun it without one."""
-        connection.pulls += 1
+        """Answer a pull in a task, after `_answer_without_task` has begun it without one."""
+        connection.pull_count += 1
         connection.start(self._answer_pull(connection, correlation_id, request, memoryview(b"")))
 
     async def _answer_all(self, connection: PlaneConnection) -> None:
@@ -337,8 +343,8 @@ class DataPlane:
                 self._record_end(connection, error)
                 await connection.refuse(error)
                 return
-            if not connection.greeted or isinstance(request, Hello):
-                if not await self._greet(connection, correlation_id, request):
+            if not connection.has_said_hello or isinstance(request, Hello):
+                if not await self._answer_hello(connection, correlation_id, request):
                     return
                 continue
             if isinstance(request, Challenge | Authenticate):
@@ -350,18 +356,18 @@ class DataPlane:
             ):
                 continue
             is_pull = is_long_poll(request)
-            if is_pull and connection.pulls < PULLS_PER_CONNECTION_MAX:
-                connection.pulls += 1
+            if is_pull and connection.pull_count < PULLS_PER_CONNECTION_MAX:
+                connection.pull_count += 1
                 answer = self._answer_pull(connection, correlation_id, request, payload)
             else:
                 await connection.wait_for_slot()
-                connection.others += 1
+                connection.other_count += 1
                 answer = self._answer_other(
-                    connection, correlation_id, request, payload, refused=is_pull
+                    connection, correlation_id, request, payload, is_over_limit=is_pull
                 )
             connection.start_answer(answer)
 
-    async def _greet(
+    async def _answer_hello(
         self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> bool:
         """Check the client's version in the first frame, and answer it; return False if the client
@@ -380,9 +386,9 @@ class DataPlane:
             await self._write(connection, frame_parts(correlation_id, refusal(error)))
             await connection.refuse(error)
             return False
-        connection.greeted = True
+        connection.has_said_hello = True
         if connection.access is None:
-            self._unknown.pop(connection, None)
+            self._unauthenticated.pop(connection, None)
         await self._write(connection, frame_parts(correlation_id, Welcome(VERSION)))
         return True
 
@@ -397,7 +403,7 @@ class DataPlane:
             else:
                 answer = await access.authenticate(request, partial(self._acquire_slot, connection))
                 connection.socket.bytes_max = FRAME_BYTES_MAX
-                self._unknown.pop(connection, None)
+                self._unauthenticated.pop(connection, None)
         except KeylaneError as error:
             self._on_refusal(error)
             answer = refusal(error)
@@ -437,7 +443,7 @@ class DataPlane:
             return True
         delay = access.delay(request)
         if delay.ms <= HOLD_MS:
-            access.take(request, size)
+            access.consume(request, size)
         if not delay.ms:
             return True
         access.record_wait(delay)
@@ -456,7 +462,7 @@ class DataPlane:
         access = connection.access
         if access is None:
             return
-        access.take(request, 0)
+        access.consume(request, 0)
         while (delay := access.delay(request)).ms:
             step = delay._replace(ms=min(delay.ms, HOLD_MS))
             access.record_wait(step)
@@ -480,7 +486,7 @@ class DataPlane:
         try:
             await self._answer(connection, correlation_id, request, payload)
         finally:
-            connection.pulls -= 1
+            connection.pull_count -= 1
 
     async def _answer_other(
         self,
@@ -489,10 +495,12 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refused: bool,
+        is_over_limit: bool,
     ) -> None:
         try:
-            await self._answer(connection, correlation_id, request, payload, refused=refused)
+            await self._answer(
+                connection, correlation_id, request, payload, is_over_limit=is_over_limit
+            )
         finally:
             connection.free_slot()
 
@@ -503,23 +511,23 @@ class DataPlane:
         request: Request,
         payload: memoryview,
         *,
-        refused: bool = False,
+        is_over_limit: bool = False,
     ) -> None:
         access = connection.access
         fetches = access is not None and type(request) in FETCH_FRAMES
-        if fetches and not refused:
+        if fetches and not is_over_limit:
             await self._wait_to_fetch(connection, request)
         reservation = begin_answer(connection.budget)
         try:
             try:
-                if refused:
+                if is_over_limit:
                     raise OverloadedError(
                         f"a connection has at most {PULLS_PER_CONNECTION_MAX} pulls at once"
                     )
                 answer, data = await self._handler(request, payload)
                 reservation.settle(len(data))
                 if access is not None and fetches:
-                    access.take(request, len(data), requests=0)
+                    access.consume(request, len(data), requests=0)
                 frame = frame_parts(correlation_id, answer, data)
                 del data, payload  # only the frame is kept until it is sent
             except KeylaneError as error:
@@ -549,7 +557,7 @@ class DataPlane:
             elapsed_s, intervals = intervals * interval_s, 0
             now_s = asyncio.get_running_loop().time()
             for connection, reader in self._readers.items():
-                if connection in self._disconnects:
+                if connection in self._disconnect_tasks:
                     continue
                 try:
                     error = self._disconnect_reason(connection, now_s, elapsed_s)
@@ -561,7 +569,7 @@ class DataPlane:
                 self._record_end(connection, error)
                 # In its own task, because it must not delay the checks of the others.
                 disconnect = self._disconnect(connection, reader, error)
-                self._disconnects[connection] = start_task(disconnect)
+                self._disconnect_tasks[connection] = start_task(disconnect)
 
     def _disconnect_reason(
         self, connection: PlaneConnection, now_s: float, elapsed_s: float
@@ -582,7 +590,7 @@ class DataPlane:
                 connection.access.check_valid()
             except KeylaneError as expired:
                 return expired
-        elif not connection.greeted and now_s - connection.opened_s > AUTHENTICATE_S:
+        elif not connection.has_said_hello and now_s - connection.opened_s > AUTHENTICATE_S:
             return _disconnect_error(f"no Hello arrived within {AUTHENTICATE_S:g} s")
         stuck_s = connection.stuck_s(now_s)
         is_exhausted = self._answer_budget.is_exhausted
@@ -634,8 +642,8 @@ def _no_slot_error(text: str, principal: str, limit: int) -> ConnectionQuotaErro
     return error
 
 
-def _disconnect_error(why: str) -> FrameError:
+def _disconnect_error(reason: str) -> FrameError:
     """Return the error for a client that is disconnected because it missed a deadline."""
-    error = FrameError(why)
+    error = FrameError(reason)
     error.hint = "Open a new connection; a keylane client does so automatically."
     return error

@@ -24,7 +24,7 @@ class PromptCall(Protocol):
         """Send the last or only answer."""
         ...
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         """Send an answer that is followed by others; the client must have asked for several."""
         ...
 
@@ -45,13 +45,13 @@ class PromptCall(Protocol):
         """Let `handle` answer `request` instead, in a task."""
         ...
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         """Cancel `future` if the client disconnects before the call is answered."""
         ...
 
     def reserve_bytes(self, bytes_max: int) -> bool:
         """Reserve `bytes_max` bytes for the answer; return False if they are not free now. See
-        `answer_room`.
+        `answer_budget`.
         """
         ...
 

@@ -33,11 +33,11 @@ def at_end(call: Call, loop: asyncio.AbstractEventLoop) -> None:
     """Call a function at the end of the callback that `in_turn` runs, or without one in the loop's
     next iteration; functions are called in order.
     """
-    calls = _scheduled.calls
-    if calls is None:
+    scheduled_calls = _scheduled.calls
+    if scheduled_calls is None:
         loop.call_soon(call)
     else:
-        calls.append(call)
+        scheduled_calls.append(call)
 
 
 def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
@@ -49,18 +49,18 @@ def in_turn(callback: Callable[..., object], /, *args: Any) -> None:
         return
     calls: list[Call] = []
     _scheduled.calls = calls
-    done = 0
+    done_count = 0
     try:
         try:
             callback(*args)
         finally:
             for call in calls:
-                done += 1
+                done_count += 1
                 try:
                     call()
                 except Exception:
                     log.exception("a function scheduled for the end of a callback failed")
     finally:
         _scheduled.calls = None
-        for call in calls[done:]:  # left over after KeyboardInterrupt or SystemExit
+        for call in calls[done_count:]:  # left over after KeyboardInterrupt or SystemExit
             asyncio.get_running_loop().call_soon(call)

@@ -21,7 +21,7 @@ class WorkerThread:
     """Runs functions in the order in which they are submitted, until `close`."""
 
     def __init__(self, name: str) -> None:
-        self.under_way = 0
+        self.in_flight = 0
         """Number of submitted functions whose results the event loop has not received; read it only
         in that loop.
         """
@@ -35,7 +35,7 @@ class WorkerThread:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self.under_way += 1
+        self.in_flight += 1
         self._jobs.put((loop, future, function, args))
         return future
 
@@ -53,7 +53,7 @@ class WorkerThread:
             del job, loop, future, function, args, value, error
 
     def _finish(self, future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
-        self.under_way -= 1
+        self.in_flight -= 1
         if future.done():
             return
         if error is None:

@@ -6,18 +6,6 @@
              replaced files ─▶ used by the next connection
 
 A server does not start with an expired certificate: the error appears where it can be fixed.
-
-Clients resume TLS sessions, which saves verifying the server's certificate again:
-
-    handshake ─▶ the server's tickets arrive with its first bytes ─▶ stored, one for each name
-              ─▶ offered at the next handshake
-
-A server that cannot use a ticket, for example after its restart, does a full handshake. A session
-depends on the certificate that was verified first, so it is offered until that certificate expires,
-and for at most RESUMED_S.
-
-This uses only the documented interface of `ssl`: `SSLContext.wrap_bio` with a session, and
-`SSLContext.sslobject_class`.
 """
 
 from __future__ import annotations
@@ -28,129 +16,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, MissingExtraError, Reason
 from ...protocol.http.tls_settings import TlsSettings
+from .resumption import ResumingContext, SmallReadContext
 from .settings import ServingSettings
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
-
-
-RESUMED_S = 3_600
-"""Seconds for which a session is offered after its full handshake; OpenSSL's servers accept it for
-two hours.
-"""
-NAMES_MAX = 16
-"""The number of server names whose sessions a context stores; it is used for one server, which
-usually has one name.
-"""
-READ_BYTES = 64 << 10
-"""The size of the buffer that a read allocates. Event loops request 256 KiB, but a TLS record has
-at most 16 KiB.
-"""
-
-
-_wall_ms = SystemClock().wall_ms
-
-
-def _now_s() -> float:
-    """Return the wall-clock time in seconds, like the dates of certificates."""
-    return _wall_ms() / 1000
-
-
-class _StoredSession(NamedTuple):
-    """A session, and the time until which it is offered."""
-
-    session: ssl.SSLSession
-    until_s: float
-
-
-class SmallReadObject(ssl.SSLObject):
-    """The TLS of one connection; a read without a buffer allocates a small one."""
-
-    def read(self, size: int = 1024, buffer: Any = None) -> Any:
-        """See `ssl.SSLObject.read`."""
-        return super().read(min(size, READ_BYTES)) if buffer is None else super().read(size, buffer)
-
-
-class SmallReadContext(ssl.SSLContext):
-    """A context whose connections do not allocate large buffers to read."""
-
-    sslobject_class = SmallReadObject
-
-
-class _ResumingObject(SmallReadObject):
-    """The TLS of one client connection; it passes its session to the context, to be resumed
-    later.
-    """
-
-    _is_first_read = True
-
-    def read(self, size: int = 1024, buffer: Any = None) -> Any:
-        """See `ssl.SSLObject.read`; a server's tickets arrive before its first bytes."""
-        data = super().read(size, buffer)  # raises while nothing has arrived
-        if self._is_first_read:
-            self._is_first_read = False
-            context = self.context
-            assert isinstance(context, ResumingContext)
-            context.store_session(self)
-        return data
-
-
-class ResumingContext(ssl.SSLContext):
-    """The context of a client's connections to one server, which resume each other's sessions."""
-
-    sslobject_class = _ResumingObject
-    _stored: OrderedDict[str, _StoredSession]
-
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        """See `ssl.SSLContext.wrap_bio`; it offers the session that is stored for the name."""
-        stored = self._sessions.get(str(server_hostname))
-        if session is None and stored is not None and _now_s() < stored.until_s:
-            session = stored.session
-        return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
-
-    def store_session(self, connection: ssl.SSLObject) -> None:
-        """
-        Store a connection's session for later connections to the same name.
-
-        A resumed connection brings no new session: the stored one is offered again until its time
-        is over. With Python before 3.12.7, and with 3.13.0, each access to `session` leaks a copy
-        of it (gh-116810), so it is read only once for each full handshake.
-        """
-        if connection.session_reused:
-            return
-        session = connection.session
-        if session is None or not session.has_ticket:
-            return
-        now_s = _now_s()
-        certificate: Any = connection.getpeercert() or {}
-        ends = certificate.get("notAfter")
-        ends_s = ssl.cert_time_to_seconds(ends) if ends else now_s
-        name = str(connection.server_hostname)
-        self._sessions[name] = _StoredSession(session, min(ends_s, now_s + RESUMED_S))
-        self._sessions.move_to_end(name)
-        while len(self._sessions) > NAMES_MAX:
-            self._sessions.popitem(last=False)
-
-    @property
-    def _sessions(self) -> OrderedDict[str, _StoredSession]:
-        """The stored sessions by name; created at the first use, because an `ssl.SSLContext` is
-        created by `__new__`.
-        """
-        if "_stored" not in self.__dict__:
-            self._stored = OrderedDict()
-        return self._stored
 
 
 log = logging.getLogger("keylane.rpc")
@@ -176,7 +51,7 @@ class ServerTls:
 
     def __init__(self, settings: ServingSettings, wall_ms: Callable[[], int] | None = None) -> None:
         self._wall_ms = wall_ms or SystemClock().wall_ms
-        self.names, self.ends_s = self._check(settings)
+        self.names, self.expires_s = self._check(settings)
         self.context = _server_context()
         """The context for new connections."""
         _load_files(self.context, settings)
@@ -188,12 +63,12 @@ class ServerTls:
         Raises:
             ConfigError: a file cannot be used; the old ones remain in use.
         """
-        names, ends_s = self._check(settings)
+        names, expires_s = self._check(settings)
         context = _server_context()
         _load_files(context, settings)
         self.context = context
         self.names = names
-        self.ends_s = ends_s
+        self.expires_s = expires_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
         """Return the certificate's names, and when it expires in seconds since 1970. Raises
@@ -268,11 +143,11 @@ class ClientContexts:
         """
         # Taken before the content is read: a later change is noticed at the next connection.
         stamps = _stamps_of(tls)
-        content, first = _content_of(tls), client_context(tls)
+        digest, first_context = _digest_of(tls), client_context(tls)
         self._tls = tls
         self._stamps = stamps
-        self._content = content
-        self._first = first
+        self._digest = digest
+        self._first_context = first_context
         self._contexts: OrderedDict[str, ResumingContext] = OrderedDict()
         """Contexts by address; their number is limited, because brokers return at other
         addresses.
@@ -284,10 +159,10 @@ class ClientContexts:
             self._renew_if_replaced()
         context = self._contexts.get(address)
         if context is None:
-            key = (self._content, address)
+            key = (self._digest, address)
             context = _shared.pop(key, None) or self._new_context()
             self._contexts[address] = context
-            if context is not self._first:
+            if context is not self._first_context:
                 _shared[key] = context
             for contexts in (_shared, self._contexts):
                 while len(contexts) > SHARED_MAX:
@@ -338,9 +213,9 @@ class ClientContexts:
         """
         try:
             context = client_context(self._tls)
-            return context if _content_of(self._tls) == self._content else self._first
+            return context if _digest_of(self._tls) == self._digest else self._first_context
         except ConfigError:
-            return self._first
+            return self._first_context
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
@@ -358,7 +233,7 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _content_of(tls: TlsSettings) -> bytes:
+def _digest_of(tls: TlsSettings) -> bytes:
     """Return a digest of the contents of a client's files. Raises ConfigError."""
     digest = sha256()
     for path in (tls.ca, tls.cert, tls.key):

@@ -73,17 +73,17 @@ def _certificate_error(address: str, cause: ssl.SSLCertVerificationError) -> Not
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:
     """Return the OpenSSL error that caused an error of aiohttp, or None if there is none."""
-    seen: BaseException | None = error
+    seen_errors: BaseException | None = error
     for _ in range(8):
         # aiohttp's classes are tested first: they are SSLErrors too, but without details.
-        if isinstance(seen, aiohttp.ClientConnectorCertificateError):
-            seen = seen.certificate_error
-        elif isinstance(seen, aiohttp.ClientConnectorError):
-            seen = seen.os_error
-        elif isinstance(seen, ssl.SSLError):
-            return seen
-        elif seen is not None:
-            seen = seen.__cause__ or seen.__context__
+        if isinstance(seen_errors, aiohttp.ClientConnectorCertificateError):
+            seen_errors = seen_errors.certificate_error
+        elif isinstance(seen_errors, aiohttp.ClientConnectorError):
+            seen_errors = seen_errors.os_error
+        elif isinstance(seen_errors, ssl.SSLError):
+            return seen_errors
+        elif seen_errors is not None:
+            seen_errors = seen_errors.__cause__ or seen_errors.__context__
     return None
 
 

@@ -124,25 +124,29 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         for name in _FILES
         if not (values.get(name) is None or isinstance(values[name], Path))
     ]
-    present = {name for name in _FILES if values.get(name) is not None}
-    if present & {"tls_cert", "tls_key"} and not present >= {"tls_cert", "tls_key", "tls_ca"}:
-        missing = sorted({"tls_cert", "tls_key", "tls_ca"} - present)
-        problems.append(f"TLS needs also {' and '.join(missing)}")
-    elif "tls_client_ca" in present and "tls_cert" not in present:
+    given_names = {name for name in _FILES if values.get(name) is not None}
+    if given_names & {"tls_cert", "tls_key"} and not given_names >= {
+        "tls_cert",
+        "tls_key",
+        "tls_ca",
+    }:
+        missing_names = sorted({"tls_cert", "tls_key", "tls_ca"} - given_names)
+        problems.append(f"TLS needs also {' and '.join(missing_names)}")
+    elif "tls_client_ca" in given_names and "tls_cert" not in given_names:
         problems.append("tls_client_ca needs also tls_cert, tls_key and tls_ca")
     principals = values.get("tls_client_principals", False)
     if not isinstance(principals, bool):
         problems.append("tls_client_principals must be true or false")
-    elif principals and "tls_client_ca" not in present:
+    elif principals and "tls_client_ca" not in given_names:
         problems.append("tls_client_principals needs also tls_client_ca")
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
-    host, advertised = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
+    host, advertised_host = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
     # Without either, the server refuses to start at this address, with advice about TLS.
-    served = "tls_cert" in present or values.get("insecure_network") is True
+    is_reachable = "tls_cert" in given_names or values.get("insecure_network") is True
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
-    elif served and not advertised and is_wildcard(host):
+    elif is_reachable and not advertised_host and is_wildcard(host):
         problems.append(f"host {host} needs advertised_host: others cannot connect to {host}")
     hosts = values.get("metrics_hosts", ())
     problems += [
@@ -150,8 +154,8 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
         for name in (hosts if isinstance(hosts, tuple) else (hosts,))
         if not isinstance(name, str) or not is_host_pattern(name)
     ]
-    if advertised and (not isinstance(advertised, str) or not is_host(advertised)):
-        problems.append(f"advertised_host must be a name or address, not {advertised!r:.80}")
+    if advertised_host and (not isinstance(advertised_host, str) or not is_host(advertised_host)):
+        problems.append(f"advertised_host must be a name or address, not {advertised_host!r:.80}")
     return problems
 
 

@@ -72,7 +72,9 @@ def positions(
 
 
 def check_manifest_covers(
-    manifest: Manifest, stored: Sequence[SourceOffsets], cursors: Mapping[str, Mapping[int, int]]
+    manifest: Manifest,
+    stored_offsets: Sequence[SourceOffsets],
+    cursors: Mapping[str, Mapping[int, int]],
 ) -> None:
     """
     Check that the rows of a job can replace all stored messages.
@@ -82,11 +84,11 @@ def check_manifest_covers(
             before them.
     """
     ranges = {each.partition_id: each for each in manifest.ranges}
-    for each in stored:
+    for each in stored_offsets:
         if each.first >= each.end:
             continue  # retention has removed all messages
         job_range = ranges.get(each.partition_id)
-        begin, end = (0, 0) if job_range is None else (job_range.start, job_range.end)
+        first_offset, end = (0, 0) if job_range is None else (job_range.start, job_range.end)
         if each.end > end:
             raise JobError(
                 Reason.CUT_OVER,
@@ -97,12 +99,12 @@ def check_manifest_covers(
             )
         for group, by_source in cursors.items():
             cursor = max(by_source.get(each.partition_id, each.end), each.first)
-            if cursor < begin:
+            if cursor < first_offset:
                 raise JobError(
                     Reason.CUT_OVER,
-                    f"consumer group {group!r} has not handled {begin - cursor} messages of "
-                    f"partition {each.partition_id}, [{cursor}, {begin}), which are not in the "
-                    "backfill: let the group continue, or reprocess from an earlier start",
+                    f"consumer group {group!r} has not handled {first_offset - cursor} messages of "
+                    f"partition {each.partition_id}, [{cursor}, {first_offset}), which are not in "
+                    "the backfill: let the group continue, or reprocess from an earlier start",
                     partition_id=each.partition_id,
                 )
 

@@ -29,7 +29,7 @@ from ...producer.tables.arrow import Column
 from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
 from .carrying import parse_sources
-from .messages import PROPERTIES, REPLAY
+from .messages import PROPERTIES, REPLAY, flatten_entries
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -58,9 +58,9 @@ class ComparedRows:
     def __len__(self) -> int:
         return len(self.source)
 
-    def take(self, chosen: npt.NDArray[Any]) -> ComparedRows:
+    def take(self, selection: npt.NDArray[Any]) -> ComparedRows:
         """Return the rows that a mask or an array of indexes selects."""
-        return ComparedRows(*(getattr(self, each.name)[chosen] for each in fields(self)))
+        return ComparedRows(*(getattr(self, each.name)[selection] for each in fields(self)))
 
     @classmethod
     def concatenate(cls, parts: Sequence[ComparedRows]) -> ComparedRows:
@@ -129,8 +129,10 @@ def select_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRow
     is_selected = np.zeros(len(rows), bool)
     for partition_id, bounds in by_partition.items():
         starts, ends = np.array(sorted(bounds), np.int64).T
-        at = np.searchsorted(starts, rows.offset, "right") - 1
-        is_selected |= (rows.source == partition_id) & (at >= 0) & (rows.offset < ends[at])
+        indexes = np.searchsorted(starts, rows.offset, "right") - 1
+        is_selected |= (
+            (rows.source == partition_id) & (indexes >= 0) & (rows.offset < ends[indexes])
+        )
     return rows if is_selected.all() else rows.take(is_selected)
 
 
@@ -142,18 +144,18 @@ def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     # The sort is stable: equal rows stay in stored order.
     in_order = np.lexsort((order, side, rows.key, rows.offset, rows.source))
     rows, side = rows.take(in_order), side[in_order]
-    rank = _ranks(rows, side)
+    rank = _rank_rows(rows, side)
     paired = np.lexsort((side, rank, rows.key, rows.offset, rows.source))
     rows, side, rank = rows.take(paired), side[paired], rank[paired]
     is_pair = _continues_previous(rows) & (rank[1:] == rank[:-1])
     is_different = np.ones(len(rows), bool)
-    at = np.flatnonzero(is_pair)
-    times = rows.time_us[at], rows.time_us[at + 1]
-    is_equal = (rows.row[at] == rows.row[at + 1]) & (
+    indexes = np.flatnonzero(is_pair)
+    times = rows.time_us[indexes], rows.time_us[indexes + 1]
+    is_equal = (rows.row[indexes] == rows.row[indexes + 1]) & (
         (times[0] == times[1]) | (times[0] == NO_TIME) | (times[1] == NO_TIME)
     )
-    is_different[at] = ~is_equal
-    is_different[at + 1] = False  # counted once
+    is_different[indexes] = ~is_equal
+    is_different[indexes + 1] = False  # counted once
     return _group_by_key(rows.take(is_different))
 
 
@@ -181,7 +183,7 @@ def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
     return same
 
 
-def _ranks(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
+def _rank_rows(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
     """Return the index of each row among those with the same side, source and key."""
     count = len(rows)
     if not count:
@@ -208,16 +210,12 @@ def _hash_properties(properties: Any) -> U64:
     """Return a hash of the properties of each row that ignores their order, and the properties that
     a job adds.
     """
-    flat = properties.cast(pa.list_(_ENTRY))
-    lengths = pc.list_value_length(flat).fill_null(0).to_numpy(zero_copy_only=False)
-    entries = flat.flatten()
-    keys, values = entries.field(0), entries.field(1)
+    keys, values, offsets = flatten_entries(properties, len(properties))
     hashes = _mix(_hash_column(keys, len(keys)), _hash_column(values, len(keys)))
     added = pc.is_in(keys, pa.array([REPLAY, SOURCE], pa.string()))
     hashes[added.to_numpy(zero_copy_only=False).astype(bool)] = 0
     totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hashes, dtype=np.uint64)])
-    ends = np.cumsum(lengths).astype(np.int64)
-    hashed: U64 = totals[ends] - totals[ends - lengths.astype(np.int64)]
+    hashed: U64 = totals[offsets[1:]] - totals[offsets[:-1]]
     return hashed
 
 
@@ -227,6 +225,3 @@ def _times_us(column: Any, count: int, planned_us: int | None) -> I64:
     micros = pc.cast(pc.cast(column, pa.timestamp("us", "UTC"), safe=False), pa.int64())
     times: I64 = micros.fill_null(NO_TIME).to_numpy(zero_copy_only=False)
     return times if planned_us is None else np.where(times == planned_us, NO_TIME, times)
-
-
-_ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])

@@ -28,10 +28,10 @@ def find_differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[Ke
     """Return the keys whose rows differ, sorted by first offset; the rows of a key are compared in
     order.
     """
-    before, after = _group_by_key(old), _group_by_key(new)
+    old_rows, new_rows = _group_by_key(old), _group_by_key(new)
     changes = []
-    for key in dict.fromkeys([*before, *after]):
-        differing = list(_differing_offsets(before.get(key, []), after.get(key, [])))
+    for key in dict.fromkeys([*old_rows, *new_rows]):
+        differing = list(_differing_offsets(old_rows.get(key, []), new_rows.get(key, [])))
         if differing:
             offsets = [offset for offset in differing if offset is not None]
             changes.append(
@@ -59,13 +59,13 @@ def _differing_offsets(
     """Yield the offset of each row that differs. Rows are matched by offset, and rows with the same
     offset by their order.
     """
-    unmatched = _group_by_offset(old)
+    unmatched_rows = _group_by_offset(old)
     for offset, rows in _group_by_offset(new).items():
-        others = unmatched.pop(offset, [])
-        pairs = zip(rows, others, strict=False)
-        same = sum(row == old_row for row, old_row in pairs)
-        yield from [offset] * (max(len(rows), len(others)) - same)
-    for offset, rows in unmatched.items():
+        candidate_rows = unmatched_rows.pop(offset, [])
+        pairs = zip(rows, candidate_rows, strict=False)
+        equal_rows = sum(row == old_row for row, old_row in pairs)
+        yield from [offset] * (max(len(rows), len(candidate_rows)) - equal_rows)
+    for offset, rows in unmatched_rows.items():
         yield from [offset] * len(rows)
 
 

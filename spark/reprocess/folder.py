@@ -121,13 +121,15 @@ class OutputFolder:
             mark: the mark of pieces made by the current code.
             earlier_codes: the code of earlier pieces that also count, by mark.
         """
-        done = []
+        counted_pieces = []
 
         def add_if_counted(piece_mark: str, piece: JobPiece) -> None:
             if piece_mark == mark:
-                done.append(piece)
+                counted_pieces.append(piece)
             elif piece_mark in earlier_codes:
-                done.append(msgspec.structs.replace(piece, code=earlier_codes[piece_mark]))
+                counted_pieces.append(
+                    msgspec.structs.replace(piece, code=earlier_codes[piece_mark])
+                )
 
         for path in self._records.glob("*.json"):
             add_if_counted(*msgspec.json.decode(path.read_bytes(), type=tuple[str, JobPiece]))
@@ -138,7 +140,7 @@ class OutputFolder:
             piece_mark, piece = msgspec.json.decode(piece_metadata, type=tuple[str, JobPiece])
             if piece.file == path.name:
                 add_if_counted(piece_mark, piece)
-        return sorted(done, key=lambda piece: (piece.partition_id, piece.start))
+        return sorted(counted_pieces, key=lambda piece: (piece.partition_id, piece.start))
 
     def read_rows(self, piece: JobPiece) -> pa.Table:
         """Return the rows of a piece."""

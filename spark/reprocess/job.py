@@ -96,23 +96,25 @@ def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
 
     A user module is neither installed nor part of Python or keylane.
     """
-    found: dict[str, bytes] = {}
+    sources: dict[str, bytes] = {}
     is_package = hasattr(module, "__path__")
-    pending = [
+    pending_modules = [
         (module.__name__, module.__name__ if is_package else module.__package__ or "", source)
     ]
-    while pending and len(found) < MODULES_MAX:
-        name, package, text = pending.pop()
+    while pending_modules and len(sources) < MODULES_MAX:
+        name, package, text = pending_modules.pop()
         for imported in _imported_names(name, package, text):
-            if imported in found or imported == module.__name__:
+            if imported in sources or imported == module.__name__:
                 continue
             path = _user_module_path(imported)
             if path is None:
                 continue
-            found[imported] = path.read_bytes()
+            sources[imported] = path.read_bytes()
             module_package = imported if path.name == "__init__.py" else imported.rpartition(".")[0]
-            pending.append((imported, module_package, found[imported].decode(errors="replace")))
-    return found
+            pending_modules.append(
+                (imported, module_package, sources[imported].decode(errors="replace"))
+            )
+    return sources
 
 
 def _imported_names(name: str, package: str, source: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ With the source, consumer groups are carried over to the new messages (`carrying
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -69,48 +69,52 @@ def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     return pa.table(columns)
 
 
-def _remove_entries(given: Any, names: Sequence[str]) -> Any:
+def _remove_entries(properties: Any, names: Sequence[str]) -> Any:
     """Return a map array without the entries of these names; raise pa.ArrowException if it does not
     map strings to strings.
     """
-    if given is None:
+    if properties is None:
         return None
-    entries = _flatten_entries(given, len(given))
+    entries = flatten_entries(properties, len(properties))
     is_kept = pc.invert(pc.is_in(entries.keys, pa.array(names))).to_numpy(zero_copy_only=False)
     if is_kept.all():
-        return given
+        return properties
     kept_before = np.concatenate([[0], np.cumsum(is_kept)]).astype(np.int32)
-    kept = pa.array(np.flatnonzero(is_kept))
+    kept_indexes = pa.array(np.flatnonzero(is_kept))
     return pa.MapArray.from_arrays(
-        pa.array(kept_before[entries.offsets]), entries.keys.take(kept), entries.values.take(kept)
+        pa.array(kept_before[entries.offsets]),
+        entries.keys.take(kept_indexes),
+        entries.values.take(kept_indexes),
     )
 
 
-def add_properties(given: Any, added: dict[str, Any]) -> Any:
+def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
     """
     Append entries to each row of a map array, without a Python object per row.
 
     Args:
-        given: an array of maps from string to string; None: no row has entries.
-        added: the values to append in each row, by key.
+        properties: an array of maps from string to string; None: no row has entries.
+        new_entries: the values to append in each row, by key.
 
     Raises:
         pa.ArrowException: the given array does not map strings to strings.
     """
-    count = len(next(iter(added.values())))
-    entries = _flatten_entries(given, count)
+    count = len(next(iter(new_entries.values())))
+    entries = flatten_entries(properties, count)
     entry_count = len(entries.keys)
     lengths = np.diff(entries.offsets)
-    ends = entries.offsets[1:] + len(added) * np.arange(1, count + 1)
+    ends = entries.offsets[1:] + len(new_entries) * np.arange(1, count + 1)
     # For each entry of the result, its index in the given entries followed by each new property of
     # all rows.
-    source_indexes = np.empty(entry_count + len(added) * count, np.int64)
-    source_indexes[np.arange(entry_count) + len(added) * np.repeat(np.arange(count), lengths)] = (
-        np.arange(entry_count)
-    )
+    source_indexes = np.empty(entry_count + len(new_entries) * count, np.int64)
+    source_indexes[
+        np.arange(entry_count) + len(new_entries) * np.repeat(np.arange(count), lengths)
+    ] = np.arange(entry_count)
     keys, values = [entries.keys], [entries.values]
-    for nth, (key, texts) in enumerate(added.items()):
-        source_indexes[ends - len(added) + nth] = entry_count + nth * count + np.arange(count)
+    for entry_index, (key, texts) in enumerate(new_entries.items()):
+        source_indexes[ends - len(new_entries) + entry_index] = (
+            entry_count + entry_index * count + np.arange(count)
+        )
         keys.append(pa.repeat(pa.scalar(key, pa.string()), count))
         values.append(texts)
     indexes = pa.array(source_indexes)
@@ -120,24 +124,33 @@ def add_properties(given: Any, added: dict[str, Any]) -> Any:
     )
 
 
-class _Entries:
-    """Holds the concatenated entries of a map array, and the offset of each row."""
+class MapEntries(NamedTuple):
+    """The concatenated entries of a map array, and the offsets of the rows' entries."""
 
-    def __init__(self, keys: Any, values: Any, offsets: Any) -> None:
-        self.keys = keys
-        self.values = values
-        self.offsets = offsets
+    keys: Any
+    values: Any
+    offsets: Any
 
 
-def _flatten_entries(given: Any, count: int) -> _Entries:
-    if given is None:
+def flatten_entries(properties: Any, count: int) -> MapEntries:
+    """
+    Return the entries of a column of properties.
+
+    Args:
+        properties: an array of maps from string to string; None: no row has entries.
+        count: the number of rows.
+
+    Raises:
+        pa.ArrowException: the given array does not map strings to strings.
+    """
+    if properties is None:
         empty = pa.array([], pa.string())
-        return _Entries(empty, empty, np.zeros(count + 1, np.int64))
-    maps = given.cast(PROPERTIES)
-    lengths = pc.list_value_length(maps.cast(pa.list_(_ENTRY))).fill_null(0)
+        return MapEntries(empty, empty, np.zeros(count + 1, np.int64))
+    lists = properties.cast(PROPERTIES).cast(pa.list_(_ENTRY))
+    lengths = pc.list_value_length(lists).fill_null(0)
     offsets = np.concatenate([[0], np.cumsum(lengths.to_numpy(zero_copy_only=False))])
-    flat = maps.cast(pa.list_(_ENTRY)).flatten()
-    return _Entries(flat.field(0), flat.field(1), offsets.astype(np.int64))
+    entries = lists.flatten()
+    return MapEntries(entries.field(0), entries.field(1), offsets.astype(np.int64))
 
 
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])

@@ -55,24 +55,32 @@ def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifferenc
             not name the messages from which they were made.
         KeylaneError: reading fails.
     """
-    after = complete(new)
+    new_manifest = read_complete_manifest(new)
     if old.startswith(SUBJECT):
         name = old.removeprefix(SUBJECT)
-        pairs = [(piece, piece) for piece in after.pieces]
-        before: _Side = _Subject(meta, name, after if name == after.subject else None)
-        return _merge(_compare_rows(before, _output_of(meta, new, after), pairs))
+        pairs = [(piece, piece) for piece in new_manifest.pieces]
+        old_side: _Side = _Subject(
+            meta, name, new_manifest if name == new_manifest.subject else None
+        )
+        return _merge(_compare_rows(old_side, _output_of(meta, new, new_manifest), pairs))
     folder = OutputFolder(old)
-    earlier = complete(folder)
-    pairs = [pair for pair in _pair_pieces(folder, earlier, new, after) if _differ(*pair)]
-    if earlier.output or after.output:
+    old_manifest = read_complete_manifest(folder)
+    pairs = [
+        (old_piece, new_piece)
+        for old_piece, new_piece in _pair_pieces(folder, old_manifest, new, new_manifest)
+        if old_piece.digest != new_piece.digest
+    ]
+    if old_manifest.output or new_manifest.output:
         return _merge(
-            _compare_rows(_output_of(meta, folder, earlier), _output_of(meta, new, after), pairs)
+            _compare_rows(
+                _output_of(meta, folder, old_manifest), _output_of(meta, new, new_manifest), pairs
+            )
         )
     return _merge(
         each
-        for other, piece in pairs
+        for old_piece, piece in pairs
         for each in find_differences(
-            piece.partition_id, folder.read_rows(other), new.read_rows(piece)
+            piece.partition_id, folder.read_rows(old_piece), new.read_rows(piece)
         )
     )
 
@@ -97,7 +105,7 @@ def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
     )
 
 
-def complete(folder: OutputFolder) -> Manifest:
+def read_complete_manifest(folder: OutputFolder) -> Manifest:
     """Return the manifest of a complete job; raise JobError if it is incomplete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
@@ -107,27 +115,23 @@ def complete(folder: OutputFolder) -> Manifest:
 
 
 def _pair_pieces(
-    old: OutputFolder, before: Manifest, new: OutputFolder, after: Manifest
+    old: OutputFolder, old_manifest: Manifest, new: OutputFolder, new_manifest: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
-    pieces = {(each.partition_id, each.start, each.end): each for each in before.pieces}
-    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in after.pieces}:
+    pieces = {(each.partition_id, each.start, each.end): each for each in old_manifest.pieces}
+    if pieces.keys() != {(each.partition_id, each.start, each.end) for each in new_manifest.pieces}:
         raise JobError(
             Reason.MANIFEST,
             f"{old.path} and {new.path} have different ranges: reprocess both with the same "
             "--start and --end",
             path=str(old.path),
         )
-    return [(pieces[each.partition_id, each.start, each.end], each) for each in after.pieces]
-
-
-def _differ(old: JobPiece, new: JobPiece) -> bool:
-    return old.digest != new.digest
+    return [(pieces[each.partition_id, each.start, each.end], each) for each in new_manifest.pieces]
 
 
 class _Side(ABC):
     """One of the two compared outputs: its rows, and how to read them."""
 
-    where = ""
+    location = ""
     is_source = False
     planned_us: int | None = None
 
@@ -145,7 +149,7 @@ class _Side(ABC):
                         batch,
                         is_source=self.is_source,
                         planned_us=self.planned_us,
-                        where=self.where,
+                        where=self.location,
                     ),
                 )
 
@@ -156,7 +160,7 @@ class _Files(_Side):
     def __init__(self, folder: OutputFolder, manifest: Manifest) -> None:
         self._folder = folder
         self._job = manifest.job
-        self.where = str(folder.path)
+        self.location = str(folder.path)
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         for piece in pieces:
@@ -164,7 +168,7 @@ class _Files(_Side):
                 rows = to_messages(self._folder.read_rows(piece), job=self._job, piece=piece)
             except JobError as error:
                 raise JobError(
-                    Reason.OUTPUTS_DIFFER, f"{self.where}: {error.message}", path=self.where
+                    Reason.OUTPUTS_DIFFER, f"{self.location}: {error.message}", path=self.location
                 ) from None
             yield from rows.to_batches()
 
@@ -177,7 +181,7 @@ class _Subject(_Side):
         self._name = name
         self._manifest = manifest
         self.is_source = manifest is not None
-        self.where = f"{SUBJECT}{name}"
+        self.location = f"{SUBJECT}{name}"
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
         if self._manifest is None:
@@ -190,7 +194,7 @@ class _Subject(_Side):
                 piece.start, starts.get(piece.partition_id, piece.start)
             )
             ends[piece.partition_id] = max(piece.end, ends.get(piece.partition_id, 0))
-        yield from _read_ranges(self._meta, self._name, starts, ends, where=self.where)
+        yield from _read_ranges(self._meta, self._name, starts, ends, where=self.location)
 
 
 class _JobRows(_Side):
@@ -200,7 +204,7 @@ class _JobRows(_Side):
         assert manifest.output
         self._meta = meta
         self._output = manifest.output
-        self.where = str(folder.path)
+        self.location = str(folder.path)
         self.planned_us = manifest.planned_at_ms * 1_000
 
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
@@ -208,15 +212,15 @@ class _JobRows(_Side):
         if not output.messages and output.messages != {}:
             raise JobError(
                 Reason.OUTPUTS_DIFFER,
-                f"{self.where} does not say where the rows are: an older keylane made it",
-                path=self.where,
+                f"{self.location} does not say where the rows are: an older keylane made it",
+                path=self.location,
             )
         ends = {number: count for number, count in output.messages.items() if count}
         starts = dict.fromkeys(ends, 0)
         try:
-            yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.where)
+            yield from _read_ranges(self._meta, output.hidden, starts, ends, where=self.location)
         except SubjectUnknownError:  # it was published
-            yield from _read_ranges(self._meta, output.target, starts, ends, where=self.where)
+            yield from _read_ranges(self._meta, output.target, starts, ends, where=self.location)
 
 
 def _read_ranges(
@@ -241,15 +245,18 @@ def _output_of(meta: str, folder: OutputFolder, manifest: Manifest) -> _Side:
 def _compare_rows(
     old: _Side, new: _Side, pairs: Sequence[tuple[JobPiece, JobPiece]]
 ) -> Iterator[KeyDifference]:
-    for round_pairs in rounds(pairs):
-        before, after = [other for other, _ in round_pairs], [piece for _, piece in round_pairs]
-        differences = differing_keys(_collect_rows(old, before), _collect_rows(new, after))
+    for round_pairs in split_into_rounds(pairs):
+        old_rows, new_rows = (
+            [old_piece for old_piece, _ in round_pairs],
+            [piece for _, piece in round_pairs],
+        )
+        differences = differing_keys(_collect_rows(old, old_rows), _collect_rows(new, new_rows))
         if len(differences.source):
-            keys = _find_keys([(old, before), (new, after)], set(differences.key.tolist()))
+            keys = _find_keys([(old, old_rows), (new, new_rows)], set(differences.key.tolist()))
             yield from _with_keys(differences, keys)
 
 
-def rounds(
+def split_into_rounds(
     pairs: Sequence[tuple[JobPiece, JobPiece]],
 ) -> Iterator[list[tuple[JobPiece, JobPiece]]]:
     """Yield the pieces to compare together: at most ROUND_ROWS rows, or a single piece."""
@@ -278,13 +285,13 @@ def _find_keys(
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
-            missing = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
-            if not len(missing):
+            missing_hashes = np.array(sorted(hashes - keys_by_hash.keys()), np.uint64)
+            if not len(missing_hashes):
                 return keys_by_hash
-            at = np.flatnonzero(np.isin(rows.key, missing))
-            row_hashes, firsts = np.unique(rows.key[at], return_index=True)
+            indexes = np.flatnonzero(np.isin(rows.key, missing_hashes))
+            row_hashes, firsts = np.unique(rows.key[indexes], return_index=True)
             keys = batch.column("key") if "key" in batch.schema.names else None
-            for key_hash, row in zip(row_hashes.tolist(), at[firsts].tolist(), strict=True):
+            for key_hash, row in zip(row_hashes.tolist(), indexes[firsts].tolist(), strict=True):
                 key = None if keys is None else keys[row].as_py()
                 keys_by_hash[key_hash] = key.encode() if isinstance(key, str) else key or b""
     return keys_by_hash

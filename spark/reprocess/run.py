@@ -115,9 +115,9 @@ def plan_job(
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: planning fails.
     """
-    known = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
-    if known is not None:
-        return _plan_missing(known, options, folder)
+    known_manifest = _load_known_manifest(job, options, folder, output, accept_code=accept_code)
+    if known_manifest is not None:
+        return _plan_missing(known_manifest, options, folder)
     return _plan_first_run(job, options, folder, output)
 
 
@@ -125,8 +125,10 @@ def _plan_first_run(
     job: Job, options: ReadOptions, folder: OutputFolder, output: SubjectOutput | None
 ) -> JobPlan:
     (subject,) = options.subjects
-    planned = [] if options.partitions == frozenset() else take_snapshot(options)
-    return _plan_missing(_new_manifest(job, subject, planned, output), options, folder, planned)
+    planned_ranges = [] if options.partitions == frozenset() else take_snapshot(options)
+    return _plan_missing(
+        _new_manifest(job, subject, planned_ranges, output), options, folder, planned_ranges
+    )
 
 
 def _load_known_manifest(
@@ -141,19 +143,19 @@ def _load_known_manifest(
     belongs to another job, code, subject or target.
     """
     (subject,) = options.subjects
-    known = folder.read(MANIFEST) or folder.read(PLAN)
-    if known is None:
+    manifest = folder.read(MANIFEST) or folder.read(PLAN)
+    if manifest is None:
         return None
     target = output.target if output else ""
-    known_target = known.output.target if known.output else ""
-    is_same_job = (job.name, subject, target) == (known.job, known.subject, known_target)
-    if is_same_job and (accept_code or job.code == known.code):
-        return continue_with_code(known, job.code)
+    known_target = manifest.output.target if manifest.output else ""
+    is_same_job = (job.name, subject, target) == (manifest.job, manifest.subject, known_target)
+    if is_same_job and (accept_code or job.code == manifest.code):
+        return continue_with_code(manifest, job.code)
     error = JobError(
         Reason.JOB_CHANGED,
-        f"{folder.path} has the output of job {known.job}, {known.code}, of subject {known.subject}"
-        f"{_describe_target(known_target)}; the command is for job {job.name}, {job.code}, of "
-        f"{subject}{_describe_target(target)}",
+        f"{folder.path} has the output of job {manifest.job}, {manifest.code}, of subject "
+        f"{manifest.subject}{_describe_target(known_target)}; the command is for job {job.name}, "
+        f"{job.code}, of {subject}{_describe_target(target)}",
         path=str(folder.path),
     )
     if is_same_job:
@@ -171,22 +173,29 @@ def _plan_after_cut(
     Returns:
         The plan, the options with its partitions, and the manifest if the job is already complete.
     """
-    known = _load_known_manifest(job, options, folder, to.output(), accept_code=accept_code)
-    done = folder.read(MANIFEST)
-    requested = known.output if known and known.output else to.output()
+    known_manifest = _load_known_manifest(
+        job, options, folder, to.output(), accept_code=accept_code
+    )
+    finished_manifest = folder.read(MANIFEST)
+    requested = known_manifest.output if known_manifest and known_manifest.output else to.output()
     try:
         output, older_ids = to.cut(requested)
     except PublishError as error:
-        if error.reason is not Reason.PUBLISH_TARGET or known is None or done is None:
+        if (
+            error.reason is not Reason.PUBLISH_TARGET
+            or known_manifest is None
+            or finished_manifest is None
+        ):
             raise
-        return _plan_missing(known, options, folder), options, done  # already published
+        # The rows are already published.
+        return _plan_missing(known_manifest, options, folder), options, finished_manifest
     partitions = older_ids if options.partitions is None else older_ids & options.partitions
     options = replace(options, partitions=partitions)
-    if known is not None and known.output == output:
-        plan = _plan_missing(known, options, folder)
-        if plan.missing or done is None:
+    if known_manifest is not None and known_manifest.output == output:
+        plan = _plan_missing(known_manifest, options, folder)
+        if plan.missing or finished_manifest is None:
             return plan, options, None
-        return plan, options, to.check_rows(done)
+        return plan, options, to.check_rows(finished_manifest)
     # The earlier hidden subject was deleted, and messages may have arrived since: all rows are
     # written again, with new ranges.
     folder.remove(MANIFEST)
@@ -203,25 +212,25 @@ def _plan_missing(
     manifest: Manifest,
     options: ReadOptions,
     folder: OutputFolder,
-    planned: list[PlannedRange] | None = None,
+    planned_ranges: list[PlannedRange] | None = None,
 ) -> JobPlan:
-    missing = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
-    if planned is None:
-        planned = _replan(options, missing)
-    by_id = {each.partition_id: each for each in planned}
+    pieces_to_run = missing_pieces(manifest, folder.pieces(manifest.mark, manifest.earlier_marks))
+    if planned_ranges is None:
+        planned_ranges = _replan(options, pieces_to_run)
+    by_id = {each.partition_id: each for each in planned_ranges}
     return JobPlan(
         manifest=manifest,
         missing=tuple(
-            slice_range(by_id[each.partition_id], each.start, each.end) for each in missing
+            slice_range(by_id[each.partition_id], each.start, each.end) for each in pieces_to_run
         ),
     )
 
 
 def _new_manifest(
-    job: Job, subject: str, planned: Iterable[PlannedRange], output: SubjectOutput | None
+    job: Job, subject: str, planned_ranges: Iterable[PlannedRange], output: SubjectOutput | None
 ) -> Manifest:
-    planned = list(planned)
-    largest = max((each.message_bytes for each in planned), default=0)
+    planned_ranges = list(planned_ranges)
+    largest = max((each.message_bytes for each in planned_ranges), default=0)
     return Manifest(
         job=job.name,
         code=job.code,
@@ -235,20 +244,20 @@ def _new_manifest(
                 queue=each.queue,
                 epoch=each.epoch,
             )
-            for each in planned
+            for each in planned_ranges
         ),
         piece_rows=max(1, min(PIECE_ROWS, PIECE_BYTES // max(largest, 1))),
         output=output or UNSET,
     )
 
 
-def _replan(options: ReadOptions, missing: list[SourceRange]) -> list[PlannedRange]:
+def _replan(options: ReadOptions, missing_pieces: list[SourceRange]) -> list[PlannedRange]:
     """Plan the missing pieces of an earlier run again, because brokers may have moved."""
-    if not missing:
+    if not missing_pieces:
         return []
     starts: dict[int, int] = {}
     ends: dict[int, int] = {}
-    for piece in missing:
+    for piece in missing_pieces:
         starts.setdefault(piece.partition_id, piece.start)
         ends[piece.partition_id] = piece.end
     missing_options = replace(
@@ -381,7 +390,7 @@ def _run_tasks(
     park: bool,
 ) -> None:
     hidden = None if to is None else to.hidden_rows(plan.manifest)
-    for wave in waves(plan.missing, in_order=to is not None):
+    for wave in group_into_waves(plan.missing, in_order=to is not None):
         tasks = [
             JobTask(
                 options=options,
@@ -396,15 +405,17 @@ def _run_tasks(
         task_numbers.mapInArrow(task_runner(job, tasks), DONE_SCHEMA).collect()
 
 
-def waves(missing: Iterable[PlannedRange], *, in_order: bool) -> list[list[list[PlannedRange]]]:
+def group_into_waves(
+    missing_ranges: Iterable[PlannedRange], *, in_order: bool
+) -> list[list[list[PlannedRange]]]:
     """
-    Return the pieces of each task, in waves of tasks that run concurrently.
+    Return the pieces of each task, in group_into_waves of tasks that run concurrently.
 
     Args:
         in_order: put each partition into a later wave than its ancestors.
     """
     by_wave: dict[int, dict[int, list[PlannedRange]]] = {}
-    for piece in missing:
+    for piece in missing_ranges:
         wave = by_wave.setdefault(piece.epoch if in_order else 0, {})
         wave.setdefault(piece.partition_id, []).append(piece)
     return [list(by_wave[epoch].values()) for epoch in sorted(by_wave)]

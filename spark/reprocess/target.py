@@ -21,12 +21,14 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
 from msgspec import UNSET
 from msgspec.structs import replace as replace_fields
 
+from ...arrow.opening import run_with_network
 from ...protocol.clock import SystemClock
 from ...protocol.errors import (
     PublishError,
@@ -40,7 +42,6 @@ from ...protocol.reprocess.manifest import JobPiece, Manifest, SubjectOutput
 from ...rpc.network import Network
 from ..writing.hidden import HiddenSubject
 from ..writing.job import WriteOptions, check_unused
-from ..writing.running import run_with_network
 from ..writing.task import write_task
 
 
@@ -65,13 +66,12 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
         RowsError: a row is not a valid message, or an earlier attempt had other rows.
         KeylaneError: a broker or the metaserver refuses, or does not answer in time.
     """
-
-    async def work(network: Network) -> None:
-        await write_task(
-            network,
-            hidden.options,
-            hidden.subject,
-            iter(messages.to_batches()),
+    run_with_network(
+        partial(
+            write_task,
+            options=hidden.options,
+            subject=hidden.subject,
+            batches=iter(messages.to_batches()),
             identity=("reprocess", hidden.subject, piece.partition_id, piece.start),
             task=piece.partition_id,
             sent_at_ns=hidden.sent_at_ns,
@@ -80,8 +80,7 @@ def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
             subject_id=hidden.subject_id,
             allow_reserved=True,
         )
-
-    run_with_network(work)
+    )
 
 
 T = TypeVar("T")
@@ -158,16 +157,18 @@ class JobTarget:
             RowsError: the hidden subject does not have exactly the rows of the pieces, or retention
                 has removed some of them.
         """
-        stored = self._call(_output(manifest), lambda subject: subject.count_complete())
-        if sum(stored.values()) != manifest.rows_out:
+        stored_counts = self._call(_output(manifest), lambda subject: subject.count_complete())
+        if sum(stored_counts.values()) != manifest.rows_out:
             output = _output(manifest)
             raise RowsError(
                 Reason.ROWS_DIFFER,
-                f"{output.hidden} has {sum(stored.values())} messages, and the job has written "
-                f"{manifest.rows_out}: delete it "
+                f"{output.hidden} has {sum(stored_counts.values())} messages, and the job has "
+                f"written {manifest.rows_out}: delete it "
                 "with `keylane subject delete`, and run the same command again",
             )
-        return replace_fields(manifest, output=replace_fields(_output(manifest), messages=stored))
+        return replace_fields(
+            manifest, output=replace_fields(_output(manifest), messages=stored_counts)
+        )
 
     def publish(self, manifest: Manifest) -> None:
         """Publish the rows if the options ask for it; idempotent. Raises the errors of
@@ -177,7 +178,7 @@ class JobTarget:
             output = _output(manifest)
             self._call(output, lambda subject: subject.publish(), subject_id=output.subject_id)
 
-    def ensure_published(self, done: Manifest) -> bool:
+    def ensure_published(self, manifest: Manifest) -> bool:
         """
         Publish the rows of a complete job if the options ask for it, and return True; return False
         if the rows were deleted and must be written again.
@@ -187,21 +188,21 @@ class JobTarget:
                 subject, or retention has removed rows from it.
         """
         try:
-            if not self._has_rows(done):
+            if not self._has_rows(manifest):
                 return False
         except SubjectUnknownError:  # it was published or deleted, or has expired
-            return self._is_published(done)
+            return self._is_published(manifest)
         try:
-            self.publish(done)
+            self.publish(manifest)
         except (SubjectUnknownError, SubjectDeletedError):
             return False
         return True
 
-    def _is_published(self, done: Manifest) -> bool:
-        output = _output(done)
+    def _is_published(self, manifest: Manifest) -> bool:
+        output = _output(manifest)
         if self.options.publish:
             try:
-                self.publish(done)
+                self.publish(manifest)
             except (SubjectUnknownError, SubjectDeletedError):
                 return False
             return True
@@ -210,11 +211,11 @@ class JobTarget:
         except PublishError as error:
             if error.reason is not Reason.PUBLISH_TARGET:
                 raise
-            known = output.subject_id and error.published_id
-            return not known or error.published_id == output.subject_id
+            are_ids_known = output.subject_id and error.published_id
+            return not are_ids_known or error.published_id == output.subject_id
         return False
 
-    def _has_rows(self, done: Manifest) -> bool:
+    def _has_rows(self, manifest: Manifest) -> bool:
         """
         Return True if the hidden subject is the one that the job filled; a later subject of the
         same name has other partitions.
@@ -223,12 +224,12 @@ class JobTarget:
             SubjectUnknownError: it does not exist.
             RowsError: it does not have exactly the job's rows any more.
         """
-        output = _output(done)
-        before = output.messages or {}
-        stored = self._call(output, lambda subject: subject.count_messages())
-        if stored.keys() != before.keys():
+        output = _output(manifest)
+        expected_counts = output.messages or {}
+        stored_counts = self._call(output, lambda subject: subject.count_messages())
+        if stored_counts.keys() != expected_counts.keys():
             return False
-        self.check_rows(done)
+        self.check_rows(manifest)
         return True
 
     def _adopt(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
@@ -236,8 +237,8 @@ class JobTarget:
         empty.
         """
         if output.subject_id != subject_id:
-            stored = self._call(output, lambda subject: subject.count_messages())
-            check_unused(output.hidden, self.options.subject, stored)
+            stored_counts = self._call(output, lambda subject: subject.count_messages())
+            check_unused(output.hidden, self.options.subject, stored_counts)
         return _with_id(output, subject_id)
 
     def _call(

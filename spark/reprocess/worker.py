@@ -68,7 +68,7 @@ def task_runner(
     return run
 
 
-def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
+def run_piece(job: Job, task: JobTask, planned_range: PlannedRange) -> int:
     """
     Read a piece, call the function, store the rows and return their number.
 
@@ -77,21 +77,23 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
             for too many messages.
         KeylaneError: reading or storing fails.
     """
-    batches = list(read_task(task.options, [planned]))
+    batches = list(read_task(task.options, [planned_range]))
     messages = pa.Table.from_batches(batches, arrow_schema(task.options.columns))
     parked = messages.slice(0, 0)
     if task.park:
-        rows, parked = call_isolating_failures(job, messages, planned)
+        rows, parked = call_isolating_failures(job, messages, planned_range)
     else:
-        rows = call_function(job.name, job.function, messages, planned)
+        rows = call_function(job.name, job.function, messages, planned_range)
     folder = OutputFolder(task.folder)
     piece = JobPiece(
-        partition_id=planned.partition_id,
-        start=planned.start,
-        end=planned.end,
+        partition_id=planned_range.partition_id,
+        start=planned_range.start,
+        end=planned_range.end,
         rows=rows.num_rows,
         digest=table_digest(rows),
-        file="" if task.hidden else piece_file(planned.partition_id, planned.start, planned.end),
+        file=""
+        if task.hidden
+        else piece_file(planned_range.partition_id, planned_range.start, planned_range.end),
         parked=parked.num_rows,
     )
     folder.write_parked(piece, parked)
@@ -106,7 +108,7 @@ def run_piece(job: Job, task: JobTask, planned: PlannedRange) -> int:
 
 
 def call_isolating_failures(
-    job: Job, messages: pa.Table, planned: PlannedRange
+    job: Job, messages: pa.Table, planned_range: PlannedRange
 ) -> tuple[pa.Table, pa.Table]:
     """
     Call the function, and return its rows and the messages for which it fails, with their errors.
@@ -119,17 +121,17 @@ def call_isolating_failures(
     """
     results: list[pa.Table] = []
     parked: list[pa.Table] = []
-    pending = [messages]
-    while pending:
-        table = pending.pop()
+    pending_tables = [messages]
+    while pending_tables:
+        table = pending_tables.pop()
         try:
-            results.append(call_function(job.name, job.function, table, planned))
+            results.append(call_function(job.name, job.function, table, planned_range))
         except JobError as error:
-            cause, half = error.__cause__, table.num_rows // 2
+            cause, half_rows = error.__cause__, table.num_rows // 2
             if cause is None:
                 raise
-            if half:
-                pending += [table.slice(half), table.slice(0, half)]
+            if half_rows:
+                pending_tables += [table.slice(half_rows), table.slice(0, half_rows)]
             elif table.num_rows:
                 if len(parked) == PARKED_MAX:
                     raise JobError(
@@ -141,7 +143,7 @@ def call_isolating_failures(
                 text = text.encode(errors="replace").decode()
                 parked.append(table.append_column(ERROR, pa.array([text], pa.string())))
     if not results:
-        results.append(_empty_result(job, messages, planned))
+        results.append(_empty_result(job, messages, planned_range))
     try:
         rows = (
             results[0]
@@ -151,51 +153,59 @@ def call_isolating_failures(
     except pa.ArrowException as error:
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {job.name} at [{planned.start}, {planned.end}) of partition "
-            f"{planned.partition_id} returned tables with different schemas, when bad messages "
-            f"were left out: {error}",
+            f"job {job.name} at [{planned_range.start}, {planned_range.end}) of partition "
+            f"{planned_range.partition_id} returned tables with different schemas, when bad "
+            f"messages were left out: {error}",
             job=job.name,
-            partition_id=planned.partition_id,
-            start=planned.start,
+            partition_id=planned_range.partition_id,
+            start=planned_range.start,
         ) from None
     return rows, pa.concat_tables(parked) if parked else messages.slice(0, 0)
 
 
-def _empty_result(job: Job, messages: pa.Table, planned: PlannedRange) -> pa.Table:
+def _empty_result(job: Job, messages: pa.Table, planned_range: PlannedRange) -> pa.Table:
     """Return the function's result for an empty table, or an empty table of values if that also
     fails.
     """
     try:
-        return call_function(job.name, job.function, messages.slice(0, 0), planned)
+        return call_function(job.name, job.function, messages.slice(0, 0), planned_range)
     except JobError:
         return pa.table({"value": pa.array([], pa.binary())})
 
 
 def call_function(
-    name: str, function: JobFunction, rows: pa.Table, planned: PlannedRange
+    name: str, function: JobFunction, rows: pa.Table, planned_range: PlannedRange
 ) -> pa.Table:
     """Call the function and return its table; raise JobError if it fails or returns none."""
-    where = f"[{planned.start}, {planned.end}) of partition {planned.partition_id}"
-    details = {"job": name, "partition_id": planned.partition_id, "start": planned.start}
+    location = (
+        f"[{planned_range.start}, {planned_range.end}) of partition {planned_range.partition_id}"
+    )
+    details = {
+        "job": name,
+        "partition_id": planned_range.partition_id,
+        "start": planned_range.start,
+    }
     try:
         result = function(rows)
     except KeylaneError:
         raise
     except Exception as error:
         raise JobError(
-            Reason.JOB_FAILED, f"job {name} at {where}: {type(error).__name__}: {error}", **details
+            Reason.JOB_FAILED,
+            f"job {name} at {location}: {type(error).__name__}: {error}",
+            **details,
         ) from error
     if isinstance(result, pa.RecordBatch):
         return pa.Table.from_batches([result])
     if not isinstance(result, pa.Table):
         raise JobError(
             Reason.JOB_FAILED,
-            f"job {name} at {where} gave {type(result).__name__}, not a pyarrow.Table",
+            f"job {name} at {location} gave {type(result).__name__}, not a pyarrow.Table",
             **details,
         )
     return result
 
 
-def slice_range(planned: PlannedRange, start: int, end: int) -> PlannedRange:
+def slice_range(planned_range: PlannedRange, start: int, end: int) -> PlannedRange:
     """Return the part `[start, end)` of a planned range."""
-    return replace(planned, start=start, end=end)
+    return replace(planned_range, start=start, end=end)

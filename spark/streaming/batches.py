@@ -63,17 +63,19 @@ def first_offset(
         else _end_of_gone(branch)
         for partition_id, branch in lineage.branches.items()
     }
-    done = finished_partitions(view, StreamOffset(subjects=subjects, waiting=starts))
-    read = {
-        partition_id: at
-        for partition_id, at in starts.items()
-        if lineage.required_parents(partition_id) <= done
+    finished = finished_partitions(view, StreamOffset(subjects=subjects, waiting=starts))
+    readable_starts = {
+        partition_id: offset
+        for partition_id, offset in starts.items()
+        if lineage.required_parents(partition_id) <= finished
     }
-    waiting = {
-        partition_id: at for partition_id, at in starts.items() if partition_id not in read and at
+    waiting_starts = {
+        partition_id: offset
+        for partition_id, offset in starts.items()
+        if partition_id not in readable_starts and offset
     }
-    offsets = _drop_finished_parents(view, read, done)
-    return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting, initial=True)
+    offsets = _drop_finished_parents(view, readable_starts, finished)
+    return StreamOffset(subjects=subjects, offsets=offsets, waiting=waiting_starts, initial=True)
 
 
 def next_offset(
@@ -93,38 +95,44 @@ def next_offset(
             no limit.
     """
     origin = replace(start, initial=False) if start.initial else None
-    done = finished_partitions(view, start)
+    finished = finished_partitions(view, start)
     start_offsets: dict[int, int] = {}
     counts: dict[int, int] = {}
-    waiting: dict[int, int] = {}
-    for partition_id, stored in view.stored.items():
-        if partition_id in done:
+    waiting_counts: dict[int, int] = {}
+    for partition_id, stored_offsets in view.stored.items():
+        if partition_id in finished:
             continue
-        first = max(start.at(partition_id), stored.first)
-        end = stored.end if ends is None else min(stored.end, ends.get(partition_id, 0))
-        if end > first and _can_be_read(view, start, partition_id, done):
+        first = max(start.at(partition_id), stored_offsets.first)
+        end = (
+            stored_offsets.end
+            if ends is None
+            else min(stored_offsets.end, ends.get(partition_id, 0))
+        )
+        if end > first and _can_be_read(view, start, partition_id, finished):
             start_offsets[partition_id], counts[partition_id] = first, end - first
         elif end > first:
-            waiting[partition_id] = end - first
+            waiting_counts[partition_id] = end - first
     if not counts:
         return start if origin is None else replace(origin, origin=origin)
     offsets = dict(start.offsets)
-    behind = _waiting_behind(view, waiting, counts.keys(), done)
-    limits = [rows_max, _seal_limit(counts, behind)]
+    waiting_behind = _waiting_behind(view, waiting_counts, counts.keys(), finished)
+    limits = [rows_max, _seal_limit(counts, waiting_behind)]
     rows_max = min((limit for limit in limits if limit is not None), default=None)
     rotation = sum(start.offsets.values())
-    for partition_id, count in shares(counts, rows_max, rotation=rotation, behind=behind).items():
+    for partition_id, count in divide_batch(
+        counts, rows_max, rotation=rotation, waiting_behind=waiting_behind
+    ).items():
         if partition_id not in offsets:
-            bypassed = view.lineage.bypassed_parents(partition_id)
-            for parent in bypassed - done - offsets.keys():
+            bypassed_parents = view.lineage.bypassed_parents(partition_id)
+            for parent in bypassed_parents - finished - offsets.keys():
                 offsets[parent] = start.at(parent)
         offsets[partition_id] = start_offsets[partition_id] + count
     return StreamOffset(
         subjects=start.subjects,
-        offsets=_drop_finished_parents(view, offsets, done),
+        offsets=_drop_finished_parents(view, offsets, finished),
         waiting={
-            partition_id: at
-            for partition_id, at in start.waiting.items()
+            partition_id: offset
+            for partition_id, offset in start.waiting.items()
             if partition_id not in offsets
         },
         origin=origin,
@@ -153,37 +161,39 @@ def stored_end(
     )
 
 
-def passed_partitions(view: View, offset: StreamOffset) -> set[int]:
+def completed_partitions(view: View, offset: StreamOffset) -> set[int]:
     """Return the partitions that were read to their end, and left the offset when their children
     entered it.
     """
-    read: set[int] = set()
+    completed: set[int] = set()
     for partition_id in reversed(view.lineage.branches):
         children = view.lineage.children[partition_id]
         if partition_id not in offset.offsets and (
-            children & offset.offsets.keys() or children & read
+            children & offset.offsets.keys() or children & completed
         ):
-            read.add(partition_id)
-    return read
+            completed.add(partition_id)
+    return completed
 
 
 def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
     """Return the partitions with nothing more to read; an empty one counts only if its ancestors
     are finished too.
     """
-    done = passed_partitions(view, offset)
+    finished = completed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
-        if partition_id in done or not _can_be_read(view, offset, partition_id, done):
+        if partition_id in finished or not _can_be_read(view, offset, partition_id, finished):
             continue
-        end, stored = view.end_of(partition_id), view.stored.get(partition_id)
-        at = max(offset.at(partition_id), 0 if stored is None else stored.first)
+        end, stored_offsets = view.end_of(partition_id), view.stored.get(partition_id)
+        reached = max(
+            offset.at(partition_id), 0 if stored_offsets is None else stored_offsets.first
+        )
         if (
             branch.is_gone
-            or (end is not None and at >= end)
+            or (end is not None and reached >= end)
             or _was_read(view, offset, partition_id)
         ):
-            done.add(partition_id)
-    return done
+            finished.add(partition_id)
+    return finished
 
 
 def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
@@ -193,9 +203,9 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     replaced = view.lineage.replaced.get(partition_id, frozenset())
     if not replaced or partition_id in offset.offsets or partition_id in offset.waiting:
         return False
-    read = passed_partitions(view, offset)
+    completed = completed_partitions(view, offset)
 
-    def had_all(ancestor: int) -> bool:
+    def was_completed(ancestor: int) -> bool:
         """Return True if a partition was read completely; an empty one is never in an offset, so
         its parents decide.
         """
@@ -203,10 +213,12 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
         if end == 0:
             parents = view.lineage.parents[ancestor]
             is_known = bool(parents) or not view.lineage.branches[ancestor].partition.parents
-            return is_known and all(map(had_all, parents))
-        return ancestor in read or (end is not None and offset.offsets.get(ancestor, -1) >= end)
+            return is_known and all(map(was_completed, parents))
+        return ancestor in completed or (
+            end is not None and offset.offsets.get(ancestor, -1) >= end
+        )
 
-    return all(map(had_all, replaced))
+    return all(map(was_completed, replaced))
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
@@ -215,28 +227,28 @@ def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[Bat
     """
     if start.initial and end.origin is not None:
         start = end.origin
-    done = passed_partitions(view, start)
+    completed = completed_partitions(view, start)
     order = {partition_id: position for position, partition_id in enumerate(view.lineage.branches)}
     return [
         BatchRange(partition_id, start.at(partition_id), end.offsets[partition_id])
         for partition_id in sorted(
             end.offsets, key=lambda partition_id: (order.get(partition_id, -1), partition_id)
         )
-        if partition_id not in done and end.offsets[partition_id] > start.at(partition_id)
+        if partition_id not in completed and end.offsets[partition_id] > start.at(partition_id)
     ]
 
 
 def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
     """Yield the ranges that were removed before the stream read them."""
-    done = passed_partitions(view, offset)
+    completed = completed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
-        at, stored = offset.at(partition_id), view.stored.get(partition_id)
-        if partition_id in done:
+        reached, stored_offsets = offset.at(partition_id), view.stored.get(partition_id)
+        if partition_id in completed:
             continue
-        if branch.is_gone and at < _end_of_gone(branch):
-            yield LostRange(partition_id, at, branch.end)
-        if not branch.is_gone and stored is not None and at < stored.first:
-            yield LostRange(partition_id, at, stored.first)
+        if branch.is_gone and reached < _end_of_gone(branch):
+            yield LostRange(partition_id, reached, branch.end)
+        if not branch.is_gone and stored_offsets is not None and reached < stored_offsets.first:
+            yield LostRange(partition_id, reached, stored_offsets.first)
 
 
 def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
@@ -278,12 +290,12 @@ def task_ranges(
     return tasks
 
 
-def shares(
+def divide_batch(
     counts: Mapping[int, int],
     rows_max: int | None,
     *,
     rotation: int,
-    behind: Mapping[int, int] = MappingProxyType({}),
+    waiting_behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
     Return the number of messages that a batch takes from each partition: in proportion to their
@@ -292,12 +304,14 @@ def shares(
     If there are more partitions than rows, `rotation` selects which partitions are read.
 
     Args:
-        behind: the number of messages that wait until a partition is read, by its id. They increase
-            its share: otherwise partitions without descendants would be read to the end while
+        waiting_behind: the number of messages that wait until a partition is read, by its id. They
+            increase its share: otherwise partitions without descendants would be read to the end
+                while
             others lag by days, and a watermark would then drop the rows of the latter.
     """
     weights = {
-        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+        partition_id: count + waiting_behind.get(partition_id, 0)
+        for partition_id, count in counts.items()
     }
     total = sum(weights.values())
     if rows_max is None or total <= rows_max:
@@ -324,7 +338,7 @@ def shares(
     }
 
 
-def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | None:
+def _seal_limit(counts: Mapping[int, int], waiting_behind: Mapping[int, int]) -> int | None:
     """
     Return the maximum number of messages in a batch if messages wait behind some partitions; None:
     no limit.
@@ -334,7 +348,8 @@ def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | N
     messages, so that a long lineage does not need many batches.
     """
     weights = {
-        partition_id: count + behind.get(partition_id, 0) for partition_id, count in counts.items()
+        partition_id: count + waiting_behind.get(partition_id, 0)
+        for partition_id, count in counts.items()
     }
     total = sum(weights.values())
     limits = [
@@ -346,45 +361,51 @@ def _seal_limit(counts: Mapping[int, int], behind: Mapping[int, int]) -> int | N
 
 
 def _waiting_behind(
-    view: View, waiting: Mapping[int, int], read: Collection[int], done: Collection[int]
+    view: View,
+    waiting_counts: Mapping[int, int],
+    readable_ids: Collection[int],
+    finished: Collection[int],
 ) -> dict[int, int]:
     """
     Return the number of messages that wait behind each partition, directly or indirectly; messages
     behind several partitions are divided among them.
 
     Args:
-        waiting: the number of messages in partitions that cannot be read yet, by partition id.
-        read: the partitions that this batch reads; they do not wait.
-        done: the finished partitions; no partition waits for them.
+        waiting_counts: the number of messages in partitions that cannot be read yet, by partition
+            id.
+        readable_ids: the partitions that this batch reads; they do not wait.
+        finished: the finished partitions; no partition waits for them.
     """
-    behind: dict[int, int] = {}
-    if not waiting:
-        return behind
+    counts: dict[int, int] = {}
+    if not waiting_counts:
+        return counts
     for partition_id in reversed(view.lineage.branches):
-        count = waiting.get(partition_id, 0) + behind.get(partition_id, 0)
-        if partition_id in read or not count:
+        count = waiting_counts.get(partition_id, 0) + counts.get(partition_id, 0)
+        if partition_id in readable_ids or not count:
             continue
         unfinished = [
-            parent for parent in view.lineage.required_parents(partition_id) if parent not in done
+            parent
+            for parent in view.lineage.required_parents(partition_id)
+            if parent not in finished
         ]
         for parent in unfinished:
-            behind[parent] = behind.get(parent, 0) + count // len(unfinished)
-    return behind
+            counts[parent] = counts.get(parent, 0) + count // len(unfinished)
+    return counts
 
 
-def _can_be_read(view: View, offset: StreamOffset, partition_id: int, done: set[int]) -> bool:
+def _can_be_read(view: View, offset: StreamOffset, partition_id: int, finished: set[int]) -> bool:
     """Return True if a partition is already being read, or all its ancestors are finished."""
-    return partition_id in offset.offsets or view.lineage.required_parents(partition_id) <= done
+    return partition_id in offset.offsets or view.lineage.required_parents(partition_id) <= finished
 
 
 def _drop_finished_parents(
-    view: View, offsets: Mapping[int, int], done: set[int]
+    view: View, offsets: Mapping[int, int], finished: set[int]
 ) -> dict[int, int]:
     """Return the offsets without finished partitions that have a child among them."""
     return {
-        partition_id: at
-        for partition_id, at in offsets.items()
-        if partition_id not in done or not view.lineage.children[partition_id] & offsets.keys()
+        partition_id: offset
+        for partition_id, offset in offsets.items()
+        if partition_id not in finished or not view.lineage.children[partition_id] & offsets.keys()
     }
 
 

@@ -66,18 +66,18 @@ def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
     """Yield the ranges that the start requests by offset, from a backfill or the option, but whose
     partitions were removed.
     """
-    named = start.by_partition.keys()
+    named_ids = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for partition_id, branch in view.lineage.branches.items():
         # A partition opened after the backfill continues one that the backfill has.
-        is_requested = partition_id in named or (
-            start.manifest and named & view.lineage.ancestors(partition_id)
+        is_requested = partition_id in named_ids or (
+            start.manifest and named_ids & view.lineage.ancestors(partition_id)
         )
         if (
             not branch.is_gone or not is_requested or partition_id in replaced
         ):  # other rows replace its messages
             continue
-        begin = start.by_partition.get(partition_id, 0)
+        start_offset = start.by_partition.get(partition_id, 0)
         # A time or a group's cursor cannot be resolved in a removed partition.
-        if isinstance(begin, int) and (branch.end is None or begin < branch.end):
-            yield LostRange(partition_id, begin, branch.end)
+        if isinstance(start_offset, int) and (branch.end is None or start_offset < branch.end):
+            yield LostRange(partition_id, start_offset, branch.end)

@@ -52,8 +52,8 @@ class StreamLag(StreamingQueryListener):
         tell: called with the lag after each batch, in Spark's listener thread.
     """
 
-    def __init__(self, tell: Callable[[QueryLag], object] = lambda _: None) -> None:
-        self._tell = tell
+    def __init__(self, callback: Callable[[QueryLag], object] = lambda _: None) -> None:
+        self._callback = callback
         self._lags: dict[str, QueryLag] = {}
 
     def of(self, query_id: str) -> QueryLag | None:
@@ -76,7 +76,7 @@ class StreamLag(StreamingQueryListener):
             by_partition=by_partition,
         )
         self._lags[lag.query_id] = lag
-        self._tell(lag)
+        self._callback(lag)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - PySpark's name
         """Drop the lag of a query that has ended."""
@@ -103,13 +103,18 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
     lags: dict[int, int] | None = None
     for end, latest in offsets:
         try:
-            read, stored = from_json(_parse_json(end)), from_json(_parse_json(latest))
+            read_offsets, stored_offsets = (
+                from_json(_parse_json(end)),
+                from_json(_parse_json(latest)),
+            )
         except CheckpointMismatchError:
             continue
         lags = lags or {}
-        for partition_id, stored_end in stored.offsets.items():
+        for partition_id, stored_end in stored_offsets.offsets.items():
             # If two streams read the same partition, as in a self-join, the slower one counts.
-            lags[partition_id] = max(lags.get(partition_id, 0), stored_end - read.at(partition_id))
+            lags[partition_id] = max(
+                lags.get(partition_id, 0), stored_end - read_offsets.at(partition_id)
+            )
     return lags
 
 

@@ -69,12 +69,14 @@ class Lineage:
         self.parents: dict[int, frozenset[int]] = {}
         """The parents of each partition, by its id."""
         self.children: dict[int, set[int]] = {}
-        read_ancestors: dict[int, frozenset[int]] = {}
+        selected_ancestors: dict[int, frozenset[int]] = {}
         for partition_id in map(int, order.static_order()):
             branch = all_branches.get(partition_id)
             if branch is None:
                 continue
-            parents = _union(read_ancestors, map(int, branch.partition.parents))
+            parents = frozenset[int]().union(
+                *(selected_ancestors.get(int(each), ()) for each in branch.partition.parents)
+            )
             if (
                 is_selected(branch.partition)
                 and branch.partition.state is not PartitionState.PLANNED
@@ -85,24 +87,24 @@ class Lineage:
                 for parent in parents:
                     self.children[parent].add(partition_id)
                 parents = frozenset({partition_id})
-            read_ancestors[partition_id] = parents
-        self.replaced = self._replaced(all_branches)
+            selected_ancestors[partition_id] = parents
+        self.replaced = self._find_replaced(all_branches)
         """For each partition with rows that replace messages, the partitions that had those
         messages; see `ReplacingRows`.
         """
 
-    def _replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
+    def _find_replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
         """Find the replaced partitions by direct parents; `self.parents` would skip partitions that
         the stream does not read.
         """
         parents = {
             partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
         }
-        read = self.branches.keys()
+        selected_ids = self.branches.keys()
         return {
-            rows: replaced & read
-            for rows, replaced in replaced_by_rows(parents).items()
-            if rows in read and replaced & read
+            rows_id: replaced_ids & selected_ids
+            for rows_id, replaced_ids in replaced_by_rows(parents).items()
+            if rows_id in selected_ids and replaced_ids & selected_ids
         }
 
     def required_parents(self, partition_id: int) -> frozenset[int]:
@@ -143,7 +145,7 @@ class Lineage:
 def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Branch]:
     """Return a Branch for each partition that a subject has ever had."""
     epochs: dict[int, int] = {}
-    parents = {int(past.partition.partition_id): past.partition.parents for past in history}
+    parents = {int(entry.partition.partition_id): entry.partition.parents for entry in history}
     for partition_id in TopologicalSorter(parents).static_order():
         if partition_id in parents:
             epochs[partition_id] = max(
@@ -152,13 +154,13 @@ def branches_of(subject: str, history: Collection[PartitionHistory]) -> list[Bra
     return [
         Branch(
             subject=subject,
-            partition=past.partition,
-            epoch=epochs[int(past.partition.partition_id)],
-            end=past.end_offset,
-            abandoned=past.abandoned,
-            lost=past.lost,
+            partition=entry.partition,
+            epoch=epochs[int(entry.partition.partition_id)],
+            end=entry.end_offset,
+            abandoned=entry.abandoned,
+            lost=entry.lost,
         )
-        for past in history
+        for entry in history
     ]
 
 
@@ -174,15 +176,7 @@ class View:
 
     def end_of(self, partition_id: int) -> int | None:
         """Return the end of a partition; None while it is open, or if its end is unknown."""
-        stored = self.stored.get(partition_id)
-        if stored is not None and stored.sealed:
-            return stored.end
+        stored_offsets = self.stored.get(partition_id)
+        if stored_offsets is not None and stored_offsets.sealed:
+            return stored_offsets.end
         return self.lineage.branches[partition_id].end
-
-
-def _union(
-    read_ancestors: Mapping[int, frozenset[int]], partition_ids: Iterable[int]
-) -> frozenset[int]:
-    return frozenset().union(
-        *(read_ancestors.get(partition_id, frozenset()) for partition_id in partition_ids)
-    )

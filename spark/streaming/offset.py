@@ -53,8 +53,8 @@ class StreamOffset:
 
     def at(self, partition_id: int) -> int:
         """Return the next offset to read in a partition that was not read to its end."""
-        begin = self.waiting.get(partition_id, 0)
-        return self.offsets.get(partition_id, begin)
+        first_offset = self.waiting.get(partition_id, 0)
+        return self.offsets.get(partition_id, first_offset)
 
 
 def to_json(offset: StreamOffset) -> dict[str, Any]:
@@ -144,12 +144,12 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
             reads=", ".join(sorted(subjects)),
         )
     for subject, subject_id in subjects.items():
-        known = offset.subjects[subject]
-        if known and subject_id and known != subject_id:
+        known_id = offset.subjects[subject]
+        if known_id and subject_id and known_id != subject_id:
             raise CheckpointMismatchError(
                 f"the checkpoint is of an earlier subject {subject}, which was deleted: its id was "
-                f"{known}, and the present subject has id {subject_id}",
-                checkpoint_of=f"{subject} {known}",
+                f"{known_id}, and the present subject has id {subject_id}",
+                checkpoint_of=f"{subject} {known_id}",
                 reads=f"{subject} {subject_id}",
             )
 

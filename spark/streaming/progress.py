@@ -46,8 +46,8 @@ def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
         partition_id: end for partition_id, end in ends.items() if end is not None
     }
     return {
-        partition_id: at
-        for partition_id, at in sorted(cursors.items())
+        partition_id: cursor
+        for partition_id, cursor in sorted(cursors.items())
         if partition_id in view.lineage.branches and not view.lineage.branches[partition_id].is_gone
     }
 
@@ -73,14 +73,14 @@ class GroupProgress:
         """
         if self._cursors is not None:
             return
-        known: dict[int, int] = {}
+        known_cursors: dict[int, int] = {}
         for subject, cursors in _group_by_subject(view, {**offset.offsets}).items():
             request = ResetGroup(to=ResetTo.CURSORS, cursors=cursors, dry_run=True)
             reply = await self._meta.call(
                 endpoints.RESET_GROUP, request, subject=subject, group=self._group
             )
-            known |= {each.partition_id: each.before or 0 for each in reply.cursors}
-        self._cursors = known
+            known_cursors |= {each.partition_id: each.before or 0 for each in reply.cursors}
+        self._cursors = known_cursors
 
     async def update(self, view: View, offset: StreamOffset, *, idle: bool) -> None:
         """
@@ -95,9 +95,9 @@ class GroupProgress:
         assert self._cursors is not None
         now_ms = self._clock.boot_ms()
         advanced = {
-            partition_id: at
-            for partition_id, at in committed_cursors(view, offset).items()
-            if at > self._cursors.get(partition_id, 0)
+            partition_id: cursor
+            for partition_id, cursor in committed_cursors(view, offset).items()
+            if cursor > self._cursors.get(partition_id, 0)
         }
         if not advanced or (not idle and now_ms - self._updated_at_ms < COMMIT_MS):
             return
@@ -126,8 +126,8 @@ class GroupProgress:
 def _group_by_subject(view: View, cursors: Mapping[int, int]) -> dict[str, dict[int, int]]:
     """Group the cursors of readable partitions by subject."""
     cursors_of: dict[str, dict[int, int]] = defaultdict(dict)
-    for partition_id, at in cursors.items():
+    for partition_id, cursor in cursors.items():
         branch = view.lineage.branches.get(partition_id)
         if branch is not None and not branch.is_gone:
-            cursors_of[branch.subject][partition_id] = at
+            cursors_of[branch.subject][partition_id] = cursor
     return dict(cursors_of)

@@ -166,18 +166,18 @@ class _StreamDriver:
         self._options = options
         self._settings = settings
         self._runner = asyncio.Runner()
-        self._watch = PartitionWatcher(options)
+        self._watcher = PartitionWatcher(options)
         self._keys = describe_keys(options.keys)
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
         """The error if no batch can start at the option `start`."""
-        self._everything_requested = False
+        self._is_new_query = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
-        self._target: dict[int, int] | None = None
-        self._idle = False
-        self._logged: set[LostRange] = set()
+        self._target_ends: dict[int, int] | None = None
+        self._is_idle = False
+        self._logged_losses: set[LostRange] = set()
         self.stored_ends: dict[str, Any] | None = None
         try:
             self.run(self._open())
@@ -192,14 +192,14 @@ class _StreamDriver:
     def close(self) -> None:
         """Close the connections and the event loop."""
         try:
-            self.run(self._watch.close())
+            self.run(self._watcher.close())
         finally:
             self._runner.close()
 
     async def _open(self) -> None:
-        self._watch.open()
+        self._watcher.open()
         if self._options.commit_group is not None:
-            self._progress = self._watch.progress_of(self._options.commit_group)
+            self._progress = self._watcher.progress_of(self._options.commit_group)
 
     async def initial(self) -> dict[str, Any]:
         """
@@ -212,13 +212,13 @@ class _StreamDriver:
         """
         if self._initial is None:
             await self._fix_initial()
-        if self._start_error is not None and self._everything_requested:
+        if self._start_error is not None and self._is_new_query:
             raise self._start_error
         assert self._initial is not None
         return self._initial
 
     async def _fix_initial(self) -> None:
-        view = await self._watch.fetch_view()
+        view = await self._watcher.fetch_view()
         start_offsets: dict[int, int] = {}
         try:
             start_offsets = await self._start_offsets(view)
@@ -229,14 +229,14 @@ class _StreamDriver:
             OffsetOutOfRangeError,
         ) as error:
             self._start_error = error
-        self._initial = self._encode(first_offset(view, start_offsets, self._watch.subjects))
+        self._initial = self._encode(first_offset(view, start_offsets, self._watcher.subjects))
 
     def _encode(self, offset: StreamOffset) -> dict[str, Any]:
         return to_json(replace(offset, keys=self._keys))
 
-    def _decode(self, form: dict[str, Any]) -> StreamOffset:
+    def _decode(self, encoded: dict[str, Any]) -> StreamOffset:
         """Decode an offset; raise CheckpointMismatchError if it has other keys than the stream."""
-        offset = from_json(form)
+        offset = from_json(encoded)
         check_keys(offset, self._keys)
         return offset
 
@@ -247,29 +247,29 @@ class _StreamDriver:
                 partition_id
             )  # None if other partitions have the keys
             if branch is not None and branch.is_gone:
-                raise self._watch.no_data_error("partitions", partition_id)
-        start_offsets = await self._watch.resolve_bound(view, self._options.start)
-        for lost in lost_after_start(view, self._options.start):
-            self._report_loss(view, lost)
+                raise self._watcher.no_data_error("partitions", partition_id)
+        start_offsets = await self._watcher.resolve_bound(view, self._options.start)
+        for lost_range in lost_after_start(view, self._options.start):
+            self._report_loss(view, lost_range)
         for partition_id, start_offset in start_offsets.items():
-            stored = view.stored.get(partition_id)
-            if stored is None:
+            stored_offsets = view.stored.get(partition_id)
+            if stored_offsets is None:
                 continue
             if (
-                start_offset < stored.first
+                start_offset < stored_offsets.first
                 and self._options.start.at(partition_id) is not Edge.EARLIEST
             ):
-                self._report_loss(view, LostRange(partition_id, start_offset, stored.first))
-            if start_offset > stored.end:
+                self._report_loss(view, LostRange(partition_id, start_offset, stored_offsets.first))
+            if start_offset > stored_offsets.end:
                 raise OffsetOutOfRangeError(
                     f"start: offset {start_offset} is not in partition {partition_id}, which has "
-                    f"[{stored.first}, {stored.end})",
+                    f"[{stored_offsets.first}, {stored_offsets.end})",
                     partition_id=partition_id,
                     offset=start_offset,
-                    first_offset=stored.first,
-                    next_offset=stored.end,
+                    first_offset=stored_offsets.first,
+                    next_offset=stored_offsets.end,
                 )
-            start_offsets[partition_id] = max(start_offset, stored.first)
+            start_offsets[partition_id] = max(start_offset, stored_offsets.first)
         return start_offsets | rows_to_skip(view, self._options.start)
 
     async def latest(self, start: dict[str, Any], rows_max: int | None) -> dict[str, Any]:
@@ -277,27 +277,27 @@ class _StreamDriver:
         offset = self._decode(start)
         if offset.initial and self._start_error is not None:
             raise self._start_error
-        if self._idle:
+        if self._is_idle:
             await asyncio.sleep(POLL_S)
         view = self._view = await self._fetch_view(offset, reached=offset)
-        for lost in lost_ranges(view, offset):
-            self._report_loss(view, lost)
+        for lost_range in lost_ranges(view, offset):
+            self._report_loss(view, lost_range)
         if self._progress is not None:
-            await self._watch.retry(partial(self._progress.load, view, offset))
+            await self._watcher.retry(partial(self._progress.load, view, offset))
         ends = await self._end_offsets()
         end = next_offset(view, offset, ends=ends, rows_max=rows_max)
-        done = finished_partitions(view, end)
+        finished = finished_partitions(view, end)
         unread_ends = {
             partition_id: each.end
             for partition_id, each in view.stored.items()
-            if partition_id not in done
+            if partition_id not in finished
         }
         self.stored_ends = self._encode(
-            StreamOffset(subjects=self._watch.subjects, offsets=unread_ends)
+            StreamOffset(subjects=self._watcher.subjects, offsets=unread_ends)
         )
-        self._idle = end is offset
+        self._is_idle = end is offset
         if self._progress is not None:
-            await self._progress.update(view, offset, idle=self._idle)
+            await self._progress.update(view, offset, idle=self._is_idle)
         return start if end is offset else self._encode(end)
 
     async def latest_without_start(self) -> dict[str, Any]:
@@ -305,22 +305,22 @@ class _StreamDriver:
         pass the start.
         """
         origin = await self._origin()
-        if self._idle:
+        if self._is_idle:
             await asyncio.sleep(POLL_S)
-        view = self._view = await self._watch.fetch_view()
-        unanswered = [
+        view = self._view = await self._watcher.fetch_view()
+        unanswered_ids = [
             partition_id
             for partition_id, branch in view.lineage.branches.items()
             if partition_id not in view.stored and not branch.is_gone
         ]
-        if unanswered:
+        if unanswered_ids:
             raise NotSentError(
-                f"the broker of partition {unanswered[0]} does not answer, and with this version "
-                "of PySpark no partition can be skipped",
-                partition_id=unanswered[0],
+                f"the broker of partition {unanswered_ids[0]} does not answer, and with this "
+                "version of PySpark no partition can be skipped",
+                partition_id=unanswered_ids[0],
             )
-        end = self._encode(stored_end(view, self._watch.subjects, origin))
-        self._idle = end == self.stored_ends
+        end = self._encode(stored_end(view, self._watcher.subjects, origin))
+        self._is_idle = end == self.stored_ends
         self.stored_ends = end
         return end
 
@@ -334,25 +334,25 @@ class _StreamDriver:
         """
         if self._initial is None:
             await self._fix_initial()
-        self._everything_requested = True
+        self._is_new_query = True
         return None if self._start_error is not None else from_json(self._initial)
 
     async def fix_target(self) -> None:
         """Fix the end of a run with Trigger.AvailableNow."""
-        view = await self._watch.fetch_view()
-        self._target = {partition_id: each.end for partition_id, each in view.stored.items()}
+        view = await self._watcher.fetch_view()
+        self._target_ends = {partition_id: each.end for partition_id, each in view.stored.items()}
 
     async def _end_offsets(self) -> dict[int, int] | None:
         """Return the end of the stream in each partition; None if the stream does not end."""
         if self._settings.has_end and self._ends is None:
-            self._ends = await self._watch.resolve_bound(
-                await self._watch.fetch_view(), self._options.end
+            self._ends = await self._watcher.resolve_bound(
+                await self._watcher.fetch_view(), self._options.end
             )
-        if self._ends is None or self._target is None:
-            return self._target if self._ends is None else self._ends
+        if self._ends is None or self._target_ends is None:
+            return self._target_ends if self._ends is None else self._ends
         return {
             partition_id: min(end, self._ends.get(partition_id, 0))
-            for partition_id, end in self._target.items()
+            for partition_id, end in self._target_ends.items()
         }
 
     async def _fetch_view(self, offset: StreamOffset, *, reached: StreamOffset) -> View:
@@ -366,11 +366,11 @@ class _StreamDriver:
         """
 
         def check(view: View) -> CheckpointMismatchError | None:
-            check_subjects(reached, self._watch.subjects)
+            check_subjects(reached, self._watcher.subjects)
             return _behind_checkpoint_error(view, reached)
 
         try:
-            return await self._watch.fetch_view_until(offset, check)
+            return await self._watcher.fetch_view_until(offset, check)
         except (SubjectDeletedError, SubjectUnknownError) as error:
             if error.subject not in reached.subjects:
                 raise
@@ -380,30 +380,30 @@ class _StreamDriver:
                 subject=error.subject,
             ) from error
 
-    def _report_loss(self, view: View, lost: LostRange) -> None:
+    def _report_loss(self, view: View, lost_range: LostRange) -> None:
         """Raise DataLossError; if the options allow the loss, log it once instead."""
-        subject = view.lineage.branches[lost.partition_id].subject
-        count = None if lost.end is None else lost.end - lost.start
+        subject = view.lineage.branches[lost_range.partition_id].subject
+        count = None if lost_range.end is None else lost_range.end - lost_range.start
         lost_messages = (
-            f"everything from offset {lost.start} on"
-            if lost.end is None
-            else f"{count} messages, [{lost.start}, {lost.end}),"
+            f"everything from offset {lost_range.start} on"
+            if lost_range.end is None
+            else f"{count} messages, [{lost_range.start}, {lost_range.end}),"
         )
         text = (
-            f"{lost_messages} of partition {lost.partition_id} of {subject} were removed before "
-            "the stream had read them"
+            f"{lost_messages} of partition {lost_range.partition_id} of {subject} were removed "
+            "before the stream had read them"
         )
         if self._options.fail_on_data_loss:
             raise DataLossError(
                 text,
                 subject=subject,
-                partition_id=lost.partition_id,
-                offset=lost.start,
-                lost_until=lost.end,
+                partition_id=lost_range.partition_id,
+                offset=lost_range.start,
+                lost_until=lost_range.end,
                 rows=count,
             )
-        if lost not in self._logged:
-            self._logged.add(lost)
+        if lost_range not in self._logged_losses:
+            self._logged_losses.add(lost_range)
             log.warning("%s", text)
 
     # ── batches ───────────────────────────────────────────────────────────────────────────────────
@@ -411,16 +411,20 @@ class _StreamDriver:
         """Return the tasks of the batch between two offsets."""
         if start == end:
             return []
-        begin, stop = self._decode(start), self._decode(end)
-        if begin.initial and stop.origin is None and self._start_error is not None:
+        start_offset, end_offset = self._decode(start), self._decode(end)
+        if start_offset.initial and end_offset.origin is None and self._start_error is not None:
             raise self._start_error
         view = self._view
         if view is None:
-            first = stop.origin if begin.initial and stop.origin is not None else begin
-            view = self._view = await self._fetch_view(first, reached=stop)
-        check_subjects(begin, self._watch.subjects)
-        check_subjects(stop, self._watch.subjects)
-        ranges = batch_ranges(view, begin, stop)
+            view_offset = (
+                end_offset.origin
+                if start_offset.initial and end_offset.origin is not None
+                else start_offset
+            )
+            view = self._view = await self._fetch_view(view_offset, reached=end_offset)
+        check_subjects(start_offset, self._watcher.subjects)
+        check_subjects(end_offset, self._watcher.subjects)
+        ranges = batch_ranges(view, start_offset, end_offset)
         _check_ranges_are_read(view, ranges)
         tasks = task_ranges(view, ranges, rows_max=TASK_ROWS)
         return [StreamTask(self._plan_task(view, task)) for task in tasks]
@@ -430,61 +434,68 @@ class _StreamDriver:
         stored_parts = (self._clip_to_stored(view, each) for each in task)
         return tuple(_plan_range(view, each) for each in stored_parts if each is not None)
 
-    def _clip_to_stored(self, view: View, wanted: BatchRange) -> BatchRange | None:
+    def _clip_to_stored(self, view: View, batch_range: BatchRange) -> BatchRange | None:
         """Return the stored part of a range; None if nothing is stored."""
-        if view.lineage.branches[wanted.partition_id].is_gone:
-            self._report_loss(view, LostRange(wanted.partition_id, wanted.start, wanted.end))
-            return None
-        stored = view.stored.get(wanted.partition_id)
-        if stored is None:
-            raise NotSentError(
-                f"the broker of partition {wanted.partition_id} does not answer",
-                partition_id=wanted.partition_id,
-            )
-        first = stored.first
-        if wanted.start < first:
+        if view.lineage.branches[batch_range.partition_id].is_gone:
             self._report_loss(
-                view, LostRange(wanted.partition_id, wanted.start, min(first, wanted.end))
+                view, LostRange(batch_range.partition_id, batch_range.start, batch_range.end)
             )
-        return None if first >= wanted.end else replace(wanted, start=max(wanted.start, first))
+            return None
+        stored_offsets = view.stored.get(batch_range.partition_id)
+        if stored_offsets is None:
+            raise NotSentError(
+                f"the broker of partition {batch_range.partition_id} does not answer",
+                partition_id=batch_range.partition_id,
+            )
+        first = stored_offsets.first
+        if batch_range.start < first:
+            self._report_loss(
+                view,
+                LostRange(batch_range.partition_id, batch_range.start, min(first, batch_range.end)),
+            )
+        return (
+            None
+            if first >= batch_range.end
+            else replace(batch_range, start=max(batch_range.start, first))
+        )
 
 
 def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
     """Return an error if a partition stores less than the stream has read, else None."""
-    for partition_id, at in reached.offsets.items():
-        stored = view.stored.get(partition_id)
-        if stored is not None and at > stored.end:
+    for partition_id, offset in reached.offsets.items():
+        stored_offsets = view.stored.get(partition_id)
+        if stored_offsets is not None and offset > stored_offsets.end:
             return CheckpointMismatchError(
-                f"the checkpoint is at offset {at} of partition {partition_id}, which ends at "
-                f"{stored.end}",
+                f"the checkpoint is at offset {offset} of partition {partition_id}, which ends at "
+                f"{stored_offsets.end}",
                 partition_id=partition_id,
-                offset=at,
-                next_offset=stored.end,
+                offset=offset,
+                next_offset=stored_offsets.end,
             )
     return None
 
 
 def _check_ranges_are_read(view: View, ranges: Sequence[BatchRange]) -> None:
     """Raise CheckpointMismatchError if a range is in a partition that the stream does not read."""
-    for wanted in ranges:
-        if wanted.partition_id not in view.lineage.branches:
+    for batch_range in ranges:
+        if batch_range.partition_id not in view.lineage.branches:
             raise CheckpointMismatchError(
-                f"the checkpoint has partition {wanted.partition_id}, which the "
+                f"the checkpoint has partition {batch_range.partition_id}, which the "
                 f"stream does not read",
-                partition_id=wanted.partition_id,
-                offset=wanted.start,
+                partition_id=batch_range.partition_id,
+                offset=batch_range.start,
             )
 
 
-def _plan_range(view: View, wanted: BatchRange) -> PlannedRange:
-    branch = view.lineage.branches[wanted.partition_id]
+def _plan_range(view: View, batch_range: BatchRange) -> PlannedRange:
+    branch = view.lineage.branches[batch_range.partition_id]
     partition = branch.partition
     return PlannedRange(
-        partition_id=wanted.partition_id,
+        partition_id=batch_range.partition_id,
         broker_group=partition.broker_group,
         address=str(partition.address),
-        start=wanted.start,
-        end=wanted.end,
+        start=batch_range.start,
+        end=batch_range.end,
         subject=branch.subject,
         queue=partition.queue,
         logic_start=partition.logic_start,

@@ -33,19 +33,19 @@ class StreamSettings:
 
 
 def stream_settings(
-    options: ReadOptions, given: Collection[str], *, has_read_limits: bool
+    options: ReadOptions, given_options: Collection[str], *, has_read_limits: bool
 ) -> StreamSettings:
     """
     Return the settings of a stream.
 
     Args:
-        given: the names of the given options.
+        given_options: the names of the given options.
         has_read_limits: True if this PySpark has read limits.
 
     Raises:
         InvalidRequestError: an option needs a newer PySpark, or is valid only for a batch.
     """
-    has_end = "end" in {name.lower() for name in given}
+    has_end = "end" in {name.lower() for name in given_options}
     rows_max = options.max_rows_per_trigger
     limits = {
         "maxRowsPerTrigger": rows_max is not None,

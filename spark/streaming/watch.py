@@ -28,7 +28,7 @@ from ...protocol.limits import READ_GIVE_UP_MS
 from ...protocol.reading.bounds import LocalPoint, order_points
 from ...protocol.routing import Partition, PartitionState, Route, logical_partition
 from ...rpc.client import BrokerClient, MetaClient
-from ...rpc.connections import Connections, clean_up, in_turns
+from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
 from ...rpc.http_network import HttpNetwork
 from ...rpc.metaservers import CALL_TIMEOUT_MS
@@ -107,9 +107,9 @@ class PartitionWatcher:
             offset: partitions that are finished at this offset are omitted.
         """
         view = await self.retry(lambda: self._fetch_view_once(offset))
-        missing = sorted((self._options.partitions or set()) - self._all_ids)
-        if missing:
-            raise self._unknown_partition_error("partitions", missing[0])
+        missing_ids = sorted((self._options.partitions or set()) - self._all_ids)
+        if missing_ids:
+            raise self._unknown_partition_error("partitions", missing_ids[0])
         return view
 
     async def fetch_view_until(
@@ -148,7 +148,7 @@ class PartitionWatcher:
             partition_id for partition_id, branch in lineage.branches.items() if not branch.is_gone
         ]
         offsets = await self.retry(
-            lambda: in_turns(
+            lambda: gather_limited(
                 lambda partition_id: self._resolve_point(
                     view, partition_id, bound.at(partition_id)
                 ),
@@ -198,7 +198,7 @@ class PartitionWatcher:
             )
             subjects[subject] = route.subject_id
             branches += branches_of(subject, history.partitions)
-            excluded |= self._excluded(route, branches)
+            excluded |= self._find_excluded(route, branches)
         self.subjects = subjects
         self._all_ids = {
             int(branch.partition.partition_id)
@@ -215,7 +215,7 @@ class PartitionWatcher:
         self._lineage = Lineage(branches, lambda each: int(each.partition_id) not in excluded)
         return self._lineage
 
-    def _excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
+    def _find_excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
         """Return the ids of the subject's partitions that the stream does not read."""
         selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
@@ -254,12 +254,12 @@ class PartitionWatcher:
     # ── what is stored ────────────────────────────────────────────────────────────────────────────
     async def _fetch_view_once(self, offset: StreamOffset | None) -> View:
         lineage = self._lineage or await self._fetch_lineage()
-        stored: dict[int, StoredOffsets] = {}
+        stored_offsets: dict[int, StoredOffsets] = {}
         while True:
-            stored = await self._fetch_stored(lineage, offset, stored)
+            stored_offsets = await self._fetch_stored(lineage, offset, stored_offsets)
             childless_ids = {
                 partition_id
-                for partition_id, each in stored.items()
+                for partition_id, each in stored_offsets.items()
                 if each.sealed
                 and (
                     partition_id not in self._continued_ids
@@ -268,7 +268,7 @@ class PartitionWatcher:
             }
             is_recent = self._clock.boot_ms() - self._lineage_fetched_ms < LINEAGE_MS
             if not childless_ids or (is_recent and childless_ids <= self._childless_ids):
-                return View(lineage, stored)
+                return View(lineage, stored_offsets)
             lineage = await self._fetch_lineage()
             self._childless_ids = childless_ids
 
@@ -278,14 +278,14 @@ class PartitionWatcher:
         """Fetch the stored offsets of each readable partition that is neither finished nor known
         already.
         """
-        done = set() if offset is None else finished_partitions(View(lineage), offset)
+        finished = set() if offset is None else finished_partitions(View(lineage), offset)
         partition_ids = [
             partition_id
             for partition_id, branch in lineage.branches.items()
-            if partition_id not in done and partition_id not in known and not branch.is_gone
+            if partition_id not in finished and partition_id not in known and not branch.is_gone
         ]
-        answers = await in_turns(
-            self._status, [lineage.branches[partition_id] for partition_id in partition_ids]
+        answers = await gather_limited(
+            self._fetch_status, [lineage.branches[partition_id] for partition_id in partition_ids]
         )
         statuses = zip(partition_ids, answers, strict=True)
         return known | {
@@ -296,12 +296,12 @@ class PartitionWatcher:
             if status is not None
         }
 
-    async def _status(self, branch: Branch) -> PartitionStatus | None:
+    async def _fetch_status(self, branch: Branch) -> PartitionStatus | None:
         """Return the status of a partition; None if it was abandoned and its broker does not
         answer.
         """
         try:
-            return await self._broker(branch.partition).control(
+            return await self._broker_client(branch.partition).control(
                 endpoints.PARTITION, id=branch.partition.partition_id
             )
         except UnreachableError:
@@ -312,7 +312,7 @@ class PartitionWatcher:
             await self._fetch_lineage()  # raises a clearer error if the subject was deleted
             raise
 
-    def _broker(self, partition: Partition) -> BrokerClient:
+    def _broker_client(self, partition: Partition) -> BrokerClient:
         if partition.address is None:
             raise NotSentError(
                 f"broker group {partition.broker_group} is not available",
@@ -322,22 +322,28 @@ class PartitionWatcher:
         return self._connections.broker_at(partition.address)
 
     async def _resolve_point(self, view: View, partition_id: int, point: Point) -> int:
-        stored = view.stored.get(partition_id)
-        if isinstance(point, int) or stored is None:
+        stored_offsets = view.stored.get(partition_id)
+        if isinstance(point, int) or stored_offsets is None:
             return point if isinstance(point, int) else 0
         if isinstance(point, Edge):
-            return stored.first if point is Edge.EARLIEST else stored.end
-        broker = self._broker(view.lineage.branches[partition_id].partition)
+            return stored_offsets.first if point is Edge.EARLIEST else stored_offsets.end
+        broker = self._broker_client(view.lineage.branches[partition_id].partition)
         if isinstance(point, StoredAt):
             by_time = await broker.control(
                 endpoints.OFFSET_AT,
                 query={"at_ms": point.at_ms, "bound": TimeBound.LOWER},
                 id=partition_id,
             )
-            return stored.end if by_time.offset is None else max(by_time.offset, stored.first)
+            return (
+                stored_offsets.end
+                if by_time.offset is None
+                else max(by_time.offset, stored_offsets.first)
+            )
         assert isinstance(point, CursorOf)
         groups = (await broker.control(endpoints.PARTITION, id=partition_id)).groups
-        return next((each.cursor for each in groups if each.group == point.group), stored.first)
+        return next(
+            (each.cursor for each in groups if each.group == point.group), stored_offsets.first
+        )
 
 
 def _overlaps(partition: Partition, logical_partitions: set[int]) -> bool:

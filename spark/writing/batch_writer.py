@@ -36,12 +36,14 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from ...arrow.opening import run_with_network
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.errors import ConfigError, KeylaneError, PublishError, Reason, SubjectDeletedError
 from ...protocol.operations import hidden_name
@@ -51,7 +53,6 @@ from ..schema import key_was_read
 from .guard import guarded_columns
 from .hidden import POLL_S, HiddenSubject
 from .job import TaskReport, WriteOptions, check_job, check_unused, parse_write_options
-from .running import run_with_network
 from .schema import check_columns
 from .task import write_task
 
@@ -131,7 +132,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
 
     @classmethod
     def begin(
-        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+        cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneBatchWriter:
         """
         Check the options and the columns, and create the hidden subject; this blocks.
@@ -141,7 +142,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             PublishError: another job is filling the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """
-        options = parse_write_options(given)
+        options = parse_write_options(given_options)
         if overwrite:
             raise ConfigError(
                 'mode "overwrite" would delete the stored messages, and the progress of '
@@ -192,21 +193,18 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return TaskDone(TaskReport(task=0))
         context = TaskContext.get()
         task = context.partitionId() if context is not None else 0
-
-        async def work(network: Network) -> TaskReport:
-            return await write_task(
-                network,
-                self.options,
-                self.hidden,
-                iter(iterator),
-                identity=("job", self.job, task),
-                task=task,
-                sent_at_ns=self._started_at_ns,
-                clock=SystemClock(),
-                rng=random.Random(),
-                subject_id=self._subject_id,
-            )
-
+        work = partial(
+            write_task,
+            options=self.options,
+            subject=self.hidden,
+            batches=iter(iterator),
+            identity=("job", self.job, task),
+            task=task,
+            sent_at_ns=self._started_at_ns,
+            clock=SystemClock(),
+            rng=random.Random(),
+            subject_id=self._subject_id,
+        )
         with readable_errors():
             return TaskDone(run_with_network(work, self.options.secured))
 
@@ -234,12 +232,10 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         """Delete the rows that the tasks have written."""
         if self._is_published:
             return
-
-        async def work(network: Network) -> None:
-            await self._hidden_subject(network).delete()
-
         with readable_errors():
-            run_with_network(work, self.options.secured)
+            run_with_network(
+                lambda network: self._hidden_subject(network).delete(), self.options.secured
+            )
 
     def _hidden_subject(self, network: Network) -> HiddenSubject:
         """Return the hidden subject that this job created, identified by its id."""

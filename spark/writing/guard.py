@@ -70,15 +70,17 @@ class OrderGuard:
     def __init__(self, columns: tuple[str, str], *, task: int) -> None:
         self._partition, self._offset = columns
         self._task = task
-        self._latest: dict[str, npt.NDArray[np.int64]] = {}
+        self._latest_offsets: dict[str, npt.NDArray[np.int64]] = {}
         """The last offset of each logical partition, by source partition; -1 if there is none."""
 
     @property
     def sources(self) -> dict[str, int]:
         """The logical partitions with rows, as a bit set by source partition; see TaskReport."""
         return {
-            source: int.from_bytes(np.packbits(latest[:_NO_KEY] >= 0, bitorder="little"), "little")
-            for source, latest in self._latest.items()
+            source: int.from_bytes(
+                np.packbits(latest_offsets[:_NO_KEY] >= 0, bitorder="little"), "little"
+            )
+            for source, latest_offsets in self._latest_offsets.items()
         }
 
     def check(
@@ -131,9 +133,12 @@ class OrderGuard:
         is_next = (np.diff(partitions) == 0) & (np.diff(logical) == 0)
         descents = np.flatnonzero((np.diff(offsets) <= 0) & is_next)
         if len(descents):
-            at = int(descents[0]) + 1
+            index = int(descents[0]) + 1
             raise self._order_error(
-                f"{prefix}{partitions[at]}", int(rows[at]), int(offsets[at]), int(offsets[at - 1])
+                f"{prefix}{partitions[index]}",
+                int(rows[index]),
+                int(offsets[index]),
+                int(offsets[index - 1]),
             )
         edges = np.flatnonzero(np.concatenate(([True], ~is_next, [True])))
         firsts, lasts = edges[:-1], edges[1:] - 1
@@ -155,17 +160,17 @@ class OrderGuard:
             source: the source partition of all groups.
             firsts, lasts: the indexes of the first and last row of each group.
         """
-        latest = self._latest.get(source)
-        if latest is None:
-            latest = self._latest[source] = np.full(_NO_KEY + 1, -1, np.int64)
-        previous = latest[logical[firsts]]
+        latest_offsets = self._latest_offsets.get(source)
+        if latest_offsets is None:
+            latest_offsets = self._latest_offsets[source] = np.full(_NO_KEY + 1, -1, np.int64)
+        previous = latest_offsets[logical[firsts]]
         descents = np.flatnonzero(offsets[firsts] <= previous)
         if len(descents):
-            at = int(firsts[descents[0]])
+            index = int(firsts[descents[0]])
             raise self._order_error(
-                source, int(rows[at]), int(offsets[at]), int(previous[descents[0]])
+                source, int(rows[index]), int(offsets[index]), int(previous[descents[0]])
             )
-        latest[logical[firsts]] = offsets[lasts]
+        latest_offsets[logical[firsts]] = offsets[lasts]
 
     def _integers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)

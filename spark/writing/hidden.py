@@ -14,7 +14,6 @@ from typing import TypeVar
 from ...protocol import endpoints
 from ...protocol.access.capability import parse_capability
 from ...protocol.access.rights import Rights, check_all_allowed
-from ...protocol.backoff import Backoff
 from ...protocol.clock import Clock, SystemClock
 from ...protocol.control import DeleteSubject, PartitionStatus, SubjectView
 from ...protocol.endpoints import CAPABILITY
@@ -42,11 +41,11 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Network
 from .job import WriteOptions, check_subject_id
+from .retrying import retry_call
 
 T = TypeVar("T")
 POLL_S = 0.05
 CUTS_MAX = 3
-_BACKOFF = Backoff()
 
 
 class HiddenSubject:
@@ -147,7 +146,7 @@ class HiddenSubject:
                 ):
                     raise
         parents = {parent for each in view.route.partitions for parent in each.parents}
-        first = min(each.partition_id for each in view.route.partitions)
+        first_parent = min(each.partition_id for each in view.route.partitions)
         deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
         while True:
             route = await self._retry(lambda: self._meta.route(self._options.subject))
@@ -158,7 +157,7 @@ class HiddenSubject:
             ]
             if not open_parents:
                 older_ids = (int(each.partition_id) for each in route.partitions)
-                return view, frozenset(each for each in older_ids if each < first)
+                return view, frozenset(each for each in older_ids if each < first_parent)
             if self._clock.boot_ms() >= deadline_ms:
                 raise NotSentError(
                     f"partitions of {self._options.subject!r} are not sealed yet; `keylane "
@@ -193,7 +192,7 @@ class HiddenSubject:
         Raises:
             RowsError: retention has removed messages, as it can if the target's retention is TIME.
         """
-        statuses = await self._statuses()
+        statuses = await self._fetch_statuses()
         for partition_id, status in statuses.items():
             check_not_removed(self.name, partition_id, status.first_offset)
         return _message_counts(statuses)
@@ -207,9 +206,9 @@ class HiddenSubject:
             SubjectUnknownError, SubjectDeletedError: the subject was deleted, or another one has
                 its name.
         """
-        return _message_counts(await self._statuses())
+        return _message_counts(await self._fetch_statuses())
 
-    async def _statuses(self) -> dict[int, PartitionStatus]:
+    async def _fetch_statuses(self) -> dict[int, PartitionStatus]:
         async def fetch() -> dict[int, PartitionStatus]:
             route = await self._meta.route(self.name)
             check_subject_id(route, self._subject_id)
@@ -301,15 +300,9 @@ class HiddenSubject:
             )
 
     async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        deadline_ms = self._clock.boot_ms() + self._options.timeout_ms
-        pauses = _BACKOFF.pauses(self._rng)
-        while True:
-            try:
-                return await call()
-            except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self._clock.boot_ms() >= deadline_ms:
-                    raise
-            await asyncio.sleep(pauses.next_ms() / 1000)
+        return await retry_call(
+            call, timeout_ms=self._options.timeout_ms, clock=self._clock, rng=self._rng
+        )
 
 
 def check_not_removed(hidden: str, partition_id: int, first_offset: int) -> None:

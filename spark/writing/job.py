@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,26 +22,22 @@ import xxhash
 
 from ...arrow.secured import PLAIN, ConnectionSecurity
 from ...protocol.address import parse_addresses
-from ...protocol.errors import ConfigError, KeylaneError, Reason, RowsError, SubjectDeletedError
+from ...protocol.errors import ConfigError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
 from ...protocol.limits import PARTITIONS_MAX
 from ...protocol.routing import Route
 from ...protocol.text import parse_number
-from ..shared_options import NAMES as SECURITY_NAMES
-from ..shared_options import advice, parse_path, parse_secured, parse_token_path
+from ..shared_options import (
+    SECURITY_PARSERS,
+    Parsers,
+    advice,
+    parse_flag,
+    parse_secured,
+    parse_values,
+    raise_problems,
+)
 
 Order = Literal["auto", "required", "none"]
-NAMES = (
-    "meta",
-    "subject",
-    "partitions",
-    "order",
-    "once",
-    "hidden",
-    "publish",
-    "timeoutMs",
-    *SECURITY_NAMES,
-)
 ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
 """Options that Spark adds, in lowercase, besides those that begin with `option.`."""
 SQL_WRITES = (
@@ -88,45 +84,29 @@ class WriteOptions:
     secured: ConnectionSecurity = PLAIN
 
 
-def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
     """
     Parse the options of a write; Spark passes names and values as strings, names in any case.
 
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
     """
-    options = {str(name).lower(): str(value).strip() for name, value in given.items()}
+    options = {str(name).lower(): str(value).strip() for name, value in given_options.items()}
     problems: dict[str, str] = {}
-    known = {name.lower() for name in NAMES}
-    for name in sorted(options.keys() - known):
+    known_options = {name.lower() for name in NAMES}
+    for name in sorted(options.keys() - known_options):
         if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
-    values: dict[str, object] = {}
-    for name, parse in _PARSERS.items():
-        text = options.get(name.lower(), "")
-        if not text:
-            if name in {"meta", "subject"}:
-                problems[name] = "required"
-            elif name.lower() in options:
-                problems[name] = "empty"
-            continue
-        try:
-            values["timeout_ms" if name == "timeoutMs" else name] = parse(text)
-        except (ValueError, KeylaneError) as error:
-            problems[name] = error.message if isinstance(error, KeylaneError) else str(error)
-    paths = {name: str(values.pop(name)) for name in SECURITY_NAMES if name in values}
-    values["secured"] = parse_secured(paths, problems)
+    values = parse_values(options, _PARSERS, problems)
+    values["secured"] = parse_secured(values, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:
         for name in {"hidden", "publish"} & values.keys():
             problems[name] = "a job with `once` has a hidden subject of its own, and publishes it"
     if problems:
-        described = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
-        if not options.keys() & known:
-            described += f"; {SQL_WRITES}"
-        raise ConfigError(f"the options cannot work: {described}", **problems)
-    return WriteOptions(**values)  # type: ignore[arg-type]
+        raise_problems(problems, "" if options.keys() & known_options else f"; {SQL_WRITES}")
+    return WriteOptions(**values)
 
 
 def _parse_integer(text: str, low: int, high: int) -> int:
@@ -154,39 +134,31 @@ def _parse_once(once: str) -> str:
     return f"{match[1]}-{int(match[2])}"
 
 
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in {"true", "false"}:
-        raise ValueError(f"give true or false, not {text!r:.80}")
-    return text.lower() == "true"
-
-
-_PARSERS: Mapping[str, Callable[[str], object]] = {
-    "meta": lambda text: tuple(parse_addresses(text)),
-    "subject": lambda text: Subject(check_name("subject", text)),
-    "partitions": lambda text: _parse_integer(text, 1, PARTITIONS_MAX),
-    "order": _parse_order,
-    "once": _parse_once,
-    "hidden": lambda text: check_name("subject", text),
-    "publish": _parse_flag,
-    "timeoutMs": lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX),
-    "tlsCa": parse_path,
-    "tlsCert": parse_path,
-    "tlsKey": parse_path,
-    "tokenFile": parse_token_path,
+_PARSERS: Parsers = {
+    "meta": ("meta", lambda text: tuple(parse_addresses(text))),
+    "subject": ("subject", lambda text: Subject(check_name("subject", text))),
+    "partitions": ("partitions", lambda text: _parse_integer(text, 1, PARTITIONS_MAX)),
+    "order": ("order", _parse_order),
+    "once": ("once", _parse_once),
+    "hidden": ("hidden", lambda text: check_name("subject", text)),
+    "publish": ("publish", parse_flag),
+    "timeoutMs": ("timeout_ms", lambda text: _parse_integer(text, 1, TIMEOUT_MS_MAX)),
+    **SECURITY_PARSERS,
 }
+NAMES = tuple(_PARSERS)
 
 
-def check_unused(hidden: str, subject: str, stored: Mapping[int, int]) -> None:
+def check_unused(hidden: str, subject: str, stored_counts: Mapping[int, int]) -> None:
     """
     Check that the hidden subject named by the options is empty; a job that fails deletes it.
 
     Args:
-        stored: the number of messages by partition id of the hidden subject.
+        stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
         ConfigError: the subject has messages of another job.
     """
-    if count := sum(stored.values()):
+    if count := sum(stored_counts.values()):
         problem = (
             f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
             f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
@@ -230,25 +202,25 @@ class TaskReport:
     """The logical partitions of rows with keys, as a bit set by source partition."""
 
 
-def check_job(reports: Sequence[TaskReport | None], stored: Mapping[int, int]) -> int:
+def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, int]) -> int:
     """
     Check that the hidden subject has the rows of the tasks, and return the number of rows.
 
     Args:
         reports: the report of each task; None if an attempt without rows sent no report.
-        stored: the number of messages by partition id of the hidden subject.
+        stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
         RowsError: two tasks may have written rows of the same key, or the hidden subject does not
             have exactly the rows of the tasks.
     """
-    received = [report for report in reports if report is not None]
-    check_sources(received)
+    known_reports = [report for report in reports if report is not None]
+    check_sources(known_reports)
     expected: Counter[int] = Counter()
-    for report in received:
+    for report in known_reports:
         expected.update(report.rows)
-    for partition_id in sorted({*expected, *stored}):
-        stored_count = stored.get(partition_id, 0)
+    for partition_id in sorted({*expected, *stored_counts}):
+        stored_count = stored_counts.get(partition_id, 0)
         if stored_count != expected[partition_id]:
             raise RowsError(
                 Reason.ROWS_DIFFER,
@@ -263,14 +235,14 @@ def check_sources(reports: Sequence[TaskReport]) -> None:
     """Raise RowsError if two tasks have rows of the same source partition and logical
     partition.
     """
-    seen: dict[str, int] = {}
+    seen_bits: dict[str, int] = {}
     for report in reports:
         for source, logical in report.sources.items():
-            if seen.get(source, 0) & logical:
+            if seen_bits.get(source, 0) & logical:
                 raise RowsError(
                     Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
                     "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
-            seen[source] = seen.get(source, 0) | logical
+            seen_bits[source] = seen_bits.get(source, 0) | logical

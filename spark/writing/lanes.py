@@ -53,6 +53,7 @@ from ...protocol.routing import Partition, Route
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.network import Channel, Network
 from .job import check_subject_id, producer_id
+from .retrying import retry_call
 from .rows import BatchCutter, Body, RowColumns, Span
 from .shares import KnownRanges, RangeShare, oldest_shares
 
@@ -111,11 +112,11 @@ class TaskSender:
 
     async def open(self) -> Route:
         """Fetch the route, retrying for `timeout_ms`, and create the lanes."""
-        route, shares = await self.retry(lambda: self._shares((0, LOGICAL_PARTITIONS)))
-        self._roots = self.lanes(shares)
+        route, shares = await self.retry(lambda: self._fetch_shares((0, LOGICAL_PARTITIONS)))
+        self._roots = self.create_lanes(shares)
         return route
 
-    async def _shares(
+    async def _fetch_shares(
         self, bounds: tuple[int, int], *, after_id: int = 0
     ) -> tuple[Route, list[RangeShare]]:
         """Return the route, and the shares of the logical partitions in `bounds`."""
@@ -140,20 +141,10 @@ class TaskSender:
         return route
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `call()` until it succeeds; raise a permanent error at once, and any error after
-        `timeout_ms`.
-        """
-        deadline_ms = self.clock.boot_ms() + self.timeout_ms
-        pauses = _BACKOFF.pauses(self.rng)
-        while True:
-            try:
-                return await call()
-            except KeylaneError as error:
-                if error.retry is RetryRule.NEVER or self.clock.boot_ms() >= deadline_ms:
-                    raise
-            await asyncio.sleep(pauses.next_ms() / 1000)
+        """Retry `call()` for `timeout_ms`; see `retry_call`."""
+        return await retry_call(call, timeout_ms=self.timeout_ms, clock=self.clock, rng=self.rng)
 
-    def lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
+    def create_lanes(self, shares: Sequence[RangeShare]) -> list[Lane]:
         """Create a lane for each share."""
         lanes = [Lane(self, each.partition, (each.start, each.end)) for each in shares]
         self._lanes += lanes
@@ -167,11 +158,11 @@ class TaskSender:
 
     async def finish(self) -> None:
         """Send the remaining rows, and wait until all rows are stored."""
-        done = 0
-        while done < len(self._lanes):  # lanes of sealed partitions add more
-            lane = self._lanes[done]
+        finished_count = 0
+        while finished_count < len(self._lanes):  # lanes of sealed partitions add more
+            lane = self._lanes[finished_count]
             await lane.finish()
-            done += 1
+            finished_count += 1
 
     def broker_of(self, partition: Partition) -> BrokerClient:
         """Return a client for the partition's broker in the newest route; raise NotSentError if it
@@ -197,7 +188,7 @@ class TaskSender:
         all of them.
         """
         _, shares = await self.retry(
-            lambda: self._shares(bounds, after_id=int(sealed.partition_id))
+            lambda: self._fetch_shares(bounds, after_id=int(sealed.partition_id))
         )
         return shares
 
@@ -215,7 +206,7 @@ class TaskSender:
 def distribute(span: Span, lanes: Sequence[Lane]) -> None:
     """Add the rows to the lanes that cover their logical partitions, in order."""
     unassigned = span.end - span.start
-    for number, part in span.by_bounds([lane.bounds for lane in lanes]):
+    for number, part in span.split_by_bounds([lane.bounds for lane in lanes]):
         unassigned -= part.end - part.start
         lanes[number].add(part)
     assert not unassigned, f"{unassigned} rows without a lane"
@@ -258,7 +249,7 @@ class Lane:
         """Unanswered batches, the oldest first."""
         self._children: list[Lane] | None = None
         # Each event is cleared only by the method that waits for it.
-        self._work = asyncio.Event()
+        self._work_event = asyncio.Event()
         """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
         self._progress = asyncio.Event()
         """Set when a batch was stored or given to children; `wait_for_room` and `finish` wait."""
@@ -270,9 +261,9 @@ class Lane:
             distribute(span, self._children)
             return
         for spans in self._cutter.add(span):
-            self._queue(spans)
+            self._queue_batch(spans)
 
-    def _queue(self, spans: Sequence[Span]) -> None:
+    def _queue_batch(self, spans: Sequence[Span]) -> None:
         body = Body(spans, sent_at_ns=self._sender.sent_at_ns, previous_digest=self._digest)
         data = encode_body(
             body.data,
@@ -290,12 +281,12 @@ class Lane:
         self._sequence += body.count
         if self.task is None:
             self.task = asyncio.create_task(self._run(), name=f"lane {self._name}")
-        self._work.set()
+        self._work_event.set()
 
     async def wait_for_room(self) -> None:
         """Wait until at most QUEUE_MAX batches are unanswered; raise the lane's error."""
         while len(self._batches) > QUEUE_MAX and self._children is None:
-            await self._wait()
+            await self._wait_for_progress()
         if self.task is not None and self.task.done():
             self.task.result()
 
@@ -303,23 +294,23 @@ class Lane:
         """Send the remaining rows, and wait until each batch is stored or passed to the children of
         the sealed partition.
         """
-        if self._children is None and (rest := self._cutter.rest()):
-            self._queue(rest)
+        if self._children is None and (rest_spans := self._cutter.pop_rest()):
+            self._queue_batch(rest_spans)
         while self._batches and self._children is None:
-            await self._wait()
+            await self._wait_for_progress()
         if self.task is not None and self.task.done():
             self.task.result()
 
-    async def _wait(self) -> None:
+    async def _wait_for_progress(self) -> None:
         assert self.task is not None
         if self.task.done():
             self.task.result()
         self._progress.clear()
-        waiting = asyncio.ensure_future(self._progress.wait())
+        waiter = asyncio.ensure_future(self._progress.wait())
         try:
-            await asyncio.wait({waiting, self.task}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({waiter, self.task}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            waiting.cancel()
+            waiter.cancel()
 
     def cancel(self) -> None:
         """Cancel the lane's task."""
@@ -340,17 +331,17 @@ class Lane:
             except StaleRouteError:
                 break
             except KeylaneError as error:
-                now = self._sender.clock.boot_ms()
+                now_ms = self._sender.clock.boot_ms()
                 is_same_batch = bool(self._batches) and self._batches[0] is first
                 if failing_since is None or not is_same_batch:
-                    failing_since = now
+                    failing_since = now_ms
                     pauses.reset()
-                self._check(error, now - failing_since, is_same_batch=is_same_batch)
+                self._check_retryable(error, now_ms - failing_since, is_same_batch=is_same_batch)
                 await asyncio.sleep(pauses.next_ms() / 1000)
                 await self._sender.refresh()
         await self._hand_to_children()
 
-    def _check(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
+    def _check_retryable(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
         """
         Raise an error that is permanent, or has lasted too long.
 
@@ -382,27 +373,27 @@ class Lane:
         raise its error.
         """
         channel = await self._sender.broker_of(self._partition).channel()
-        calls: deque[asyncio.Task[None]] = deque()
+        calls_in_flight: deque[asyncio.Task[None]] = deque()
         try:
             while True:
-                while calls and calls[0].done():
-                    calls[0].result()
-                    calls.popleft()
+                while calls_in_flight and calls_in_flight[0].done():
+                    calls_in_flight[0].result()
+                    calls_in_flight.popleft()
                     self._record_stored()
-                while len(calls) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
-                    batch = self._batches[len(calls)]
+                while len(calls_in_flight) < min(len(self._batches), BATCHES_IN_FLIGHT_MAX):
+                    batch = self._batches[len(calls_in_flight)]
                     call = asyncio.create_task(self._append(channel, batch))
-                    call.add_done_callback(lambda _: self._work.set())
-                    calls.append(call)
-                self._work.clear()
-                if not calls or not calls[0].done():
-                    await self._work.wait()
+                    call.add_done_callback(lambda _: self._work_event.set())
+                    calls_in_flight.append(call)
+                self._work_event.clear()
+                if not calls_in_flight or not calls_in_flight[0].done():
+                    await self._work_event.wait()
         except asyncio.CancelledError:
-            for call in calls:
+            for call in calls_in_flight:
                 call.cancel()
             raise
         finally:
-            for result in await asyncio.gather(*calls, return_exceptions=True):
+            for result in await asyncio.gather(*calls_in_flight, return_exceptions=True):
                 if isinstance(result, BaseException):
                     break
                 self._record_stored()
@@ -419,8 +410,8 @@ class Lane:
     async def _hand_to_children(self) -> None:
         """Pass the rows that the sealed partition has not stored to its children."""
         shares = await self._sender.shares_after(self._partition, self.bounds)
-        lanes = self._sender.lanes(shares)
-        for span in chain(*(batch.spans for batch in self._batches), self._cutter.rest()):
+        lanes = self._sender.create_lanes(shares)
+        for span in chain(*(batch.spans for batch in self._batches), self._cutter.pop_rest()):
             distribute(span, lanes)
         self._batches.clear()
         self._children = lanes

@@ -99,24 +99,24 @@ class Span(NamedTuple):
     start: int
     end: int
 
-    def by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
+    def split_by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
         Yield the index and the rows of each range of logical partitions that has rows.
 
         Args:
             bounds: ranges [start, end) that do not overlap.
         """
-        range_of = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
+        range_by_partition = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
         for number, (start, end) in enumerate(bounds):
-            range_of[start:end] = number
-        numbers = range_of[self.rows.logical[self.start : self.end]]
-        if len(numbers) and (numbers == numbers[0]).all():
-            if numbers[0] < len(bounds):
-                yield int(numbers[0]), self
+            range_by_partition[start:end] = number
+        range_numbers = range_by_partition[self.rows.logical[self.start : self.end]]
+        if len(range_numbers) and (range_numbers == range_numbers[0]).all():
+            if range_numbers[0] < len(bounds):
+                yield int(range_numbers[0]), self
             return
-        order = np.argsort(numbers, kind="stable")
+        order = np.argsort(range_numbers, kind="stable")
         sorted_rows = self.rows.take(order + self.start if self.start else order)
-        counts = np.bincount(numbers, minlength=len(bounds) + 1)
+        counts = np.bincount(range_numbers, minlength=len(bounds) + 1)
         edges = [0, *np.cumsum(counts).tolist()]
         for number in np.flatnonzero(counts[:-1]).tolist():
             yield number, Span(sorted_rows, edges[number], edges[number + 1])
@@ -191,32 +191,32 @@ class BatchCutter:
     """
 
     def __init__(self) -> None:
-        self._open: list[Span] = []
+        self._open_spans: list[Span] = []
         self._count = self._size = 0
 
     def add(self, span: Span) -> Iterator[list[Span]]:
         """Add the next rows, and yield the complete batches."""
-        rows, at, end = span
+        rows, start, end = span
         sizes = rows.sizes
-        while at < end:
+        while start < end:
             remaining_bytes = BATCH_BYTES - self._size
-            fits = int(np.searchsorted(sizes, sizes[at] + remaining_bytes, "right")) - 1
-            cut = min(fits, at + BATCH_ROWS - self._count, end)
+            fits = int(np.searchsorted(sizes, sizes[start] + remaining_bytes, "right")) - 1
+            cut = min(fits, start + BATCH_ROWS - self._count, end)
             if not self._count:
-                cut = max(cut, at + 1)
-            if cut > at:
-                self._open.append(Span(rows, at, cut))
-                self._count += cut - at
-                self._size += int(sizes[cut] - sizes[at])
+                cut = max(cut, start + 1)
+            if cut > start:
+                self._open_spans.append(Span(rows, start, cut))
+                self._count += cut - start
+                self._size += int(sizes[cut] - sizes[start])
             if cut < end or self._count == BATCH_ROWS:
-                yield self.rest()
-            at = max(at, cut)
+                yield self.pop_rest()
+            start = max(start, cut)
 
-    def rest(self) -> list[Span]:
+    def pop_rest(self) -> list[Span]:
         """Remove and return the rows of the incomplete batch."""
-        rest, self._open = self._open, []
+        rest_spans, self._open_spans = self._open_spans, []
         self._count = self._size = 0
-        return rest
+        return rest_spans
 
 
 class RowReader:
@@ -235,7 +235,7 @@ class RowReader:
         self, *, salt: bytes, message_bytes_max: int, task: int, allow_reserved: bool = False
     ) -> None:
         self._salt = salt
-        self._limit = message_bytes_max
+        self._message_bytes_max = message_bytes_max
         self._task = task
         self._allow_reserved = allow_reserved
         self.row = 0
@@ -254,11 +254,13 @@ class RowReader:
         if values.nulls is not None:
             raise self._row_error("value", int(values.nulls[0]), "a value must not be null")
         keys = Column(columns["key"]) if "key" in columns else None
-        packed = self._pack_properties(columns["properties"]) if "properties" in columns else None
+        packed_properties = (
+            self._pack_properties(columns["properties"]) if "properties" in columns else None
+        )
         times = self._times_ns(columns["timestamp"]) if "timestamp" in columns else None
-        self._check_sizes(values, keys, packed)
+        self._check_sizes(values, keys, packed_properties)
         rows = RowColumns(
-            keys, values, packed, times, self._logical_partitions(keys, batch.num_rows)
+            keys, values, packed_properties, times, self._logical_partitions(keys, batch.num_rows)
         )
         self.row += len(rows)
         return rows
@@ -329,18 +331,19 @@ class RowReader:
             sizes = sizes + key_bytes
         if packed is not None:
             sizes = sizes + packed.lengths
-        if int(sizes.max(initial=0)) > self._limit:
-            row = int(np.argmax(sizes > self._limit))
+        if int(sizes.max(initial=0)) > self._message_bytes_max:
+            row = int(np.argmax(sizes > self._message_bytes_max))
             raise self._row_error(
                 "value",
                 row,
-                f"key, value and properties have {sizes[row]} bytes, over {self._limit}",
+                f"key, value and properties have {sizes[row]} bytes, over "
+                f"{self._message_bytes_max}",
             )
 
-    def _row_error(self, column: str, index: int, why: str) -> RowsError:
+    def _row_error(self, column: str, index: int, reason: str) -> RowsError:
         return RowsError(
             Reason.ROWS_INVALID,
-            f"row {self.row + index} of task {self._task}, column {column}: {why}",
+            f"row {self.row + index} of task {self._task}, column {column}: {reason}",
             column=column,
             row=self.row + index,
             task=self._task,

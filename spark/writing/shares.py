@@ -71,9 +71,9 @@ class KnownRanges:
             StaleRouteError: the history lacks a partition of the route, so it belongs to a later
                 subject of the same name.
         """
-        known = {each.partition_id for each in partitions}
+        known_ids = {each.partition_id for each in partitions}
         for each in route:
-            if each.partition_id not in known:
+            if each.partition_id not in known_ids:
                 raise StaleRouteError(partition_id=each.partition_id)
         self.add(partitions)
         self._not_in_history |= _parents(route) - self._ranges.keys()
@@ -111,9 +111,9 @@ def oldest_shares(
     oldest: list[Partition | None] = [None] * (end - start)
     candidates = [each for each in partitions if each.partition_id > after_id]
     for each in sorted(candidates, key=lambda each: -each.partition_id):
-        low, high = max(start, each.range_start), min(end, each.range_end)
-        if each.state in _WITH_DATA and low < high:
-            oldest[low - start : high - start] = [each] * (high - low)
+        low_bound, high_bound = max(start, each.range_start), min(end, each.range_end)
+        if each.state in _WITH_DATA and low_bound < high_bound:
+            oldest[low_bound - start : high_bound - start] = [each] * (high_bound - low_bound)
     boundaries = known_ranges.boundaries()
     shares: list[RangeShare] = []
     for number, partition in enumerate(oldest, start):

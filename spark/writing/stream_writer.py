@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from ...arrow.opening import run_with_network
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
 from ...rpc.client import MetaClient
-from ...rpc.network import Network
 from ..failure import readable_errors
 from ..schema import key_was_read
 from .batch_writer import TaskDone
 from .guard import guarded_columns
-from .job import TaskReport, WriteOptions, check_sources, parse_write_options
-from .running import run_with_network
+from .job import WriteOptions, check_sources, parse_write_options
 from .schema import check_columns
 from .task import write_task
 
@@ -53,7 +53,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
 
     @classmethod
     def begin(
-        cls, given: Mapping[str, str], schema: StructType, *, overwrite: bool
+        cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneStreamWriter:
         """
         Check the options, the columns and the subject; this blocks.
@@ -63,8 +63,8 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             SubjectUnknownError: the subject does not exist.
             UnreachableError: no metaserver answers.
         """
-        options = parse_write_options(given)
-        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given}]
+        options = parse_write_options(given_options)
+        invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given_options}]
         if invalid:
             raise ConfigError(
                 f"the options cannot work: only batch writes have {', '.join(invalid)}; a stream "
@@ -77,11 +77,10 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             )
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
-
-        async def check_subject(network: Network) -> None:
-            await MetaClient(network, options.meta).route(options.subject)
-
-        run_with_network(check_subject, options.secured)
+        run_with_network(
+            lambda network: MetaClient(network, options.meta).route(options.subject),
+            options.secured,
+        )
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
@@ -92,20 +91,17 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise ConfigError("Spark does not pass the query and the batch of this task")
-
-        async def work(network: Network) -> TaskReport:
-            return await write_task(
-                network,
-                self._options,
-                self._options.subject,
-                iter(iterator),
-                identity=("stream", self._options.subject, query, batch, task),
-                task=task,
-                sent_at_ns=SystemClock.wall_ns(),
-                clock=SystemClock(),
-                rng=random.Random(),
-            )
-
+        work = partial(
+            write_task,
+            options=self._options,
+            subject=self._options.subject,
+            batches=iter(iterator),
+            identity=("stream", self._options.subject, query, batch, task),
+            task=task,
+            sent_at_ns=SystemClock.wall_ns(),
+            clock=SystemClock(),
+            rng=random.Random(),
+        )
         with readable_errors():
             return TaskDone(run_with_network(work, self._options.secured))
 

@@ -40,15 +40,15 @@ class Carrier(Protocol):
     messages: int
     on_frame: Callable[[Process, Request, bool], None]
 
-    def delay(self) -> float:
+    def draw_delay_s(self) -> float:
         """Return the latency of a message in seconds."""
         ...
 
-    def duplicate_delay(self) -> float:
+    def draw_duplicate_delay_s(self) -> float:
         """Return the latency, in seconds, of calls that arrive after their connection ended."""
         ...
 
-    def lost(self) -> bool:
+    def loses_message(self) -> bool:
         """Return True if a message is lost."""
         ...
 
@@ -62,14 +62,14 @@ class Carrier(Protocol):
 
 
 class _Pipe:
-    """One direction of a connection; `owed` frames are held until a cut is healed."""
+    """One direction of a connection; `held_count` frames are held until a cut is healed."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
         self.target = target
         self.frames: deque[bytes] = deque()
-        self.last_at = 0.0
-        self.owed = 0
+        self.last_arrival_s = 0.0
+        self.held_count = 0
 
 
 class Connection:
@@ -81,79 +81,82 @@ class Connection:
         self.channel: SimChannel | None = None
         self.broken = False
         self._internet = internet
-        self._up = _Pipe(client.name, server.process.name)
-        self._down = _Pipe(server.process.name, client.name)
-        self.waits: dict[asyncio.Future[None], None] = {}
+        self._to_server = _Pipe(client.name, server.process.name)
+        self._to_client = _Pipe(server.process.name, client.name)
+        self.cancellable_futures: dict[asyncio.Future[None], None] = {}
         """The futures on which pending replies wait."""
 
-    def note(self, request: Request, *, sent: bool) -> None:
-        """Report a request of the client; `sent` if the channel is open."""
-        self._internet.on_frame(self.client, request, sent)
+    def report_request(self, request: Request, *, is_open: bool) -> None:
+        """Report a request of the client; `is_open` if the channel is open."""
+        self._internet.on_frame(self.client, request, is_open)
 
-    def send_up(self, frame: bytes) -> None:
+    def send_to_server(self, frame: bytes) -> None:
         """Send a frame to the server."""
-        self._send(self._up, frame)
+        self._send(self._to_server, frame)
 
     def _send(self, pipe: _Pipe, frame: bytes) -> None:
         internet = self._internet
         internet.messages += 1
         if self.broken:
             return
-        if internet.lost():
-            self.break_off()
+        if internet.loses_message():
+            self.reset()
             return
         loop = internet.loop
-        pipe.last_at = max(pipe.last_at + 1e-6, loop.now + internet.delay())
+        pipe.last_arrival_s = max(pipe.last_arrival_s + 1e-6, loop.now + internet.draw_delay_s())
         pipe.frames.append(frame)
-        loop.after(pipe.last_at - loop.now, self._arrived, pipe)
+        loop.after(pipe.last_arrival_s - loop.now, self._on_arrival, pipe)
 
-    def _arrived(self, pipe: _Pipe) -> None:
+    def _on_arrival(self, pipe: _Pipe) -> None:
         if self.broken:
             return
         if self._internet.is_cut(pipe.source, pipe.target):
-            pipe.owed += 1
+            pipe.held_count += 1
             return
         self._deliver(pipe)
 
     def _deliver(self, pipe: _Pipe) -> None:
         frame = pipe.frames.popleft()
         post = self._internet.loop.post
-        if pipe is self._up:
+        if pipe is self._to_server:
             if self.server.process.alive:
                 post(self.server.process, self._serve, frame)
             elif self.server.machine.up:
-                self.break_off()
+                self.reset()
         elif self.channel is not None:
             post(self.client, self.channel.receive, frame)
 
     def flush(self) -> None:
         """Deliver the held frames after a cut was healed."""
-        for pipe in (self._up, self._down):
-            while pipe.owed and not self._internet.is_cut(pipe.source, pipe.target):
-                pipe.owed -= 1
+        for pipe in (self._to_server, self._to_client):
+            while pipe.held_count and not self._internet.is_cut(pipe.source, pipe.target):
+                pipe.held_count -= 1
                 self._deliver(pipe)
 
-    def break_off(self) -> None:
+    def reset(self) -> None:
         """Reset the connection: frames in flight are lost, and both ends are notified."""
         if self.broken:
             return
         self.broken = True
         internet = self._internet
-        if self._up.frames and internet.serves_lost_calls():
-            later_s = internet.duplicate_delay()
-            for frame in self._up.frames:
-                internet.loop.after(later_s, self._serve_late, frame)
+        if self._to_server.frames and internet.serves_lost_calls():
+            later_s = internet.draw_duplicate_delay_s()
+            for frame in self._to_server.frames:
+                # The server reads a call that was sent before the end; its reply is lost.
+                internet.loop.after(
+                    later_s, internet.loop.post, self.server.process, self._serve, frame
+                )
         if self.channel is not None:
             internet.loop.after(
-                internet.delay(), internet.loop.post, self.client, self.channel.ended, "reset"
+                internet.draw_delay_s(),
+                internet.loop.post,
+                self.client,
+                self.channel.fail_pending,
+                "reset",
             )
         internet.loop.after(
-            internet.delay(), internet.loop.post, self.server.process, self._server_ended
+            internet.draw_delay_s(), internet.loop.post, self.server.process, self._cancel_waiting
         )
-
-    def _serve_late(self, frame: bytes) -> None:
-        """Let the server read a call that was sent before the end; its reply is lost."""
-        self._internet.loop.post(self.server.process, self._serve, frame)
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
@@ -169,8 +172,8 @@ class Connection:
     def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
         """Handle a request in a task."""
         task = asyncio.ensure_future(self._answer(correlation_id, request, payload))
-        self.waits[task] = None
-        task.add_done_callback(lambda done: self.waits.pop(done, None))
+        self.cancellable_futures[task] = None
+        task.add_done_callback(lambda done: self.cancellable_futures.pop(done, None))
 
     async def _answer(self, correlation_id: int, request: Request, payload: memoryview) -> None:
         assert self.server.data_service is not None
@@ -180,22 +183,22 @@ class Connection:
         except Exception as error:  # noqa: BLE001 - refused in the same way by the real server
             self.send_refusal(correlation_id, error)
         else:
-            self.send_down(frame)
+            self.send_to_client(frame)
 
-    def send_down(self, frame: bytes) -> None:
+    def send_to_client(self, frame: bytes) -> None:
         """Send a frame to the client."""
-        self._send(self._down, frame)
+        self._send(self._to_client, frame)
 
     def send_refusal(self, correlation_id: int, error: BaseException) -> None:
         """Reply with an error; one that the real server would log is recorded as a fault."""
         if not isinstance(error, KeylaneError):
             self._internet.loop.faults.append(error)
             error = InternalError()
-        self.send_down(encode_frame(correlation_id, refusal(error)))
+        self.send_to_client(encode_frame(correlation_id, refusal(error)))
 
-    def _server_ended(self) -> None:
-        for wait in list(self.waits):
-            wait.cancel()
+    def _cancel_waiting(self) -> None:
+        for future in list(self.cancellable_futures):
+            future.cancel()
 
 
 class _ServedCall:
@@ -212,11 +215,11 @@ class _ServedCall:
         except KeylaneError as error:
             self.refuse(error)
         else:
-            self._connection.send_down(frame)
+            self._connection.send_to_client(frame)
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         """See `PromptCall`."""
-        self._connection.send_down(encode_frame(self._id, answer, data))
+        self._connection.send_to_client(encode_frame(self._id, answer, data))
 
     @property
     def accepts_parts(self) -> bool:
@@ -231,11 +234,11 @@ class _ServedCall:
         """See `PromptCall`."""
         self._connection.serve_in_task(self._id, request, memoryview(b""))
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         """See `PromptCall`."""
-        waits = self._connection.waits
-        waits[future] = None
-        future.add_done_callback(lambda done: waits.pop(done, None))
+        futures = self._connection.cancellable_futures
+        futures[future] = None
+        future.add_done_callback(lambda done: futures.pop(done, None))
 
     def reserve_bytes(self, _bytes_max: int) -> bool:
         """See `PromptCall`."""
@@ -249,14 +252,14 @@ class SimChannel:
         self.connection = connection
         connection.channel = self
         self._address = address
-        self._waiting: dict[int, Call] = {}
+        self._pending: dict[int, Call] = {}
         self._next_id = itertools.count(1).__next__
-        self._broken: str | None = None
+        self._close_reason: str | None = None
 
     @property
     def closed(self) -> bool:
         """See `Channel.closed`."""
-        return self._broken is not None
+        return self._close_reason is not None
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -277,51 +280,51 @@ class SimChannel:
         loop = asyncio.get_running_loop()
         call = Call(loop.create_future(), on_answer, type(request), timeout_ms, on_part)
         future = call.future
-        self.connection.note(request, sent=self._broken is None)
-        if self._broken is not None:
-            text = f"the connection to {self._address} is closed: {self._broken}"
-            call.failed(NotSentError(text))
+        self.connection.report_request(request, is_open=self._close_reason is None)
+        if self._close_reason is not None:
+            text = f"the connection to {self._address} is closed: {self._close_reason}"
+            call.fail(NotSentError(text))
             return future
         correlation_id = self._next_id()
         try:
             frame = encode_frame(correlation_id, request, payload)
         except KeylaneError as error:
-            call.failed(error)
+            call.fail(error)
             return future
-        self._waiting[correlation_id] = call
-        end = loop.call_later(timeout_ms / 1000, self._end_late, correlation_id)
-        future.add_done_callback(lambda _done: end.cancel())
-        self.connection.send_up(frame)
+        self._pending[correlation_id] = call
+        timeout = loop.call_later(timeout_ms / 1000, self._fail_overdue, correlation_id)
+        future.add_done_callback(lambda _done: timeout.cancel())
+        self.connection.send_to_server(frame)
         return future
 
-    def _end_late(self, correlation_id: int) -> None:
-        call = self._waiting.pop(correlation_id, None)
+    def _fail_overdue(self, correlation_id: int) -> None:
+        call = self._pending.pop(correlation_id, None)
         if call is not None:
-            call.unanswered(f"no answer from {self._address} in time")
+            call.fail_unanswered(f"no answer from {self._address} in time")
 
     def receive(self, frame: bytes) -> None:
         """Handle a frame from the server."""
-        if self._broken is not None:
+        if self._close_reason is not None:
             return
         correlation_id, answer, payload = decode_answer(frame)
-        call = self._waiting.get(correlation_id)
-        if call is None or call.takes_part(answer, payload):
+        call = self._pending.get(correlation_id)
+        if call is None or call.deliver_part(answer, payload):
             return
-        del self._waiting[correlation_id]
+        del self._pending[correlation_id]
         if isinstance(answer, Refused):
-            call.failed(refusal_error(answer))
+            call.fail(refusal_error(answer))
         else:
-            call.answered((answer, payload))
+            call.complete((answer, payload))
 
-    def ended(self, reason: str) -> None:
+    def fail_pending(self, reason: str) -> None:
         """Fail the pending calls, because the connection has ended."""
-        if self._broken is None:
-            self._broken = reason
-            waiting, self._waiting = self._waiting, {}
-            for call in waiting.values():
-                call.unanswered(f"the connection ended: {reason}")
+        if self._close_reason is None:
+            self._close_reason = reason
+            pending, self._pending = self._pending, {}
+            for call in pending.values():
+                call.fail_unanswered(f"the connection ended: {reason}")
 
     async def close(self) -> None:
         """See `Channel.close`."""
-        self.ended("closed on this side")
-        self.connection.break_off()
+        self.fail_pending("closed on this side")
+        self.connection.reset()

@@ -12,7 +12,7 @@ import sqlite3
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -28,29 +28,17 @@ STATEMENTS_MAX = 5_000
 """Compiled statements that SQLAlchemy and SQLite keep; more than the metaserver has."""
 
 
-class BootClock(Protocol):
-    """The clocks of the database's machine."""
-
-    def boot_ms(self) -> int:
-        """Return the milliseconds since the machine started."""
-        ...
-
-    def wall_ms(self) -> int:
-        """Return the milliseconds since 1970."""
-        ...
-
-
-class ClockOfNow:
+class CurrentClock:
     """The clock of the current cluster's database machine; the connection outlives clusters."""
 
     def __init__(self) -> None:
-        self.machine: BootClock | None = None
+        self.machine: Clock | None = None
 
     def boot_ms(self) -> int:
         """Return the milliseconds since the machine started."""
-        return 0 if self.machine is None else self.read(self.machine)
+        return 0 if self.machine is None else self.boot_ms_of(self.machine)
 
-    def read(self, machine: BootClock) -> int:
+    def boot_ms_of(self, machine: Clock) -> int:
         """Return the machine's boot clock. It is looked up at each call, because the connection
         keeps the bound `boot_ms`.
         """
@@ -69,12 +57,12 @@ class ClockOfNow:
         return self.wall_ms() * 1_000_000
 
 
-class Connected(NamedTuple):
+class SharedConnection(NamedTuple):
     """The connection of this process; `empty` is a database with the schema and no rows."""
 
-    kept: Connection
+    connection: Connection
     raw: sqlite3.Connection
-    clock: ClockOfNow
+    clock: CurrentClock
     empty: bytes
 
 
@@ -95,18 +83,18 @@ def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
 
 
 @cache
-def connected() -> Connected:
+def shared_connection() -> SharedConnection:
     """Return the connection of this process, created at the first call."""
-    clock = ClockOfNow()
+    clock = CurrentClock()
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
         metadata.create_all(connection)
-    return Connected(engine.connect(), raw, clock, raw.serialize())
+    return SharedConnection(engine.connect(), raw, clock, raw.serialize())
 
 
 def forget_database() -> None:
     """Drop the connection after an interrupted run, because a transaction may still be open."""
-    connected.cache_clear()
+    shared_connection.cache_clear()
 
 
 class MemoryDatabase:
@@ -116,8 +104,8 @@ class MemoryDatabase:
 
     name = "memory"
 
-    def __init__(self, machine: BootClock) -> None:
-        self._kept, raw, clock, empty = connected()
+    def __init__(self, machine: Clock) -> None:
+        self._connection, raw, clock, empty = shared_connection()
         clock.machine = machine
         raw.deserialize(empty)
 
@@ -125,8 +113,8 @@ class MemoryDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """Run a transaction now."""
-        with self._kept.begin():
-            return work(self._kept, *args, **kwargs)
+        with self._connection.begin():
+            return work(self._connection, *args, **kwargs)
 
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs

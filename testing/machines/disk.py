@@ -2,8 +2,8 @@
 at a crash.
 
 It keeps the contract of `keylane.broker.storage.files.Files`. `crash_at` is the number of the
-changing operation in which `Crashed` is raised, and `after_crash` returns what the machine finds
-when it starts again.
+changing operation in which `Crashed` is raised, and `disk_after_crash` returns what the machine
+finds when it starts again.
 """
 
 from __future__ import annotations
@@ -47,31 +47,33 @@ class _Content:
 
     def sync(self) -> None:
         """Sync only the writes since the last sync, because a failed sync has lost its data."""
-        platter = self.synced
-        platter.extend(bytes(max(0, self.reserved_to - len(platter))))
+        synced = self.synced
+        synced.extend(bytes(max(0, self.reserved_to - len(synced))))
         for start, data in self.written:
-            platter.extend(bytes(max(0, start + len(data) - len(platter))))
-            platter[start : start + len(data)] = data
-        del platter[len(self.data) :]
+            synced.extend(bytes(max(0, start + len(data) - len(synced))))
+            synced[start : start + len(data)] = data
+        del synced[len(self.data) :]
         self.written.clear()
         self.reserved_to = 0
 
-    def crashed(self, rng: random.Random, block_bytes: int) -> bytes:
+    def surviving_bytes(self, rng: random.Random, block_bytes: int) -> bytes:
         """Return the synced bytes, with some of the blocks written since."""
-        keep = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
-        survived = bytearray(self.synced)
-        if self.reserved_to and rng.random() < keep:
-            survived.extend(bytes(max(0, self.reserved_to - len(survived))))
-        lost = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
+        survival_chance = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
+        surviving = bytearray(self.synced)
+        if self.reserved_to and rng.random() < survival_chance:
+            surviving.extend(bytes(max(0, self.reserved_to - len(surviving))))
+        lost_block = rng.randrange(len(self.written[-1][1])) // block_bytes if self.torn else -1
         for start, data in self.written:
-            whole = start != self.written[-1][0]
-            for at in range(0, len(data), block_bytes):
-                if rng.random() < keep and (whole or at // block_bytes != lost):
-                    block = data[at : at + block_bytes]
-                    end = start + at + len(block)
-                    survived.extend(bytes(max(0, end - len(survived))))
-                    survived[start + at : end] = block
-        return bytes(survived)
+            is_whole = start != self.written[-1][0]
+            for block_start in range(0, len(data), block_bytes):
+                if rng.random() < survival_chance and (
+                    is_whole or block_start // block_bytes != lost_block
+                ):
+                    block = data[block_start : block_start + block_bytes]
+                    end = start + block_start + len(block)
+                    surviving.extend(bytes(max(0, end - len(surviving))))
+                    surviving[start + block_start : end] = block
+        return bytes(surviving)
 
 
 class SimAppendFile:
@@ -86,15 +88,15 @@ class SimAppendFile:
     def append(self, buffers: Sequence[Buffer]) -> None:
         """See `AppendFile.append`."""
         data = b"".join(buffers)
-        room = self._disk.room
-        if self._disk.fail == "write":
+        free_bytes = self._disk.free_space
+        if self._disk.failing_operation == "write":
             data = data[: len(data) // 2]  # a short write, and then the error
-        full = False
-        if room is not None:
-            left = self.reserved + max(room, 0)
-            full = len(data) >= left
-            data = data[:left]
-            self._disk.room = room - max(len(data) - self.reserved, 0)
+        is_full = False
+        if free_bytes is not None:
+            writable_bytes = self.reserved + max(free_bytes, 0)
+            is_full = len(data) >= writable_bytes
+            data = data[:writable_bytes]
+            self._disk.free_space = free_bytes - max(len(data) - self.reserved, 0)
         self._content.data[self.size : self.size + len(data)] = data
         self._content.written.append((self.size, data))
         self.size += len(data)
@@ -102,9 +104,9 @@ class SimAppendFile:
         if self._disk.tear_next and len(data) > 2 * self._disk.block_bytes:
             self._content.torn = True
             raise Crashed("in a write")
-        if self._disk.fail == "write":
+        if self._disk.failing_operation == "write":
             raise StorageError(f"write {self._path}: Input/output error", path=self._path)
-        if full:
+        if is_full:
             raise DiskFullError(f"write {self._path}: No space left on device", path=self._path)
 
     @property
@@ -117,20 +119,20 @@ class SimAppendFile:
         if not self._disk.reserves:
             raise StorageError(f"allocate {self._path}: Operation not supported", path=self._path)
         self._disk.step("reserve")
-        more = bytes(max(length - self.reserved, 0))
-        if self._disk.room is not None:
-            if self._disk.room < len(more):
+        added = bytes(max(length - self.reserved, 0))
+        if self._disk.free_space is not None:
+            if self._disk.free_space < len(added):
                 raise DiskFullError(
                     f"allocate {self._path}: No space left on device", path=self._path
                 )
-            self._disk.room -= len(more)
-        self._content.data += more
+            self._disk.free_space -= len(added)
+        self._content.data += added
         self._content.reserved_to = len(self._content.data)
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""
         self._disk.step("fdatasync")
-        if self._disk.fail == "fdatasync":
+        if self._disk.failing_operation == "fdatasync":
             # Linux does the same: the pages are marked clean, but are not on the disk.
             self._content.written.clear()
             self._content.reserved_to = 0
@@ -151,9 +153,9 @@ class SimAppendFile:
     def truncate(self, size: int) -> None:
         """See `AppendFile.truncate`."""
         self._disk.step("truncate")
-        freed = len(self._content.data) - size
-        if self._disk.room is not None:
-            self._disk.room += freed
+        freed_bytes = len(self._content.data) - size
+        if self._disk.free_space is not None:
+            self._disk.free_space += freed_bytes
         del self._content.data[size:]
         self.size = size
         self._content.sync()
@@ -173,14 +175,14 @@ class SimDisk:
         self.block_bytes = block_bytes
         self.contents: dict[str, _Content] = {}
         self.folders: set[str] = {""}
-        self._named: dict[str, dict[str, _Content]] = {"": {}}
+        self._durable_names: dict[str, dict[str, _Content]] = {"": {}}
         """Durable names by folder."""
-        self.total = 1 << 41
-        self.room: int | None = None
+        self.total_space = 1 << 41
+        self.free_space: int | None = None
         """Bytes left; None: enough."""
         self.reserves = False
         """True if files can reserve bytes after their end."""
-        self.fail = ""
+        self.failing_operation = ""
         """Operation that fails from now on: "write", "fdatasync" or "remove"."""
         self.steps = 0
         self.syncs = 0
@@ -199,29 +201,33 @@ class SimDisk:
         if self.crash_at is not None and self.steps >= self.crash_at:
             raise Crashed(name)
 
-    def after_crash(self, rng: random.Random) -> SimDisk:
+    def disk_after_crash(self, rng: random.Random) -> SimDisk:
         """Return the disk as it is after the crash, for the next boot."""
         disk = SimDisk(self.block_bytes)
         disk.reserves = self.reserves
         disk.folders = set(self.folders)
         for folder in self.folders:
-            names = dict(self._named.get(folder, {}))
-            now = {
+            names = dict(self._durable_names.get(folder, {}))
+            current_names = {
                 path: content for path, content in self.contents.items() if _folder(path) == folder
             }
-            changed = [path for path in {*names, *now} if names.get(path) is not now.get(path)]
+            changed = [
+                path
+                for path in {*names, *current_names}
+                if names.get(path) is not current_names.get(path)
+            ]
             for path in sorted(changed):
                 if rng.random() < 0.5:
-                    if path in now:
-                        names[path] = now[path]
+                    if path in current_names:
+                        names[path] = current_names[path]
                     else:
                         del names[path]
-            kept = {
-                path: _Content(content.crashed(rng, self.block_bytes))
+            surviving = {
+                path: _Content(content.surviving_bytes(rng, self.block_bytes))
                 for path, content in names.items()
             }
-            disk.contents |= kept
-            disk._named[folder] = dict(kept)
+            disk.contents |= surviving
+            disk._durable_names[folder] = dict(surviving)
         return disk
 
     # ── Files ─────────────────────────────────────────────────────────────────────────────────────
@@ -238,7 +244,7 @@ class SimDisk:
     def make_folder(self, path: str) -> None:
         """See `Files.make_folder`."""
         self.folders.add(path)
-        self._named.setdefault(path, {})
+        self._durable_names.setdefault(path, {})
 
     def list(self, path: str = "") -> list[str]:
         """See `Files.list`."""
@@ -299,29 +305,29 @@ class SimDisk:
     def remove(self, path: str) -> None:
         """See `Files.remove`."""
         self.step("remove")
-        if self.fail == "remove":
+        if self.failing_operation == "remove":
             raise StorageError(f"remove {path}: Input/output error", path=path)
         self.protected.discard(path)
         content = self.contents.pop(path, None)
         if content is None:
             raise StorageError(f"remove {path}: No such file or directory", path=path)
-        if self.room is not None:
-            self.room += len(content.data)
+        if self.free_space is not None:
+            self.free_space += len(content.data)
 
     def sync_folder(self, path: str = "") -> None:
         """See `Files.sync_folder`."""
         self.step("sync_folder")
-        self._named[path] = {
+        self._durable_names[path] = {
             name: content for name, content in self.contents.items() if _folder(name) == path
         }
 
     def free_bytes(self) -> int:
         """See `Files.free_bytes`."""
-        return 1 << 40 if self.room is None else self.room
+        return 1 << 40 if self.free_space is None else self.free_space
 
     def total_bytes(self) -> int:
         """See `Files.total_bytes`."""
-        return self.total
+        return self.total_space
 
     def real_path(self, path: str) -> str:
         """See `Files.real_path`."""
@@ -337,7 +343,7 @@ def disk_of(files: Mapping[str, bytes]) -> SimDisk:
     disk = SimDisk()
     for path, data in files.items():
         disk.make_folder(_folder(path))
-        disk.contents[path] = disk._named[_folder(path)][path] = _Content(data)
+        disk.contents[path] = disk._durable_names[_folder(path)][path] = _Content(data)
     return disk
 
 

@@ -62,7 +62,7 @@ class Process:
         for thread in self.threads:
             thread.kill()
         self.alive = False
-        self.left = list(self.ready)
+        self.dropped_handles = list(self.ready)
         """Callbacks that never run; kept, so that none of them is destroyed before the end."""
         self.ready.clear()
 
@@ -71,7 +71,7 @@ CANCELLATIONS_MAX = 200
 """Cancellations of a coroutine that is ended; one that ignores all of them is closed."""
 
 
-def _end(coro: Any) -> None:
+def _end_coroutine(coro: Any) -> None:
     """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up
     begins.
     """
@@ -92,8 +92,8 @@ class SimLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now = 0.0
         """True time in seconds."""
-        self._second = 0.0
-        self._second_steps = 0
+        self._second_began_s = 0.0
+        self._steps_at_second = 0
         self.steps = 0
         self.faults: list[BaseException | str] = []
         """Uncaught exceptions."""
@@ -103,7 +103,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.world.context.run(PROCESS.set, self.world)
         self._rng = rng
         self._current = self.world
-        self._can_run: list[Process] = []
+        self._runnable: list[Process] = []
         self._timers: list[tuple[float, int, events.Handle, Process]] = []
         self._number = 0
         self._clock_resolution = 1e-9
@@ -112,8 +112,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         message = context.get("message", "")
         error = context.get("exception")
-        unasked = "never retrieved" in message or "was destroyed" in message
-        if not unasked or isinstance(error, FAULTS_OF_CODE):
+        is_unretrieved = "never retrieved" in message or "was destroyed" in message
+        if not is_unretrieved or isinstance(error, FAULTS_OF_CODE):
             self.faults.append(error or message)
 
     # ── the methods of an asyncio loop ────────────────────────────────────────────────────────────
@@ -144,7 +144,7 @@ class SimLoop(asyncio.BaseEventLoop):
         """See asyncio."""
         timer = events.TimerHandle(when, callback, args, self, context)
         process = timer._context.get(PROCESS, self.world)  # type: ignore[attr-defined]
-        self._at(when / process.rate, timer, process)
+        self._push_timer(when / process.rate, timer, process)
         return timer
 
     def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
@@ -170,14 +170,14 @@ class SimLoop(asyncio.BaseEventLoop):
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
         """Schedule `callback` outside all processes after `seconds` of true time."""
         handle = events.Handle(callback, args, self, self.world.context)
-        self._at(self.now + seconds, handle, self.world)
+        self._push_timer(self.now + seconds, handle, self.world)
 
     def resume(self, process: Process) -> None:
         """Resume a paused process."""
         process.paused = False
         if process.ready and not process.queued and process.alive:
             process.queued = True
-            self._can_run.append(process)
+            self._runnable.append(process)
 
     # ── running ───────────────────────────────────────────────────────────────────────────────────
     def _queue(self, process: Process, handle: events.Handle) -> None:
@@ -186,22 +186,22 @@ class SimLoop(asyncio.BaseEventLoop):
         process.ready.append(handle)
         if not process.queued and not process.paused:
             process.queued = True
-            self._can_run.append(process)
+            self._runnable.append(process)
 
-    def _at(self, when: float, handle: events.Handle, process: Process) -> None:
+    def _push_timer(self, when: float, handle: events.Handle, process: Process) -> None:
         self._number += 1
         heapq.heappush(self._timers, (when, self._number, handle, process))
 
     def _run_once(self) -> None:
-        can_run = self._can_run
-        if not can_run:
-            self._jump()
-            if not can_run:
+        runnable = self._runnable
+        if not runnable:
+            self._advance_time()
+            if not runnable:
                 return
-        index = int(self._rng.random() * len(can_run)) if len(can_run) > 1 else 0
-        process = can_run[index]
-        can_run[index] = can_run[-1]
-        can_run.pop()
+        index = int(self._rng.random() * len(runnable)) if len(runnable) > 1 else 0
+        process = runnable[index]
+        runnable[index] = runnable[-1]
+        runnable.pop()
         process.queued = False
         if process.paused or not process.alive:
             return
@@ -218,24 +218,24 @@ class SimLoop(asyncio.BaseEventLoop):
                 try:
                     handle._run()
                 except SystemExit as error:  # a process ended in the middle of its work
-                    self.exited(process, error)
+                    self.on_exit(process, error)
                     break
         self._current = self.world
         if process.loop is not None:
             events._set_running_loop(self)
         if ready and not process.paused and not process.queued:
             process.queued = True
-            can_run.append(process)
-        if self.steps - self._second_steps > STEPS_MAX:
+            runnable.append(process)
+        if self.steps - self._steps_at_second > STEPS_MAX:
             raise StuckError("time no longer passes")
 
-    def exited(self, process: Process, _error: SystemExit) -> None:
+    def on_exit(self, process: Process, _error: SystemExit) -> None:
         """Note that a process raised SystemExit; here only a machine that stops in the middle of a
         write does.
         """
         assert not process.alive
 
-    def _jump(self) -> None:
+    def _advance_time(self) -> None:
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -243,9 +243,9 @@ class SimLoop(asyncio.BaseEventLoop):
             raise StuckError("nothing can ever run again")
         when, _, handle, process = heapq.heappop(timers)
         self.now = max(self.now, when)
-        if self.now >= self._second + 1:
-            self._second = self.now
-            self._second_steps = self.steps
+        if self.now >= self._second_began_s + 1:
+            self._second_began_s = self.now
+            self._steps_at_second = self.steps
         if not handle._cancelled:
             self._queue(process, handle)
 
@@ -254,15 +254,16 @@ class SimLoop(asyncio.BaseEventLoop):
         with warnings.catch_warnings():
             # Coroutines that something begins while it ends here never run.
             warnings.simplefilter("ignore", RuntimeWarning)
-            running = events._get_running_loop()
+            running_loop = events._get_running_loop()
             events._set_running_loop(self)  # without it, a clean-up would begin its own loop
             for loop in (self, *self.threads):
-                ended: set[asyncio.Task[Any]] = set()
-                while left := asyncio.all_tasks(loop) - ended:  # a clean-up may begin further tasks
-                    for task in left:
+                ended_tasks: set[asyncio.Task[Any]] = set()
+                # A clean-up may begin further tasks.
+                while remaining_tasks := asyncio.all_tasks(loop) - ended_tasks:
+                    for task in remaining_tasks:
                         task._log_destroy_pending = False  # type: ignore[attr-defined]
-                        _end(task.get_coro())
-                    ended |= left
-            events._set_running_loop(running)
+                        _end_coroutine(task.get_coro())
+                    ended_tasks |= remaining_tasks
+            events._set_running_loop(running_loop)
         self._timers.clear()
         self.close()

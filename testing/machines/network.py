@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -50,8 +50,8 @@ class NetworkConditions:
     late_chance: float = 0.0
     late_s: float = 3.0
     loss_chance: float = 0.0
-    twice_chance: float = 0.0
-    ghost_chance: float = 0.0
+    duplicate_chance: float = 0.0
+    orphan_chance: float = 0.0
     """The probability that calls in flight when their connection ended are still served, perhaps
     much later.
     """
@@ -62,7 +62,7 @@ class NetworkConditions:
 
 
 @cache
-def _pattern(path: str) -> re.Pattern[str]:
+def _compile_pattern(path: str) -> re.Pattern[str]:
     """Return a pattern that matches a path with the names in braces filled in."""
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
 
@@ -80,7 +80,7 @@ class Listener:
         self.process = process
         self.machine = machine
         self.data_service = data_service
-        self._routes = [(route, _pattern(route.endpoint.path)) for route in routes]
+        self._routes = [(route, _compile_pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
         """Return the route of a call, and the names in its path."""
@@ -101,10 +101,10 @@ class Internet:
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
         """The machine of each address that was ever used."""
-        self.cut: set[tuple[str, str]] = set()
+        self.cut_links: set[tuple[str, str]] = set()
         self.connections: list[Connection] = []
         self.messages = 0
-        self._held: list[tuple[str, str, Callable[[], None]]] = []
+        self._held_calls: list[tuple[str, str, Callable[[], None]]] = []
         self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
         """A callback for each control call and each new connection, as text, before it is sent."""
         self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
@@ -115,7 +115,7 @@ class Internet:
         self.listeners[address] = listener
         self.machines[address] = listener.machine
 
-    def gone(self, process: Process, *, machine_down: bool) -> None:
+    def remove_process(self, process: Process, *, machine_down: bool) -> None:
         """Remove a process that ended: its address refuses calls and its connections break, unless
         its machine is down.
         """
@@ -125,82 +125,82 @@ class Internet:
         if not machine_down:
             for connection in self.connections:
                 if process in {connection.client, connection.server.process}:
-                    connection.break_off()
+                    connection.reset()
         self.connections = [connection for connection in self.connections if not connection.broken]
 
-    def delay(self) -> float:
+    def draw_delay_s(self) -> float:
         """Return the latency of a message in seconds."""
         conditions = self.conditions
-        wait = conditions.delay_s * (0.2 + 1.6 * self.rng.random())
+        delay_s = conditions.delay_s * (0.2 + 1.6 * self.rng.random())
         if conditions.late_chance and self.rng.random() < conditions.late_chance:
-            wait += conditions.late_s * self.rng.random()
-        return wait
+            delay_s += conditions.late_s * self.rng.random()
+        return delay_s
 
-    def duplicate_delay(self) -> float:
+    def draw_duplicate_delay_s(self) -> float:
         """Return the additional latency of a duplicate in seconds."""
         return self.conditions.late_s * self.rng.random()
 
     def serves_lost_calls(self) -> bool:
         """Return True if a server still reads the calls in flight when their connection ended."""
-        chance = self.conditions.ghost_chance
+        chance = self.conditions.orphan_chance
         return bool(chance) and self.rng.random() < chance
 
-    def lost(self) -> bool:
+    def loses_message(self) -> bool:
         """Return True if a message is lost."""
         chance = self.conditions.loss_chance
         return bool(chance) and self.rng.random() < chance
 
     def is_cut(self, source: str, target: str) -> bool:
         """Return True if the link from `source` to `target` is cut."""
-        return (source, target) in self.cut
+        return (source, target) in self.cut_links
 
-    def carry(self, source: str, target: str, arrive: Callable[[], None]) -> None:
+    def carry(self, source: str, target: str, deliver: Callable[[], None]) -> None:
         """Deliver a message once; at a cut it is held until the cut is healed, or lost."""
         self.messages += 1
 
-        def arrived() -> None:
+        def on_arrival() -> None:
             if not self.is_cut(source, target):
-                arrive()
+                deliver()
             elif self.rng.random() < self.conditions.held_chance:
-                self._held.append((source, target, arrive))
+                self._held_calls.append((source, target, deliver))
 
-        if not self.lost():
-            self.loop.after(self.delay(), arrived)
+        if not self.loses_message():
+            self.loop.after(self.draw_delay_s(), on_arrival)
 
     def cut_link(self, source: str, target: str) -> None:
         """Block all messages in this direction."""
-        self.cut.add((source, target))
+        self.cut_links.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
         """Unblock messages in this direction; held messages arrive, or break their connection."""
-        self.cut.discard((source, target))
+        self.cut_links.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
                 if self.rng.random() < self.conditions.held_chance:
                     connection.flush()
                 else:
-                    connection.break_off()
-        held, self._held = self._held, []
-        for call in held:
+                    connection.reset()
+        held_calls, self._held_calls = self._held_calls, []
+        for call in held_calls:
             if call[:2] == (source, target):
-                self.loop.after(self.delay(), call[2])
+                self.loop.after(self.draw_delay_s(), call[2])
             else:
-                self._held.append(call)
+                self._held_calls.append(call)
 
     def break_link(self, source: str, target: str) -> None:
         """Heal a link, after breaking its connections."""
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
-                connection.break_off()
+                connection.reset()
         self.heal_link(source, target)
 
     def heal(self) -> None:
         """End all faults and cuts."""
-        for link in sorted(self.cut):
+        for link in sorted(self.cut_links):
             self.heal_link(*link)
         conditions = self.conditions
-        conditions.late_chance = conditions.loss_chance = conditions.twice_chance = 0.0
-        conditions.ghost_chance = 0.0
+        conditions.late_chance = conditions.loss_chance = conditions.duplicate_chance = 0.0
+        conditions.orphan_chance = 0.0
 
 
 class SimNetwork:
@@ -215,13 +215,13 @@ class SimNetwork:
         """See `Network.open_channel`."""
         internet = self._internet
         future: asyncio.Future[SimChannel] = self._loop.create_future()
-        me = self._process
-        internet.on_call(me, "for a connection")
+        client = self._process
+        internet.on_call(client, "for a connection")
 
-        def give(channel: SimChannel | None) -> None:
+        def deliver(channel: SimChannel | None) -> None:
             if future.done():
                 if channel is not None:
-                    channel.connection.break_off()
+                    channel.connection.reset()
             elif channel is None:
                 future.set_exception(NotSentError(f"cannot reach the broker at {address}"))
             else:
@@ -232,19 +232,25 @@ class SimNetwork:
             if listener is None or listener.data_service is None:
                 machine = internet.machines.get(address)
                 if machine is None or machine.up:
-                    internet.loop.after(internet.delay(), internet.loop.post, me, give, None)
+                    internet.loop.after(
+                        internet.draw_delay_s(), internet.loop.post, client, deliver, None
+                    )
                 return
             name = listener.process.name
-            if internet.is_cut(me.name, name) or internet.is_cut(name, me.name):
+            if internet.is_cut(client.name, name) or internet.is_cut(name, client.name):
                 return
-            connection = Connection(internet, me, listener)
+            connection = Connection(internet, client, listener)
             internet.connections.append(connection)
             internet.loop.after(
-                internet.delay(), internet.loop.post, me, give, SimChannel(connection, address)
+                internet.draw_delay_s(),
+                internet.loop.post,
+                client,
+                deliver,
+                SimChannel(connection, address),
             )
 
         internet.messages += 1
-        self._loop.after(internet.delay(), arrive)
+        self._loop.after(internet.draw_delay_s(), arrive)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await future
@@ -261,19 +267,19 @@ class SimNetwork:
         body: object = None,
         query: Mapping[str, str] | None = None,
         timeout_ms: int,
-        anew: bool = False,
+        new_connection: bool = False,
     ) -> T:
         """See `Network.control`; every call has a connection of its own."""
-        del anew
+        del new_connection
         self._internet.on_call(self._process, f"{method} {path}")
-        packed = encode_body(body)
+        encoded_body = encode_body(body)
         future: asyncio.Future[tuple[int, bytes]] = self._loop.create_future()
-        call = _ControlCall(self, method, address, path, packed, dict(query or {}), future)
-        times = 2 if self._internet.rng.random() < self._internet.conditions.twice_chance else 1
+        call = _ControlCall(self, method, address, path, encoded_body, dict(query or {}), future)
+        is_duplicated = self._internet.rng.random() < self._internet.conditions.duplicate_chance
         call.send()
-        if times == 2:
-            late = self._internet.rng.random() < 0.5
-            self._loop.after(self._internet.duplicate_delay() if late else 0.0, call.send)
+        if is_duplicated:
+            is_late = self._internet.rng.random() < 0.5
+            self._loop.after(self._internet.draw_duplicate_delay_s() if is_late else 0.0, call.send)
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 status, data = await future
@@ -300,17 +306,17 @@ class _ControlCall:
         method: str,
         address: str,
         path: str,
-        packed: bytes,
+        encoded_body: bytes,
         query: dict[str, str],
         future: asyncio.Future[tuple[int, bytes]],
     ) -> None:
         self._internet = network._internet
-        self._me = network._process
+        self._client = network._process
         self._method = method
         self._address = address
         split = urlsplit(path)
         self._path = split.path
-        self._packed = packed
+        self._encoded_body = encoded_body
         self._query = dict(parse_qsl(split.query)) | query
         self._future = future
 
@@ -320,18 +326,22 @@ class _ControlCall:
         target = self._address if listener is None else listener.process.name
         if internet.rng.random() < internet.conditions.loss_chance:
             # The connection broke on the way there.
-            internet.loop.after(internet.delay(), internet.loop.post, self._me, self._give, -1, b"")
+            internet.loop.after(
+                internet.draw_delay_s(), internet.loop.post, self._client, self._complete, -1, b""
+            )
             return
-        internet.carry(self._me.name, target, self._arrive)
+        internet.carry(self._client.name, target, self._arrive)
 
-    def _give(self, status: int, data: bytes) -> None:
+    def _complete(self, status: int, data: bytes) -> None:
         if not self._future.done():
             self._future.set_result((status, data))
 
     def _reply(self, source: str, status: int, data: bytes) -> None:
         internet = self._internet
         internet.carry(
-            source, self._me.name, lambda: internet.loop.post(self._me, self._give, status, data)
+            source,
+            self._client.name,
+            lambda: internet.loop.post(self._client, self._complete, status, data),
         )
 
     def _arrive(self) -> None:
@@ -345,16 +355,16 @@ class _ControlCall:
         internet.loop.post(listener.process, self._serve, listener)
 
     def _serve(self, listener: Listener) -> None:
-        self._task = internet_task(self._answer(listener))
+        self._task = asyncio.ensure_future(self._answer(listener))
 
     async def _answer(self, listener: Listener) -> None:
         try:
             route, params = listener.find(self._method, self._path)
             body: Any = None
             if route.endpoint.request is not None:
-                body = msgspec.json.decode(self._packed, type=route.endpoint.request)
+                body = msgspec.json.decode(self._encoded_body, type=route.endpoint.request)
             params = self._query | params
-            route.check(self._packed, params)
+            route.check(self._encoded_body, params)
             result = await route.handler(body, params)
             status, data = 200, encode_json(result)
         except msgspec.MsgspecError as error:
@@ -365,8 +375,3 @@ class _ControlCall:
             self._internet.loop.faults.append(error)
             status, data = 500, encode_json(ErrorBody.of(InternalError()))
         self._reply(listener.process.name, status, data)
-
-
-def internet_task(work: Awaitable[None]) -> asyncio.Task[None]:
-    """Create a task of the current process."""
-    return asyncio.ensure_future(work)

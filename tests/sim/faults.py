@@ -59,7 +59,11 @@ class Faults(NetworkFaults):
                 host.start()  # type: ignore[attr-defined]
         except (Crashed, StorageError) as error:
             assert isinstance(host, BrokerHost)
-            if isinstance(error, StorageError) and not host.disk.fail and host.disk.room is None:
+            if (
+                isinstance(error, StorageError)
+                and not host.disk.failing_operation
+                and host.disk.free_space is None
+            ):
                 self._loop.faults.append(error)
             if host.running:
                 host.lose_power()
@@ -173,13 +177,13 @@ class Faults(NetworkFaults):
         """A write or a flush fails; an operator starts the broker again."""
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
-            host.disk.fail = self._rng.choice(("fdatasync", "write"))
+            host.disk.failing_operation = self._rng.choice(("fdatasync", "write"))
             if self._rng.random() < 0.5:  # once only, and no start looks for a while
                 self._later(0.2 * self._rng.random(), setattr, host.disk, "fail", "")
             self._later(0.5 + self._rng.random(), self._change_disk, host)
 
     def _change_disk(self, host: BrokerHost) -> None:
-        host.disk.fail = ""
+        host.disk.failing_operation = ""
         if host.running:
             host.lose_power()
         self._later(0.5, self.restart, host)
@@ -188,7 +192,7 @@ class Faults(NetworkFaults):
         host = self._some(list(self._world.brokers))
         if isinstance(host, BrokerHost):
             disk = host.disk
-            disk.room = self._rng.randint(0, 2_000)
+            disk.free_space = self._rng.randint(0, 2_000)
             self._later(2.0, setattr, disk, "room", None)
 
     def _broker_moves(self) -> None:
@@ -279,9 +283,9 @@ class Faults(NetworkFaults):
         world.internet.heal()
         for broker in world.brokers:
             broker.crash_after_commits = None
-            broker.disk.room = None
+            broker.disk.free_space = None
             broker.disk.tear_next = False
-            if broker.disk.fail or broker.disk.crash_at is not None:
+            if broker.disk.failing_operation or broker.disk.crash_at is not None:
                 broker.disk.crash_at = None
                 self._change_disk(broker)
         for meta in world.metas:

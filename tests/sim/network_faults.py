@@ -24,7 +24,7 @@ class NetworkFaults:
         conditions = world.internet.conditions
         self._usual = {
             name: getattr(conditions, name)
-            for name in ("loss_chance", "late_chance", "twice_chance")
+            for name in ("loss_chance", "late_chance", "duplicate_chance")
         }
 
     def _some(self, hosts: list[Host]) -> Host | None:
@@ -112,7 +112,7 @@ class NetworkFaults:
         net = self._world.internet
         alive = [connection for connection in net.connections if not connection.broken]
         if alive:
-            self._rng.choice(alive).break_off()
+            self._rng.choice(alive).reset()
 
     def _wall_jump(self) -> None:
         hosts = [*self._world.metas, *self._world.consumers, self._rng.choice(self._world.hosts)]
@@ -129,7 +129,7 @@ class NetworkFaults:
         self._for_a_while("late_chance", 0.3 * self._rng.random())
 
     def _twice(self) -> None:
-        self._for_a_while("twice_chance", 0.5 * self._rng.random())
+        self._for_a_while("duplicate_chance", 0.5 * self._rng.random())
 
     def _ghosts(self) -> None:
         """

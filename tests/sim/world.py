@@ -111,8 +111,8 @@ class World:
         self.internet = Internet(self.loop, self._new_rng())
         self.calls = WatchedCalls(self.internet)
         self.internet.conditions.delay_s = self.swarm.delay_s
-        self.internet.conditions.ghost_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
-        self.internet.conditions.twice_chance = 0.2 if "twice" in self.swarm.faults else 0.0
+        self.internet.conditions.orphan_chance = 0.5 if "ghosts" in self.swarm.faults else 0.0
+        self.internet.conditions.duplicate_chance = 0.2 if "twice" in self.swarm.faults else 0.0
         self.history: list[Event] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self.machines: list[Machine] = []

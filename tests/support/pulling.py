@@ -139,9 +139,9 @@ class PartitionChannel:
         async def answer() -> None:
             try:
                 wait_ms = getattr(request, "wait_ms", 0)
-                call.answered(await self._broker.call(request, payload, wait_ms=wait_ms))
+                call.complete(await self._broker.call(request, payload, wait_ms=wait_ms))
             except KeylaneError as error:
-                call.failed(error)
+                call.fail(error)
 
         answering = loop.create_task(answer())
         call.future.add_done_callback(lambda done: done.cancelled() and answering.cancel())

@@ -131,7 +131,16 @@ class ScriptedNetwork:
         return ScriptedChannel(self, address)
 
     async def control(
-        self, method, address, path, answer, *, body=None, query=None, timeout_ms, anew=False
+        self,
+        method,
+        address,
+        path,
+        answer,
+        *,
+        body=None,
+        query=None,
+        timeout_ms,
+        new_connection=False,
     ):
         if answer is Health:
             return Health(program="metaserver", ready=True)
@@ -185,9 +194,9 @@ class ScriptedChannel:
 
         async def answer():
             try:
-                call.answered(await self.call(request, payload, timeout_ms=timeout_ms))
+                call.complete(await self.call(request, payload, timeout_ms=timeout_ms))
             except KeylaneError as error:
-                call.failed(error)
+                call.fail(error)
 
         answering = asyncio.ensure_future(answer())
         call.future.add_done_callback(lambda done: done.cancelled() and answering.cancel())

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from peers.durability import Durability
-from peers.measure import family, wait_until
+from peers.measure import process_tree, wait_until
 
 FIRST_OF_KEYS = ord("k")
 KEYS = [b"key-%05d" % number for number in range(10_000)]
@@ -38,7 +38,7 @@ class Handling:
     """
 
     def __init__(self, count: int, size_bytes: int) -> None:
-        self.left = self._count = count
+        self.remaining = self._count = count
         self._size_bytes = size_bytes
         self.first_at = self.last_at = 0.0
 
@@ -46,21 +46,21 @@ class Handling:
         """Handle a message; keys begin with k, values have their size, but for the first of each
         producer.
         """
-        left = self.left
-        if left == self._count:
+        remaining = self.remaining
+        if remaining == self._count:
             self.first_at = time.monotonic()
-        self.left = left = left - 1
-        if not left:
+        self.remaining = remaining = remaining - 1
+        if not remaining:
             self.last_at = time.monotonic()
         if key[0] != FIRST_OF_KEYS or len(value) != self._size_bytes:
             assert value == FIRST, (key, value)
 
     def count(self, messages: int) -> None:
         """Note messages whose keys and values were touched by column."""
-        if self.left == self._count:
+        if self.remaining == self._count:
             self.first_at = time.monotonic()
-        self.left -= messages
-        if self.left <= 0:
+        self.remaining -= messages
+        if self.remaining <= 0:
             self.last_at = time.monotonic()
 
 
@@ -109,7 +109,7 @@ class System(ABC):
 
     @classmethod
     @abstractmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         """Return what is missing on this machine, as text; "" if nothing is."""
 
     @classmethod
@@ -138,7 +138,7 @@ class System(ABC):
 
     def pids(self) -> list[int]:
         """Every process of it."""
-        return [pid for child in self._children for pid in family(child.pid)]
+        return [pid for child in self._children for pid in process_tree(child.pid)]
 
     def stop(self) -> None:
         """End all of it."""
@@ -148,7 +148,7 @@ class System(ABC):
             try:
                 child.wait(10)
             except subprocess.TimeoutExpired:
-                for pid in family(child.pid):
+                for pid in process_tree(child.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 child.wait()
@@ -230,14 +230,14 @@ class Client(ABC):
         """
 
 
-def framed(key: bytes, value: bytes) -> bytes:
+def encode_message(key: bytes, value: bytes) -> bytes:
     """Key and value in one, for systems without keys: cheaper than a header or a field of its
     own.
     """
     return len(key).to_bytes(2, "big") + key + value
 
 
-def unframed(data: bytes) -> tuple[bytes, bytes]:
+def decode_message(data: bytes) -> tuple[bytes, bytes]:
     """Key and value again."""
     end = 2 + int.from_bytes(data[:2], "big")
     return data[2:end], data[end:]
@@ -250,7 +250,7 @@ def client_version(home: Path, name: str) -> str:
     return ""
 
 
-def told_by(*command: str) -> str:
+def first_line_of(*command: str) -> str:
     """Return the first line that a program prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return next(iter((done.stdout or done.stderr).splitlines()), "").strip()

@@ -13,7 +13,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening
+from peers.measure import free_port, is_listening
 from peers.systems.base import (
     COMMIT_EVERY_S,
     FIRST,
@@ -23,7 +23,7 @@ from peers.systems.base import (
     Ready,
     System,
     client_version,
-    told_by,
+    first_line_of,
 )
 
 CLUSTER = "a2V5bGFuZS1wZWVycy0xMQ"
@@ -85,7 +85,7 @@ class Kafka(System):
     more = ""
 
     @classmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         if not list(home.glob("server/kafka_*.jar")):
             return "no jars of Kafka in HOME/server"
         if not client_version(home, "confluent-kafka"):
@@ -95,7 +95,7 @@ class Kafka(System):
     @classmethod
     def versions(cls, home: Path) -> dict[str, str]:
         jar = next(iter(home.glob("server/kafka_*.jar")), Path())
-        java = told_by("java", "-version").split('"')
+        java = first_line_of("java", "-version").split('"')
         return {
             "Kafka": jar.stem.rpartition("-")[2],
             "Java": java[1] if len(java) > 1 else java[0],
@@ -128,7 +128,7 @@ class Kafka(System):
             str(config),
         )
         self.where = {"servers": f"127.0.0.1:{port}"}
-        self.wait_until(lambda: listening(port), "Kafka")
+        self.wait_until(lambda: is_listening(port), "Kafka")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         from confluent_kafka.admin import AdminClient, NewTopic
@@ -171,22 +171,22 @@ class KafkaClient(Client):
         )
         await self.send(KEYS[0], FIRST)
 
-    def _told(self, error: Any, _message: Any) -> None:
+    def _on_ack(self, error: Any, _message: Any) -> None:
         if error is not None:
             raise RuntimeError(str(error))
         self._acked += 1
 
     async def send_all(self, value: bytes, count: int) -> None:
-        produce, poll, told, topic = (
+        produce, poll, on_ack, topic = (
             self._producer.produce,
             self._producer.poll,
-            self._told,
+            self._on_ack,
             self.topic,
         )
         for number in range(count):
             while True:
                 try:
-                    produce(topic, value, KEYS[number % 10_000], on_delivery=told)
+                    produce(topic, value, KEYS[number % 10_000], on_delivery=on_ack)
                     break
                 except BufferError:
                     poll(0.01)
@@ -200,7 +200,7 @@ class KafkaClient(Client):
         self._producer.flush()
 
     async def post(self, key: bytes, value: bytes) -> None:
-        self._producer.produce(self.topic, value, key, on_delivery=self._told)
+        self._producer.produce(self.topic, value, key, on_delivery=self._on_ack)
         self._sent += 1
 
     async def pause(self, seconds: float) -> None:
@@ -214,7 +214,7 @@ class KafkaClient(Client):
     async def close_producer(self) -> None:
         self._producer.flush()
 
-    def _assigned(self, topic: str) -> tuple[Any, list[Any]]:
+    def _open_assigned(self, topic: str) -> tuple[Any, list[Any]]:
         """Open a consumer; return it with its partitions, and the messages received meanwhile."""
         from confluent_kafka import Consumer
 
@@ -237,7 +237,7 @@ class KafkaClient(Client):
         return consumer, received
 
     async def consume(self, handle: Handling, ready: Ready) -> None:
-        consumer, batch = self._assigned(self.topic)
+        consumer, batch = self._open_assigned(self.topic)
         ready()
         take = handle.message
         committed_at = time.monotonic()
@@ -246,7 +246,7 @@ class KafkaClient(Client):
                 if message.error():
                     raise RuntimeError(message.error())
                 take(message.key(), message.value())
-            if handle.left <= 0:
+            if handle.remaining <= 0:
                 break
             if batch and time.monotonic() - committed_at > COMMIT_EVERY_S:
                 consumer.commit(asynchronous=True)
@@ -257,4 +257,4 @@ class KafkaClient(Client):
 
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
         # a library without types
-        return self._assigned(topic)[0].close  # type: ignore[no-any-return]
+        return self._open_assigned(topic)[0].close  # type: ignore[no-any-return]

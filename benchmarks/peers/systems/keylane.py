@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.durability import Durability
-from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, told_by
+from peers.systems.base import FIRST, KEYS, Client, Handling, Ready, System, first_line_of
 
 IN_FLIGHT = 20_000
 """Receipts that a sending loop has not awaited yet."""
@@ -32,14 +32,16 @@ class Keylane(System):
     handlers = ("each", "batch", "arrow")
 
     @classmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         del home  # it runs the keylane that measures
         return ""
 
     @classmethod
     def versions(cls, home: Path) -> dict[str, str]:
         del home
-        commit = told_by("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
+        commit = first_line_of(
+            "git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"
+        )
         return {
             "keylane": f"{version('keylane')} ({commit})",
             "Python": sys.version.split()[0],
@@ -66,14 +68,14 @@ class Keylane(System):
         self.spawn(log, sys.executable, "-P", "-m", module, *arguments, "--port", "0")
         address = ""
 
-        def told() -> bool:
+        def read_ready_line() -> bool:
             nonlocal address
             for line in log.read_text().split("\n")[:-1]:
-                if line.startswith("{") and "address" in (told := json.loads(line)):
-                    address = told["address"]
+                if line.startswith("{") and "address" in (ready_line := json.loads(line)):
+                    address = ready_line["address"]
             return bool(address)
 
-        self.wait_until(told, module)
+        self.wait_until(read_ready_line, module)
         return address
 
     async def _wait_for_broker(self) -> None:
@@ -172,13 +174,13 @@ class KeylaneClient(Client):
 
         async def handle_message(message: Message) -> None:
             take(message.key, message.value)
-            if handle.left <= 0:
+            if handle.remaining <= 0:
                 done.set()
 
         async def handle_batch(messages: list[Message]) -> None:
             for message in messages:
                 take(message.key, message.value)
-            if handle.left <= 0:
+            if handle.remaining <= 0:
                 done.set()
 
         handler = (
@@ -206,7 +208,7 @@ class KeylaneClient(Client):
                     assert pc.sum(pc.binary_length(column)).as_py(), name
                 handle.count(len(batch))
                 await batch.ack()
-                if handle.left <= 0:
+                if handle.remaining <= 0:
                     break
 
     async def open_consumer(self, topic: str) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening
+from peers.measure import free_port, is_listening
 from peers.systems.base import (
     FIRST,
     KEYS,
@@ -22,9 +22,9 @@ from peers.systems.base import (
     Ready,
     System,
     client_version,
-    framed,
-    told_by,
-    unframed,
+    decode_message,
+    encode_message,
+    first_line_of,
 )
 
 CONFIG = """\
@@ -55,7 +55,7 @@ class Nats(System):
     more = ""
 
     @classmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         if not server_program(home):
             return "no nats-server in HOME/bin"
         return "" if client_version(home, "nats-py") else "no nats-py in HOME/clients"
@@ -63,7 +63,7 @@ class Nats(System):
     @classmethod
     def versions(cls, home: Path) -> dict[str, str]:
         return {
-            "nats-server": told_by(server_program(home), "--version")
+            "nats-server": first_line_of(server_program(home), "--version")
             .rpartition(" ")[2]
             .lstrip("v"),
             "nats-py": client_version(home, "nats-py"),
@@ -75,7 +75,7 @@ class Nats(System):
         config.write_text(CONFIG.format(port=port, data=folder / "js", more=self.more))
         self.spawn(folder / "nats.log", server_program(self.home), "-c", str(config))
         self.where = {"server": f"nats://127.0.0.1:{port}"}
-        self.wait_until(lambda: listening(port), "NATS")
+        self.wait_until(lambda: is_listening(port), "NATS")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         del partitions  # subjects of a stream are made by their first message
@@ -135,10 +135,10 @@ class NatsClient(Client):
         await self.drain()
 
     async def send(self, key: bytes, value: bytes) -> None:
-        await self._stream.publish(self._subject_of[key], framed(key, value))
+        await self._stream.publish(self._subject_of[key], encode_message(key, value))
 
     async def post(self, key: bytes, value: bytes) -> None:
-        future = await self._stream.publish_async(self._subject_of[key], framed(key, value))
+        future = await self._stream.publish_async(self._subject_of[key], encode_message(key, value))
         self._waiting.append(future)
 
     async def pause(self, seconds: float) -> None:
@@ -153,7 +153,7 @@ class NatsClient(Client):
     async def close_producer(self) -> None:
         await self._connection.close()
 
-    async def _subscribed(self, connection: Any, topic: str) -> Any:
+    async def _subscribe(self, connection: Any, topic: str) -> Any:
         import nats
 
         # Push: `fetch` of a pull consumer waits for a whole batch, which is long at a low rate.
@@ -164,18 +164,18 @@ class NatsClient(Client):
 
     async def consume(self, handle: Handling, ready: Ready) -> None:
         connection = await self._connect()
-        subscription = await self._subscribed(connection, self.topic)
+        subscription = await self._subscribe(connection, self.topic)
         ready()
         take = handle.message
         async for message in subscription.messages:
-            take(*unframed(message.data))
+            take(*decode_message(message.data))
             await message.ack()
-            if handle.left <= 0:
+            if handle.remaining <= 0:
                 break
         await connection.flush()
         await connection.close()
 
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
         connection = await self._connect()
-        await self._subscribed(connection, topic)
+        await self._subscribe(connection, topic)
         return connection.close  # type: ignore[no-any-return]  # a library without types

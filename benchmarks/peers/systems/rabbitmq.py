@@ -11,7 +11,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening
+from peers.measure import free_port, is_listening
 from peers.systems.base import (
     COMMIT_EVERY_S,
     FIRST,
@@ -21,9 +21,9 @@ from peers.systems.base import (
     Ready,
     System,
     client_version,
-    framed,
-    told_by,
-    unframed,
+    decode_message,
+    encode_message,
+    first_line_of,
 )
 
 BATCH = 500
@@ -53,7 +53,7 @@ class RabbitStreams(System):
     sends_per_second = 200_000
 
     @classmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         if not which("rabbitmq-server") or not server_program().is_file():
             return "no rabbitmq-server"
         return "" if client_version(home, "rstream") else "no rstream in HOME/clients"
@@ -63,7 +63,7 @@ class RabbitStreams(System):
         folders = sorted((server_program().parent.parent / "lib").glob("rabbitmq_server-*"))
         return {
             "RabbitMQ": folders[-1].name.partition("-")[2] if folders else "",
-            "Erlang": told_by(
+            "Erlang": first_line_of(
                 "erl",
                 "-noshell",
                 "-eval",
@@ -76,7 +76,7 @@ class RabbitStreams(System):
         amqp, stream, spread, names = free_port(), free_port(), free_port(), free_port()
         # Without one that is there, the server leaves a daemon behind.
         self.spawn(folder / "epmd.log", "epmd", "-port", str(names), "-address", "127.0.0.1")
-        self.wait_until(lambda: listening(names), "epmd")
+        self.wait_until(lambda: is_listening(names), "epmd")
         (folder / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{amqp}\nstream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
             f"stream.advertised_host = 127.0.0.1\nstream.advertised_port = {stream}\n"
@@ -100,7 +100,7 @@ class RabbitStreams(System):
             ERL_EPMD_PORT=str(names),
         )
         self.where = {"port": stream}
-        self.wait_until(lambda: listening(stream), "RabbitMQ", 90)
+        self.wait_until(lambda: is_listening(stream), "RabbitMQ", 90)
         time.sleep(1)  # it listens before it takes streams
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
@@ -132,7 +132,7 @@ class RabbitClient(Client):
         self._producer = await producer.__aenter__()
         await self.send(KEYS[0], FIRST)
 
-    def _told(self, status: Any) -> None:
+    def _on_ack(self, status: Any) -> None:
         if not status.is_confirmed:
             raise RuntimeError(f"not confirmed: {status.response_code}")
         self._acked += 1
@@ -142,7 +142,9 @@ class RabbitClient(Client):
     async def _flush(self, number: int) -> None:
         batch, self._open[number] = self._open[number], []
         self._sent += len(batch)
-        await self._producer.send_batch(self._streams[number], batch, on_publish_confirm=self._told)
+        await self._producer.send_batch(
+            self._streams[number], batch, on_publish_confirm=self._on_ack
+        )
         while self._sent - self._acked > IN_FLIGHT:
             self._has_room.clear()
             await self._has_room.wait()
@@ -152,16 +154,16 @@ class RabbitClient(Client):
         for index in range(count):
             key = KEYS[index % 10_000]
             number = number_of[key]
-            batches[number].append(framed(key, value))
+            batches[number].append(encode_message(key, value))
             if len(batches[number]) >= BATCH:
                 await self._flush(number)
         await self.drain()
 
     async def send(self, key: bytes, value: bytes) -> None:
-        await self._producer.send_wait(self._streams[self._number[key]], framed(key, value))
+        await self._producer.send_wait(self._streams[self._number[key]], encode_message(key, value))
 
     async def post(self, key: bytes, value: bytes) -> None:
-        self._open[self._number[key]].append(framed(key, value))
+        self._open[self._number[key]].append(encode_message(key, value))
 
     async def pause(self, seconds: float) -> None:
         for number, batch in enumerate(self._open):
@@ -177,7 +179,7 @@ class RabbitClient(Client):
     async def close_producer(self) -> None:
         await self._producer.close()
 
-    async def _subscribed(self, topic: str, take: Callable[[bytes, Any], None]) -> Any:
+    async def _subscribe(self, topic: str, take: Callable[[bytes, Any], None]) -> Any:
         from rstream import Consumer, ConsumerOffsetSpecification, OffsetType
 
         consumer = Consumer("127.0.0.1", port=self.where["port"], **CREDENTIALS)
@@ -199,9 +201,9 @@ class RabbitClient(Client):
         places: dict[str, int] = {}
 
         def take(data: bytes, context: Any) -> None:
-            touch(*unframed(data))
+            touch(*decode_message(data))
             places[context.stream] = context.offset
-            if handle.left <= 0:
+            if handle.remaining <= 0:
                 done.set()
 
         async def commit() -> None:
@@ -210,7 +212,7 @@ class RabbitClient(Client):
             for stream, offset in told.items():
                 await consumer.store_offset(stream, "peers", offset)
 
-        consumer = await self._subscribed(self.topic, take)
+        consumer = await self._subscribe(self.topic, take)
         ready()
         while not done.is_set():
             try:
@@ -225,4 +227,4 @@ class RabbitClient(Client):
             raise AssertionError(f"a message that was not sent: {data!r}")
 
         # a library without types
-        return (await self._subscribed(topic, take)).close  # type: ignore[no-any-return]
+        return (await self._subscribe(topic, take)).close  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ from shutil import which
 from typing import Any
 
 from peers.durability import Durability
-from peers.measure import free_port, listening
+from peers.measure import free_port, is_listening
 from peers.systems.base import (
     FIRST,
     KEYS,
@@ -19,7 +19,7 @@ from peers.systems.base import (
     Ready,
     System,
     client_version,
-    told_by,
+    first_line_of,
 )
 
 PIPELINE = 500
@@ -46,14 +46,14 @@ class Redis(System):
     fsync = "everysec"
 
     @classmethod
-    def lacking(cls, home: Path) -> str:
+    def missing_text(cls, home: Path) -> str:
         if not which("redis-server"):
             return "no redis-server"
         return "" if client_version(home, "redis") else "no redis in HOME/clients"
 
     @classmethod
     def versions(cls, home: Path) -> dict[str, str]:
-        words = told_by("redis-server", "--version").split()
+        words = first_line_of("redis-server", "--version").split()
         return {
             "Redis": next((word[2:] for word in words if word.startswith("v=")), ""),
             "redis-py": client_version(home, "redis"),
@@ -79,7 +79,7 @@ class Redis(System):
             "",
         )
         self.where = {"port": port}
-        self.wait_until(lambda: listening(port), "Redis")
+        self.wait_until(lambda: is_listening(port), "Redis")
 
     def create(self, topics: Sequence[str], partitions: int) -> None:
         """Streams are made by their first message, or by the first group."""
@@ -103,7 +103,7 @@ class RedisClient(Client):
 
     library = "redis:Redis"
 
-    def _connected(self) -> Any:
+    def _connect(self) -> Any:
         import redis
 
         return redis.Redis(port=self.where["port"])
@@ -112,7 +112,7 @@ class RedisClient(Client):
         return [f"{topic}-{number}".encode() for number in range(self.partitions)]
 
     async def open_producer(self) -> None:
-        self._redis = self._connected()
+        self._redis = self._connect()
         self._pipe = self._redis.pipeline(transaction=False)
         streams = self._streams(self.topic)
         self._stream_of = {key: streams[zlib.crc32(key) % self.partitions] for key in KEYS}
@@ -142,19 +142,19 @@ class RedisClient(Client):
     async def close_producer(self) -> None:
         self._redis.close()
 
-    def _grouped(self, topic: str) -> Any:
+    def _create_groups(self, topic: str) -> Any:
         """Open a connection, and create a group on each stream."""
-        redis = self._connected()
+        redis = self._connect()
         for stream in self._streams(topic):
             redis.xgroup_create(stream, GROUP, id="0", mkstream=True)
         return redis
 
     async def consume(self, handle: Handling, ready: Ready) -> None:
-        redis = self._grouped(self.topic)
+        redis = self._create_groups(self.topic)
         ready()
         take = handle.message
         asked = dict.fromkeys(self._streams(self.topic), b">")
-        while handle.left > 0:
+        while handle.remaining > 0:
             answer = redis.xreadgroup(GROUP, "first", asked, count=PIPELINE, block=1_000)
             pipe = redis.pipeline(transaction=False)
             for stream, entries in entries_of(answer):
@@ -165,7 +165,7 @@ class RedisClient(Client):
         redis.close()
 
     async def open_consumer(self, topic: str) -> Callable[[], Any]:
-        return self._grouped(topic).close  # type: ignore[no-any-return]  # a library without types
+        return self._create_groups(topic).close  # type: ignore[no-any-return]  # a library without types
 
 
 def entries_of(answer: Any) -> Iterator[tuple[bytes, list[Any]]]:

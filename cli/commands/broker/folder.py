@@ -120,10 +120,10 @@ def dump_folder(
     messages: bool,
 ) -> None:
     """Print the records of a data folder, oldest first, one per line."""
-    printed = 0
+    printed_count = 0
 
     def print_record(header: Header, body: memoryview) -> None:
-        nonlocal printed
+        nonlocal printed_count
         if partition is None:
             is_selected = header.position >= start
         else:
@@ -131,9 +131,9 @@ def dump_folder(
             is_selected = header.partition_id == partition and not is_before_start
         if not is_selected:
             return
-        if printed >= limit:
+        if printed_count >= limit:
             raise _StopWalk
-        printed += 1
+        printed_count += 1
         record = _record_fields(header, body, messages=messages)
         _print_line(record if output is OutputFormat.JSON else _format_record(record))
 
@@ -154,24 +154,26 @@ def dump_folder(
 
 def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: bool) -> None:
     """Print the records of a data folder's schedule journal, oldest first, one per line."""
-    printed = 0
+    printed_count = 0
 
     def print_record(location: Place, records: list[Record]) -> None:
-        nonlocal printed
+        nonlocal printed_count
         for record in records:
-            if printed >= limit:
+            if printed_count >= limit:
                 raise _StopWalk
-            printed += 1
+            printed_count += 1
             fields = _scheduled_fields(location, record, messages=messages)
             if output is OutputFormat.JSON:
                 show_json(fields)
             else:
-                others = {
+                other_fields = {
                     name: value
                     for name, value in fields.items()
                     if name not in {"segment", "position", "kind"}
                 }
-                text = printable("  ".join(f"{name}={value}" for name, value in others.items()))
+                text = printable(
+                    "  ".join(f"{name}={value}" for name, value in other_fields.items())
+                )
                 _print_line(
                     f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}"
                 )
@@ -290,12 +292,12 @@ def _shorten(data: bytes) -> str:
 
 def _format_record(record: dict[str, Any]) -> str:
     """Format a record as one line, followed by one line per message."""
-    others = {
+    other_fields = {
         name: value
         for name, value in record.items()
         if name not in {"position", "kind", "partition_id", "messages"}
     }
-    text = printable("  ".join(f"{name}={value}" for name, value in others.items()))
+    text = printable("  ".join(f"{name}={value}" for name, value in other_fields.items()))
     head = f"{record['position']:>14}  {record['kind']:<9}  partition {record['partition_id']}"
     lines = [f"{head}  {text}"]
     for index, message in enumerate(record.get("messages", ())):

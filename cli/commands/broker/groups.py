@@ -159,7 +159,7 @@ async def _fetch_health(address: str) -> Health:
         raise ConfigError(f"give the address of one broker, not {address!r:.80}")
     network = client_network()
     try:
-        text, _date = await network.text(
+        text, _date = await network.get_text(
             addresses[0], READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
         )
     finally:

@@ -104,7 +104,7 @@ async def _fetch_report(
     """Fetch the report of one server."""
     try:
         sent_s = time.time()
-        text, date = await network.text(address, "/metrics", timeout_ms=TIMEOUT_MS)
+        text, date = await network.get_text(address, "/metrics", timeout_ms=TIMEOUT_MS)
         midpoint_s = (sent_s + time.time()) / 2
         health = await _fetch_health(network, address)
         expires_s, names = await _fetch_certificate(address, tls)
@@ -135,7 +135,7 @@ async def _fetch_report(
 
 async def _fetch_health(network: HttpNetwork, address: str) -> Health:
     """Fetch a server's health; raise KeylaneError if it does not answer."""
-    text, _date = await network.text(
+    text, _date = await network.get_text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
     )
     try:

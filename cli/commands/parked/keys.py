@@ -106,9 +106,11 @@ def parked_table(title_prefix: str, views: Sequence[ParkedKeyView]) -> Table:
         grouped = list(group)
         rows += map(_row, grouped[:ERRORS_SHOWN])
         if hidden := grouped[ERRORS_SHOWN:]:
-            more = f"({counted(len(hidden), 'more error')})"
+            more_text = f"({counted(len(hidden), 'more error')})"
             count = sum(view.messages for view in hidden)
-            rows.append((hidden[0].partition_id, None, None, count, *(None,) * 4, more, None, None))
+            rows.append(
+                (hidden[0].partition_id, None, None, count, *(None,) * 4, more_text, None, None)
+            )
     return make_table(title, COLUMNS, rows)
 
 

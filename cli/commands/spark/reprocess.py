@@ -112,12 +112,12 @@ def _check_comparison(compare: str) -> None:
     """Check the argument of --compare before the job runs; raise its errors."""
     from ....protocol.ids import check_name
     from ....spark.reprocess.folder import OutputFolder
-    from ....spark.reprocess.outputs import SUBJECT, complete
+    from ....spark.reprocess.outputs import SUBJECT, read_complete_manifest
 
     if compare.startswith(SUBJECT):
         check_name("subject", compare.removeprefix(SUBJECT))
     else:
-        complete(OutputFolder(compare))
+        read_complete_manifest(OutputFolder(compare))
 
 
 def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
@@ -309,7 +309,7 @@ def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[J
 def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFolder) -> bool:
     """Show where the two outputs differ; return True if they do."""
     from ....spark.reprocess.folder import OutputFolder
-    from ....spark.reprocess.outputs import SUBJECT, compare_outputs, complete
+    from ....spark.reprocess.outputs import SUBJECT, compare_outputs, read_complete_manifest
 
     differences = compare_outputs(command.meta, command.compare, folder)
     if output is OutputFormat.JSON:
@@ -335,7 +335,7 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
         show_table(make_table(title, ("id#", "key", "first offset#", "rows#"), rows))
     compared = [] if command.compare.startswith(SUBJECT) else [OutputFolder(command.compare)]
     for each in (*compared, folder) if output is OutputFormat.TABLE else ():
-        if line := each.describe_parked(complete(each)):
+        if line := each.describe_parked(read_complete_manifest(each)):
             show_line(line)
     return bool(differences)
 

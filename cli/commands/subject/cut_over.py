@@ -99,29 +99,37 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     live_offsets(manifest, where=folder)
     _check_subjects(manifest, hidden, subject, folder)
     subject_id = manifest.output.subject_id if manifest.output else 0
-    covered = {each.partition_id: each.end for each in manifest.ranges}
+    covered_ranges = {each.partition_id: each.end for each in manifest.ranges}
     try:
         ends = await _fetch_ends(admin, hidden)
     except SubjectUnknownError:
         # Perhaps it is already published; the publication reports that.
-        return CutOver(ends=covered, subject_id=subject_id)
+        return CutOver(ends=covered_ranges, subject_id=subject_id)
     _check_rows(manifest, hidden, ends, folder)
-    stored = await _fetch_stored(admin, subject, before=min(ends))
-    covered |= {each.partition_id: each.end for each in stored if each.first >= each.end}
+    stored_offsets = await _fetch_stored(admin, subject, first_row_partition=min(ends))
+    covered_ranges |= {
+        each.partition_id: each.end for each in stored_offsets if each.first >= each.end
+    }
     for _ in range(ATTEMPTS_MAX):
-        cursors, _ = await _fetch_cursors(admin, subject, before=min(ends))
-        check_manifest_covers(manifest, stored, cursors)
+        cursors, _ = await _fetch_cursors(admin, subject, first_row_partition=min(ends))
+        check_manifest_covers(manifest, stored_offsets, cursors)
 
-        def find_starts(latest: dict[str, dict[int, int]] = cursors) -> dict[str, dict[int, int]]:
+        def find_starts(
+            latest_cursors: dict[str, dict[int, int]] = cursors,
+        ) -> dict[str, dict[int, int]]:
             rows = read(meta, hidden, columns=("partition", "offset", "properties"))
-            return positions(latest, rows, ends)
+            return positions(latest_cursors, rows, ends)
 
         if not cursors:
-            return CutOver(starts={}, ends=covered, subject_id=subject_id)
+            return CutOver(starts={}, ends=covered_ranges, subject_id=subject_id)
         starts = await asyncio.to_thread(find_starts)
-        latest, revisions = await _fetch_cursors(admin, subject, before=min(ends))
-        if latest == cursors:
-            return CutOver(starts=starts, ends=covered, revisions=revisions, subject_id=subject_id)
+        latest_cursors, revisions = await _fetch_cursors(
+            admin, subject, first_row_partition=min(ends)
+        )
+        if latest_cursors == cursors:
+            return CutOver(
+                starts=starts, ends=covered_ranges, revisions=revisions, subject_id=subject_id
+            )
     raise JobError(
         Reason.CUT_OVER,
         f"consumer groups of {subject} were reset, or handled messages, while the rows were read: "
@@ -161,22 +169,26 @@ def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: s
         )
 
 
-async def _fetch_stored(admin: Admin, subject: str, *, before: int) -> list[SourceOffsets]:
+async def _fetch_stored(
+    admin: Admin, subject: str, *, first_row_partition: int
+) -> list[SourceOffsets]:
     """Return the stored offsets of the partitions before the cut: those with lower ids than the
     hidden subject's.
     """
     from ....spark.reprocess.carrying import SourceOffsets
 
     description = await admin.describe_subject(subject)
-    partitions = [each for each in description.partitions if each.partition_id < before]
-    stored = [
+    partitions = [
+        each for each in description.partitions if each.partition_id < first_row_partition
+    ]
+    stored_offsets = [
         SourceOffsets(partition_id=each.partition_id, first=each.first_offset, end=each.next_offset)
         for each in partitions
         if each.first_offset is not None and each.next_offset is not None
     ]
-    if len(stored) < len(partitions):
+    if len(stored_offsets) < len(partitions):
         raise NotSentError(f"a broker of {subject} does not answer")
-    return stored
+    return stored_offsets
 
 
 def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) -> None:
@@ -192,7 +204,7 @@ def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) 
 
 
 async def _fetch_cursors(
-    admin: Admin, subject: str, *, before: int
+    admin: Admin, subject: str, *, first_row_partition: int
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
     """
     Return each consumer group's cursors on the partitions before the cut, and its revision, read
@@ -206,7 +218,9 @@ async def _fetch_cursors(
     revisions: dict[str, str] = {}
     for group in await admin.list_groups(subject):
         description = await admin.describe_group(subject, group.group)
-        partitions = [each for each in description.partitions if each.partition_id < before]
+        partitions = [
+            each for each in description.partitions if each.partition_id < first_row_partition
+        ]
         for each in partitions:
             if each.offset is None:
                 raise NotSentError(each.problem or "a broker does not answer")

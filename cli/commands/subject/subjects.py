@@ -61,9 +61,9 @@ def set_subject(
             message_bytes_max=message_bytes_max,
             dry_run=dry_run,
         )
-        for name, before in change.before.items():
-            after = change.after[name]
-            change_text = before if after == before else f"{before} -> {after}"
+        for name, old_value in change.before.items():
+            new_value = change.after[name]
+            change_text = old_value if new_value == old_value else f"{old_value} -> {new_value}"
             show_line(f"{subject}: {name} {change_text}", errors=output is OutputFormat.JSON)
         return change.operation
 

@@ -223,9 +223,9 @@ async def test_capability_of_a_connection_is_refused_on_another(guarded: Guarded
     network, thief = HttpNetwork(token=token), HttpNetwork(token=guarded.admin_token)
     try:
         network.add_metaservers([guarded.meta])
-        client_credentials = network._identity
+        client_credentials = network._credentials
         assert isinstance(client_credentials, ClientCredentials)
-        shown = await client_credentials.held()
+        shown = await client_credentials.data_capability()
         assert shown is not None
         channel = await thief._connect(broker, 5_000)
         challenge, _ = await channel.call(Challenge(), timeout_ms=5_000)

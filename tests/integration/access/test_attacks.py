@@ -175,8 +175,8 @@ async def test_capability_is_refused_when_it_is_replayed(secured: SecuredCluster
     network.add_metaservers([secured.meta])
     channels = [await network._connect(secured.broker, 5_000) for _ in range(3)]
     try:
-        assert isinstance(network._identity, ClientCredentials)
-        shown = await network._identity.held()
+        assert isinstance(network._credentials, ClientCredentials)
+        shown = await network._credentials.data_capability()
         assert shown is not None
         first, second, third = channels
         challenge, _ = await first.call(Challenge(), timeout_ms=5_000)
@@ -208,8 +208,8 @@ async def test_connection_of_the_data_plane_ends_within_five_seconds_after_revoc
         network.add_metaservers([secured.meta])
         channel = await network._connect(secured.broker, 5_000)
         try:
-            assert isinstance(network._identity, ClientCredentials)
-            shown = await network._identity.held()
+            assert isinstance(network._credentials, ClientCredentials)
+            shown = await network._credentials.data_capability()
             assert shown is not None
             challenge, _ = await channel.call(Challenge(), timeout_ms=5_000)
             proof = shown.key.sign_challenge(challenge.nonce, secured.broker)

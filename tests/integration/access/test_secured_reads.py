@@ -16,6 +16,7 @@ from pyspark import cloudpickle
 
 import keylane.arrow
 from keylane import Admin, Producer
+from keylane.arrow.opening import run_with_network
 from keylane.cli.connection import wait_for_brokers
 from keylane.protocol.clock import SystemClock
 from keylane.protocol.errors import (
@@ -26,7 +27,6 @@ from keylane.protocol.errors import (
 from keylane.spark.schema import spark_schema
 from keylane.spark.source import KeylaneSource
 from keylane.spark.writing.job import parse_write_options
-from keylane.spark.writing.running import run_with_network
 from keylane.spark.writing.task import write_task
 from support.access.secured_cluster import SecuredCluster
 from support.raising import raises

@@ -107,10 +107,10 @@ def test_failed_replacement_frees_its_room():
     disk = SimDisk()
     disk.make_folder("log")
     replace_file(disk, "log/a", b"one")
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(DiskFullError):
         replace_file(disk, "log/a", bytes(100))
-    assert disk.room == 10
+    assert disk.free_space == 10
     assert disk.list("log") == ["a"]
     assert disk.pread("log/a", 0, 10) == b"one"
 

@@ -143,7 +143,7 @@ class AppendsAgainstAModel(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1 << 16))
     def crash(self, seed: int) -> None:
         """An end without a goodbye: what was answered is on the disk."""
-        self.disk = self.disk.after_crash(random.Random(seed))
+        self.disk = self.disk.disk_after_crash(random.Random(seed))
         self.start()
 
     @rule(data=st.data())

@@ -108,7 +108,7 @@ def test_crash_while_a_segment_is_removed_changes_no_state():
     assert steps > 5
     for crash_at in range(1, steps + 1):
         disk, _, expected = attempt(crash_at)
-        reopened = open_store(disk.after_crash(random.Random(crash_at)), segment_bytes=SEGMENT)
+        reopened = open_store(disk.disk_after_crash(random.Random(crash_at)), segment_bytes=SEGMENT)
         assert images(reopened) == expected
         assert not reopened.state.problems
 
@@ -121,7 +121,7 @@ async def test_segment_stays_while_a_full_disk_takes_no_copy_of_its_facts():
     desk = await filled(disk, clock)
     bases = segment_bases(disk)
     ensure_reserve(disk)
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(StorageError):
         await desk.store.carry_over.remove_oldest_segment()
     assert segment_bases(disk) == bases

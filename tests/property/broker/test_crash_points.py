@@ -130,7 +130,7 @@ def test_crash_at_every_operation(seeds):
             disk, known = SimDisk(), ToldBeforeCrash()
             disk.crash_at = crash_at
             assert not run_until_crash(disk, known)
-            asyncio.run(check(disk.after_crash(random.Random(seed)), known))
+            asyncio.run(check(disk.disk_after_crash(random.Random(seed)), known))
 
 
 def test_crash_during_recovery():
@@ -141,13 +141,13 @@ def test_crash_during_recovery():
         disk, known = SimDisk(), ToldBeforeCrash()
         disk.crash_at = crash_at
         run_until_crash(disk, known)
-        disk = disk.after_crash(random.Random(crash_at))
+        disk = disk.disk_after_crash(random.Random(crash_at))
         for again in range(1, 8):
             disk.crash_at = again
             try:
                 open_store(disk, **SMALL)
             except Crashed:
-                disk = disk.after_crash(random.Random(again))
+                disk = disk.disk_after_crash(random.Random(again))
         disk.crash_at = None
         asyncio.run(check(disk, known))
 
@@ -177,5 +177,5 @@ def test_answers_of_a_restarted_process_survive_a_machine_crash():
         before = len(known.acked)
         asyncio.run(resend(disk, known))
         found_whole += len(known.acked) > before
-        asyncio.run(check(disk.after_crash(random.Random(crash_at)), known))
+        asyncio.run(check(disk.disk_after_crash(random.Random(crash_at)), known))
     assert found_whole

@@ -75,17 +75,17 @@ class BrokerLives:
 
     def choose_fault(self) -> str:
         disk, rng = self.disk, self.rng
-        disk.fail, disk.room, disk.crash_at = "", None, None
+        disk.failing_operation, disk.free_space, disk.crash_at = "", None, None
         fault = rng.choice(FAULTS)
         after = disk.steps + rng.randrange(1, 120)
         if fault in {"crash", "kill"}:
             disk.crash_at = after
         elif fault == "full":
-            disk.room = rng.randrange(200, 12_000)
+            disk.free_space = rng.randrange(200, 12_000)
         elif fault != "stop":
 
             def fail(_name: str) -> None:
-                disk.fail = fault if disk.steps >= after else ""
+                disk.failing_operation = fault if disk.steps >= after else ""
 
             disk.on_step = fail
         return fault
@@ -99,8 +99,8 @@ class BrokerLives:
         for _ in range(12):
             with contextlib.suppress(KeylaneError):
                 await self.step(desk)
-            if self.disk.room is not None and self.rng.random() < 0.3:
-                self.disk.room = None
+            if self.disk.free_space is not None and self.rng.random() < 0.3:
+                self.disk.free_space = None
             clock.advance(1500)
             await asyncio.sleep(0)
         await desk.store.close()
@@ -127,7 +127,7 @@ class BrokerLives:
             loop.run_until_complete(self.live())
         except Crashed:
             if fault == "crash":
-                self.disk = self.disk.after_crash(self.rng)
+                self.disk = self.disk.disk_after_crash(self.rng)
         except KeylaneError:
             pass  # it could not even start, or stop
         finally:
@@ -137,7 +137,7 @@ class BrokerLives:
                 with contextlib.suppress(Crashed, asyncio.CancelledError, RuntimeError):
                     loop.run_until_complete(asyncio.sleep(0))
             loop.close()
-        self.disk.fail, self.disk.room, self.disk.crash_at = "", None, None
+        self.disk.failing_operation, self.disk.free_space, self.disk.crash_at = "", None, None
         self.disk.on_step = lambda _name: None
         self.disk.close()
         return fault

@@ -105,7 +105,7 @@ class OwnershipAgainstAModel(RuleBasedStateMachine):
     @rule(seed=st.integers(0, 1000))
     def crash(self, seed: int) -> None:
         """A release is forgotten after a crash; everything else is as it was."""
-        self.disk = self.disk.after_crash(random.Random(seed))
+        self.disk = self.disk.disk_after_crash(random.Random(seed))
         self.released = False
         self.start()
 

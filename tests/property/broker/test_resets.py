@@ -70,7 +70,7 @@ def test_crash_at_every_operation(seed: int):
         said: list[tuple[int, int]] = []
         if run(disk, said):
             continue
-        rest = disk.after_crash(random.Random(seed * 10_000 + crash_at))
+        rest = disk.disk_after_crash(random.Random(seed * 10_000 + crash_at))
 
         async def look(rest: SimDisk = rest, said: list[tuple[int, int]] = said) -> None:
             clock = ManualClock()

@@ -110,7 +110,7 @@ async def test_acked_messages_are_stored_once_after_a_crash_at_any_step(seed):
         ]
         subjects.errors = rng.choices(answers, k=rng.randrange(3))
         acked, canceled = await live(StoppingMachine(disk), subjects)
-        disk = disk.after_crash(rng)
+        disk = disk.disk_after_crash(rng)
         scheduler = StoppingMachine(disk).scheduler
         assert scheduler.problem == ""
         async with running(scheduler, subjects):
@@ -155,7 +155,7 @@ async def test_dropped_messages_harm_no_other_after_a_crash_at_any_step(seed):
         for task in alive:
             task.cancel()
         await asyncio.gather(*alive, return_exceptions=True)
-        scheduler = StoppingMachine(disk.after_crash(rng)).scheduler
+        scheduler = StoppingMachine(disk.disk_after_crash(rng)).scheduler
         assert scheduler.problem == ""
         async with running(scheduler, subjects):
             async with asyncio.timeout(20):

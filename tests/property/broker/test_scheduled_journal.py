@@ -111,7 +111,7 @@ def test_synced_frames_are_there_after_a_crash_at_any_step(crash_at, seed):
             journal.append(under_way)
             kept += under_way
     except Crashed:
-        disk = disk.after_crash(rng)
+        disk = disk.disk_after_crash(rng)
     read: list[Record] = []
     again = ScheduledJournal.open(disk, lambda _place, more: read.extend(more), segment_bytes=600)
     assert again.problems == []

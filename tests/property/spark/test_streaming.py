@@ -17,11 +17,11 @@ from keylane.protocol.operations import PartitionHistory
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.spark.streaming.batches import (
     batch_ranges,
+    divide_batch,
     first_offset,
     group_by_lineage,
     lost_ranges,
     next_offset,
-    shares,
     stored_end,
 )
 from keylane.spark.streaming.lineage import Lineage, StoredOffsets, View, branches_of
@@ -271,7 +271,7 @@ def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
     """As many rows as are allowed or there; none more than a partition has; one of each if that is
     allowed.
     """
-    taken = shares(counts, rows_max, rotation=turn)
+    taken = divide_batch(counts, rows_max, rotation=turn)
     assert sum(taken.values()) == min(rows_max, sum(counts.values()))
     assert all(1 <= taken[number] <= counts[number] for number in taken)
     assert len(taken) == min(rows_max, len(counts))
@@ -284,9 +284,9 @@ def test_shares_are_as_many_as_allowed_and_one_at_least(counts, rows_max, turn):
 )
 def test_shares_are_no_more_than_those_of_all_messages_when_some_wait(counts, behind, rows_max):
     """A partition takes of what it has what it would take if it had what waits behind it, too."""
-    taken = shares(counts, rows_max, rotation=0, behind=behind)
+    taken = divide_batch(counts, rows_max, rotation=0, waiting_behind=behind)
     weights = {number: count + behind.get(number, 0) for number, count in counts.items()}
-    of_all = shares(weights, rows_max, rotation=0)
+    of_all = divide_batch(weights, rows_max, rotation=0)
     assert taken == {number: min(count, counts[number]) for number, count in of_all.items()}
 
 
@@ -295,5 +295,5 @@ def test_partitions_take_turns_where_there_are_fewer_rows(rows_max):
     """No partition waits for ever."""
     served = set()
     for turn in range(0, 9, rows_max):
-        served |= shares({1: 1_000, 2: 1, 3: 1_000}, rows_max, rotation=turn).keys()
+        served |= divide_batch({1: 1_000, 2: 1, 3: 1_000}, rows_max, rotation=turn).keys()
     assert served == {1, 2, 3}

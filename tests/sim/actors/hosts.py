@@ -115,7 +115,7 @@ class Host:
         process = self.process
         process.kill()
         self.machine.up = not machine_down
-        self.internet.gone(process, machine_down=machine_down)
+        self.internet.remove_process(process, machine_down=machine_down)
 
 
 class MetaHost(Host):
@@ -493,7 +493,7 @@ class BrokerHost(Host):
         no others.
         """
         sealed = set() if self.store is None else _sealed(self.store)
-        self.disk.fail, self.disk.room = "", None
+        self.disk.failing_operation, self.disk.free_space = "", None
         self.lose_power()
         store = self._open_store()
         sealed_now = _sealed(store)
@@ -520,7 +520,7 @@ class BrokerHost(Host):
         if self.lost_disk is None:
             return None
         self.disk, self.copied = self.lost_disk, True
-        self.disk.fail, self.disk.room = "", None
+        self.disk.failing_operation, self.disk.free_space = "", None
         return self._open_store()
 
     async def _blocking(self, function: Callable[..., Any], /, *args: Any) -> Any:
@@ -560,7 +560,7 @@ class BrokerHost(Host):
         """Stop the machine: writes that were not synced may be lost."""
         self.stalled_until = 0.0
         self.end(machine_down=True)
-        self.disk = self.disk.after_crash(self.rng)
+        self.disk = self.disk.disk_after_crash(self.rng)
 
 
 def _sealed(store: Store) -> set[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from keylane.checker.events import AcceptedLost, Granted, Replaced
 from keylane.metaserver.groups.sessions import RenewalResult
-from keylane.testing.machines.database import connected
+from keylane.testing.machines.database import shared_connection
 from keylane.testing.machines.machine import Machine
 from sim.machines.promises import Claims
 from support.sql.grants import Leases
@@ -27,7 +27,7 @@ class Shelf:
     def __init__(
         self, machine: Machine, record: Callable[[Granted | AcceptedLost | Replaced], None]
     ) -> None:
-        self._connection, self._raw, clock, empty = connected()
+        self._connection, self._raw, clock, empty = shared_connection()
         clock.machine = machine
         self._clock = clock
         self._machine = machine

@@ -131,7 +131,7 @@ class AskedCall:
         if not self.done.done():
             self.done.set_result((answer, data))
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         self.parts.append((answer, data))
 
     def refuse(self, error: BaseException) -> None:
@@ -142,7 +142,7 @@ class AskedCall:
         if not self.done.done():
             self.done.set_result(request)
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
         self.wait = future
 
     def reserve_bytes(self, _bytes_max: int) -> bool:

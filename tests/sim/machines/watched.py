@@ -75,14 +75,14 @@ class _WatchedCall:
         self._watched.note(self._request, answer, self._began)
         self._call.answer(answer, data)
 
-    def part(self, answer: Answer, data: bytes = b"") -> None:
+    def send_part(self, answer: Answer, data: bytes = b"") -> None:
         self._watched.note(self._request, answer, self._began)
         self._began = self._watched.tick()  # the owner is checked again for the next answer
-        self._call.part(answer, data)
+        self._call.send_part(answer, data)
 
     @property
     def accepts_parts(self) -> bool:
         return self._call.accepts_parts
 
-    def waits_for(self, future: asyncio.Future[None]) -> None:
-        self._call.waits_for(future)
+    def cancel_on_disconnect(self, future: asyncio.Future[None]) -> None:
+        self._call.cancel_on_disconnect(future)

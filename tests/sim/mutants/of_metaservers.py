@@ -20,7 +20,7 @@ from keylane.metaserver.sql.dialect import now_ms
 from keylane.metaserver.sql.schema import partitions, sessions, steps, subjects
 from keylane.protocol.operations import OperationState, StepAction
 from keylane.protocol.routing import PartitionState
-from keylane.testing.machines.database import ClockOfNow
+from keylane.testing.machines.database import CurrentClock
 from sim.actors import hosts
 from sim.mutants.mutant import Breaks, Patches
 
@@ -60,7 +60,7 @@ def any_release_frees_the_lease(patches: Patches) -> None:
 
 
 def lease_by_the_calendar(patches: Patches) -> None:
-    patches.set(ClockOfNow, "read", lambda self, machine: machine.wall_ms())
+    patches.set(CurrentClock, "boot_ms_of", lambda self, machine: machine.wall_ms())
 
 
 def session_renewed_after_expiry(patches: Patches) -> None:

@@ -88,7 +88,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
     """A cancelled close breaks its hand-overs off, and the next close releases everything."""
 
     async def close(self: Any) -> None:
-        if self._home.here:
+        if self._home.is_open_here:
             await self._close()
 
     patches.set(Consumer, "close", close)
@@ -111,10 +111,10 @@ def home_is_not_looked_at(patches: Patches) -> None:
     """A client takes calls from any thread and event loop."""
 
     def check_closed(self: Any) -> None:
-        if not self.here:
+        if not self.is_open_here:
             raise ClosedError("not open")
 
-    patches.set(producer_sending, "thread_check", lambda: lambda: True)
+    patches.set(producer_sending, "make_thread_check", lambda: lambda: True)
     patches.set(Home, "check", check_closed)
     for name in ("check_not_elsewhere", "check_thread"):
         patches.set(Home, name, lambda self: None)

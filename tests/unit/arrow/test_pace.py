@@ -19,7 +19,7 @@ def test_pace_gives_at_most_its_bytes_a_second_and_one_answer(bytes_per_second, 
     for count, pause_s in answers:
         now_s += pace.wait_s(now_s)
         assert total - last <= bytes_per_second * now_s * (1 + 1e-6) + 1
-        pace.received(count, now_s)
+        pace.record_received(count, now_s)
         total, last = total + count, count
         now_s += pause_s
 
@@ -34,6 +34,6 @@ def test_pace_asks_for_small_answers_when_it_is_slow():
 def test_pace_without_limit_never_waits():
     """Without a limit, answers are as large as possible, and there are no pauses."""
     pace = Pace(None)
-    pace.received(PULL_BYTES_MAX, 5.0)
+    pace.record_received(PULL_BYTES_MAX, 5.0)
     assert pace.wait_s(5.0) == 0
     assert pace.bytes_max == PULL_BYTES_MAX

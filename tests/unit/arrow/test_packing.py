@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keylane.arrow.packing import TASK_BYTES, TASK_ROWS, pack
+from keylane.arrow.packing import TASK_BYTES, TASK_ROWS, pack_tasks
 from keylane.arrow.planner import PlannedRange
 from keylane.arrow.selection import ReadOptions
 
@@ -42,13 +42,13 @@ def ids(tasks) -> list[list[int]]:
 
 
 def test_empty_ranges_make_no_task():
-    assert pack([planned(1, 0), planned(2, 0, start=7)], options()) == []
-    assert ids(pack([planned(1, 0), planned(2, 3)], options())) == [[2]]
+    assert pack_tasks([planned(1, 0), planned(2, 0, start=7)], options()) == []
+    assert ids(pack_tasks([planned(1, 0), planned(2, 3)], options())) == [[2]]
 
 
 def test_small_ranges_share_tasks_when_there_are_many():
     """1,000 ranges of 1,000 rows make 4 tasks of equal size."""
-    tasks = pack([planned(number, 1_000) for number in range(1, 1_001)], options())
+    tasks = pack_tasks([planned(number, 1_000) for number in range(1, 1_001)], options())
     assert [sum(each.rows for each in task) for task in tasks] == [TASK_ROWS] * 4
     assert [number for task in ids(tasks) for number in task] == list(range(1, 1_001))
 
@@ -56,14 +56,17 @@ def test_small_ranges_share_tasks_when_there_are_many():
 def test_large_messages_are_read_by_several_tasks():
     """Ranges with few rows and many bytes share a task only up to its limit of bytes."""
     ranges = [planned(number, 16, message_bytes=1 << 20) for number in range(1, 9)]
-    assert ids(pack(ranges, options())) == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert ids(pack_tasks(ranges, options())) == [[1, 2, 3, 4], [5, 6, 7, 8]]
     assert all(
-        sum(each.size_bytes for each in task) <= TASK_BYTES for task in pack(ranges, options())
+        sum(each.size_bytes for each in task) <= TASK_BYTES
+        for task in pack_tasks(ranges, options())
     )
 
 
 def test_large_ranges_have_tasks_of_their_own_and_are_not_cut():
-    assert ids(pack([planned(1, 10 * TASK_ROWS), planned(2, 5), planned(3, 5)], options())) == [
+    assert ids(
+        pack_tasks([planned(1, 10 * TASK_ROWS), planned(2, 5), planned(3, 5)], options())
+    ) == [
         [1],
         [2, 3],
     ]
@@ -77,7 +80,7 @@ def test_partitions_that_continue_one_another_share_a_task_when_they_fit():
         planned(2, 100, lineage=2),
         planned(9, 50, lineage=2, epoch=2),
     ]
-    assert ids(pack(ranges, options())) == [[1], [2, 5, 9]]
+    assert ids(pack_tasks(ranges, options())) == [[1], [2, 5, 9]]
 
 
 def test_ordered_keeps_a_lineage_in_one_task_whatever_its_size():
@@ -86,12 +89,12 @@ def test_ordered_keeps_a_lineage_in_one_task_whatever_its_size():
         planned(3, TASK_ROWS, lineage=3),
         planned(8, 10),
     ]
-    assert ids(pack(ranges, options())) == [[3], [4], [8]]
-    assert ids(pack(ranges, options(ordered=True))) == [[3, 4], [8]]
+    assert ids(pack_tasks(ranges, options())) == [[3], [4], [8]]
+    assert ids(pack_tasks(ranges, options(ordered=True))) == [[3, 4], [8]]
 
 
 def test_min_partitions_cuts_large_ranges():
-    tasks = pack([planned(1, 1_000), planned(2, 10)], options(min_partitions=4))
+    tasks = pack_tasks([planned(1, 1_000), planned(2, 10)], options(min_partitions=4))
     assert len(tasks) >= 4
     assert [(each.partition_id, each.start, each.end) for task in tasks for each in task] == [
         (1, 0, 250),
@@ -100,12 +103,12 @@ def test_min_partitions_cuts_large_ranges():
         (1, 750, 1_000),
         (2, 0, 10),
     ]
-    assert len(pack([planned(1, 3)], options(min_partitions=100))) == 3
+    assert len(pack_tasks([planned(1, 3)], options(min_partitions=100))) == 3
 
 
 def test_task_bytes_cuts_and_packs():
     ranges = [planned(1, 100, message_bytes=1 << 20), planned(2, 2, message_bytes=1 << 20)]
-    tasks = pack(ranges, options(task_bytes=32 << 20))
+    tasks = pack_tasks(ranges, options(task_bytes=32 << 20))
     assert [sum(each.rows for each in task) for task in tasks] == [25, 25, 25, 27]
 
 
@@ -129,7 +132,7 @@ def test_every_row_is_in_one_task_and_in_order_there(sizes, cut):
         planned(number, rows, lineage=lineage, epoch=epoch, message_bytes=size)
         for number, (rows, lineage, epoch, size) in enumerate(sizes, 1)
     ]
-    tasks = pack(ranges, options(**cut))
+    tasks = pack_tasks(ranges, options(**cut))
     rows: Counter[int] = Counter()
     for task in tasks:
         assert task
@@ -149,4 +152,4 @@ def test_every_row_is_in_one_task_and_in_order_there(sizes, cut):
 
 @pytest.mark.parametrize("rows", [1, 7, TASK_ROWS])
 def test_range_alone_is_one_task(rows):
-    assert pack([planned(1, rows, start=5)], options()) == [(planned(1, rows, start=5),)]
+    assert pack_tasks([planned(1, rows, start=5)], options()) == [(planned(1, rows, start=5),)]

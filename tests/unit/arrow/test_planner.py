@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from keylane.arrow.planner import (
     bounds_request,
     check_batch,
-    check_named,
-    depths,
-    lineages,
+    check_named_partitions,
+    lineage_depths,
+    lineage_ids,
     plan_ranges,
     select_partitions,
 )
@@ -164,7 +164,7 @@ def test_unknown_partition_is_refused(chosen):
     """
     option = next(iter(chosen))
     with pytest.raises(PartitionUnknownError, match=f"{option}: .* partition 9") as caught:
-        check_named([route(partition(4), partition(3, "sealed"))], options(**chosen))
+        check_named_partitions([route(partition(4), partition(3, "sealed"))], options(**chosen))
     assert caught.value.details == {"partition_id": 9, "subject": "flights"}
 
 
@@ -175,7 +175,7 @@ def test_partitions_without_data_are_left_out():
     )
     assert ids_of([table], options()) == [2, 3]
     with pytest.raises(PartitionUnknownError):
-        check_named([table], options(partitions=frozenset({4})))
+        check_named_partitions([table], options(partitions=frozenset({4})))
 
 
 def test_subject_without_partitions_plans_nothing():
@@ -214,8 +214,8 @@ def test_range_says_where_its_partition_is_in_queue_and_lineage():
         partition(5, "sealed", parents=(1,)),
         partition(9),
     )
-    assert depths(table) == {2: 0, 5: 0, 7: 1, 8: 2, 9: 0}
-    assert lineages(table) == {2: 2, 5: 2, 7: 2, 8: 2, 9: 9}
+    assert lineage_depths(table) == {2: 0, 5: 0, 7: 1, 8: 2, 9: 0}
+    assert lineage_ids(table) == {2: 2, 5: 2, 7: 2, 8: 2, 9: 9}
     selected = select_partitions([table], options())
     answers = {n: bounds(n, 0, 1, message_bytes=7) for n in (2, 5, 7, 8, 9)}
     ranges = plan_ranges(selected, answers, options())

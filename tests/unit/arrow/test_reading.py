@@ -195,4 +195,4 @@ def test_start_is_the_millisecond_that_is_given_after_2038(monkeypatch):
     monkeypatch.setattr(reading.SystemClock, "wall_ms", lambda: begin_ms + 1_000)
     given = [begin + timedelta(milliseconds=ms) for ms in range(1_000)]
     wanted = [StoredAt(begin_ms + ms) for ms in range(1_000)]
-    assert [reading._point("start", at) for at in given] == wanted
+    assert [reading._parse_point("start", at) for at in given] == wanted

@@ -19,5 +19,5 @@ def test_raw_writes_are_those_of_the_plan(tmp_path, monkeypatch):
 def test_raw_side_is_the_fastest_try(tmp_path, monkeypatch):
     tries = iter([(3.0, 0.1), (1.0, 0.3), (2.0, 0.2)])
     monkeypatch.setattr(store_appends, "written_seconds", lambda *_: next(tries))
-    assert Cadence().again(tmp_path / "raw") == (1.0, 0.3)
+    assert Cadence().repeat_without_broker(tmp_path / "raw") == (1.0, 0.3)
     assert list(tries) == []

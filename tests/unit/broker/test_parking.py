@@ -539,10 +539,10 @@ async def test_message_with_its_handler_is_not_edited_behind_a_restart_of_the_br
 
 async def test_failed_write_leaves_a_message_as_it_was_for_edits(desk: ParkedDesk):
     await desk.change(*PARKED)
-    desk.disk.room = 0
+    desk.disk.free_space = 0
     with pytest.raises(KeylaneError):
         await desk.change(Park(b"a", (), FAILURE, 1))
-    desk.disk.room = 1 << 40
+    desk.disk.free_space = 1 << 40
     desk.clock.advance(2_000)
     assert await is_editable(desk)
 

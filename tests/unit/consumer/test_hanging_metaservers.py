@@ -58,7 +58,16 @@ class Metaservers:
         return address in self.hanging and self.clock.boot_ms() >= self.hang_at_ms
 
     async def control(
-        self, _method, address, _path, answer, *, body=None, query=None, timeout_ms=0, anew=False
+        self,
+        _method,
+        address,
+        _path,
+        answer,
+        *,
+        body=None,
+        query=None,
+        timeout_ms=0,
+        new_connection=False,
     ):
         if address in self.off:
             raise NotSentError

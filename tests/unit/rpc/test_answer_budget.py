@@ -32,7 +32,7 @@ async def test_connection_waits_for_its_own_room_only():
     slow.release(8)
     await settled()
     assert second.done()
-    assert (slow.reserved, other.reserved, room.reserved) == (8, 8, 16)
+    assert (slow.reserved_bytes, other.reserved_bytes, room.reserved_bytes) == (8, 8, 16)
 
 
 async def test_few_answers_of_a_connection_are_made_at_once():
@@ -71,7 +71,7 @@ async def test_answer_larger_than_all_room_is_made_alone():
     room = AnswerBudget(bytes_max=10, connection_bytes_max=10)
     share = room.for_connection()
     await asyncio.wait_for(share.reserve(1_000), 5)
-    assert room.reserved == 1_000
+    assert room.reserved_bytes == 1_000
 
 
 async def test_room_is_free_again_when_its_answers_are_cancelled():
@@ -95,10 +95,15 @@ async def test_room_is_free_again_when_its_answers_are_cancelled():
     for task in (tasks[1], tasks[0], tasks[2]):
         task.cancel()
         await settled()
-    assert room.reserved == second.reserved == 8
+    assert room.reserved_bytes == second.reserved_bytes == 8
     tasks[3].cancel()
     await settled()
-    assert (room.reserved, first.reserved, second.reserved, room.is_exhausted) == (0, 0, 0, False)
+    assert (
+        room.reserved_bytes,
+        first.reserved_bytes,
+        second.reserved_bytes,
+        room.is_exhausted,
+    ) == (0, 0, 0, False)
 
 
 async def test_without_a_server_there_is_room():

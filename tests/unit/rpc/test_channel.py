@@ -130,7 +130,7 @@ async def test_fault_of_the_server_is_told_without_its_secrets(channel, caplog):
 async def test_request_without_an_answer_is_not_done_only_if_it_reads(kind, fate):
     """A pull renews the lock of its partition."""
     call = Call(asyncio.get_running_loop().create_future(), None, kind, 1_000)
-    call.unanswered("the connection ended")
+    call.fail_unanswered("the connection ended")
     with pytest.raises(OutcomeUnknownError) as caught:
         await call.future
     assert caught.value.fate is fate
@@ -359,9 +359,9 @@ async def test_answer_is_owed_unless_its_call_waits_for_messages(
     server = Server([], data_handler=never)
     await server.start("127.0.0.1", 0)
     channel = await network.open_channel(server.address, timeout_ms=2_000)
-    assert not channel._silence._is_reply_outstanding()
+    assert not channel._watchdog._is_reply_outstanding()
     channel.begin(request_, timeout_ms=5_000)
-    assert channel._silence._is_reply_outstanding() is owed
+    assert channel._watchdog._is_reply_outstanding() is owed
     await channel.close()
     await server.stop()
 
@@ -373,10 +373,10 @@ async def test_part_of_a_pull_counts_as_an_answer(channel, desk):
         Read(1, 0, 0), timeout_ms=5_000, on_part=lambda answer, _payload: parts.append(answer)
     )
     (number,) = channel._pending
-    assert not channel._silence._has_received()
+    assert not channel._watchdog._has_received()
     assert channel._on_frame(bytearray(encode_frame(number, Batches(0, 1, 1, False, more=True))))
     assert len(parts) == 1
-    assert channel._silence._has_received()
+    assert channel._watchdog._has_received()
 
 
 @pytest.mark.parametrize("request_", [CancelScheduled(bytes(16)), ListParked(1, "g", "s", 0, 0)])

@@ -10,7 +10,7 @@ import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError, UnreachableError
 from keylane.protocol.frames import Append
-from keylane.rpc.connections import AT_ONCE_MAX, PRUNE_MIN, Connections, clean_up, in_turns
+from keylane.rpc.connections import AT_ONCE_MAX, PRUNE_MIN, Connections, clean_up, gather_limited
 from keylane.rpc.http_network import HttpNetwork
 
 
@@ -153,7 +153,7 @@ async def test_calls_in_turns_are_not_all_under_way_at_once():
         under_way.remove(number)
         return -number
 
-    assert await in_turns(call, range(1_000)) == [-number for number in range(1_000)]
+    assert await gather_limited(call, range(1_000)) == [-number for number in range(1_000)]
     assert seen == AT_ONCE_MAX
 
 
@@ -170,7 +170,7 @@ async def test_calls_in_turns_have_ended_when_the_first_error_is_raised():
             under_way.remove(number)
 
     with pytest.raises(NotSentError, match="call 3"):
-        await in_turns(call, range(1_000))
+        await gather_limited(call, range(1_000))
     assert not under_way
 
 

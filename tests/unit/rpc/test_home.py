@@ -14,7 +14,7 @@ import pytest
 from keylane import Consumer, Producer, QueueReader
 from keylane.protocol.errors import ClosedError, InvalidRequestError, Reason
 from keylane.rpc.connections import Connections
-from keylane.rpc.home import Home, nowhere, thread_check
+from keylane.rpc.home import Home, make_thread_check, never_in_thread
 from support.forked import Child, error_of
 from support.raising import raises
 
@@ -187,10 +187,10 @@ def test_child_that_ends_names_the_process_of_the_opening_when_its_parent_has_en
 
 
 async def test_place_is_held_by_its_own_thread_when_others_ask():
-    here = thread_check()
+    here = make_thread_check()
     assert here()
     assert not await asyncio.to_thread(here)
-    assert not nowhere()
+    assert not never_in_thread()
 
 
 def test_client_says_that_keylane_runs_on_asyncio_when_no_event_loop_does():

@@ -16,7 +16,7 @@ from functools import partial
 import pytest
 
 from keylane.protocol.errors import AddressError
-from keylane.rpc.program import run_program, say_ready, say_stop
+from keylane.rpc.program import announce_ready, announce_stop, run_program
 
 
 def test_program_that_returns_exits_with_zero(capfd):
@@ -53,7 +53,7 @@ def test_program_says_that_it_stops_and_has_stopped_when_a_signal_comes(number, 
             await asyncio.wait_for(stop.wait(), 60)
             await asyncio.sleep(0.01)
 
-    assert run_program(main, on_stop=partial(say_stop, "broker")) == 0
+    assert run_program(main, on_stop=partial(announce_stop, "broker")) == 0
     out, err = capfd.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [
         {"stopping": True, "program": "broker"},
@@ -66,11 +66,11 @@ def test_program_stops_with_zero_when_the_reader_of_its_output_has_gone():
     code = """
 import os, signal
 from functools import partial
-from keylane.rpc.program import run_program, say_stop
+from keylane.rpc.program import run_program, announce_stop
 async def main(stop):
     os.kill(os.getpid(), signal.SIGTERM)
     await stop.wait()
-raise SystemExit(run_program(main, on_stop=partial(say_stop, "broker")))
+raise SystemExit(run_program(main, on_stop=partial(announce_stop, "broker")))
 """
     reader, writer = os.pipe()
     os.close(reader)
@@ -137,7 +137,7 @@ raise SystemExit(run_program(main))
 
 def test_ready_is_one_line_of_json(capfd):
     """The starter of a program learns from one JSON line where it serves."""
-    say_ready("broker", "127.0.0.1:7001")
+    announce_ready("broker", "127.0.0.1:7001")
     out, _ = capfd.readouterr()
     assert json.loads(out) == {"ready": True, "program": "broker", "address": "127.0.0.1:7001"}
     assert out.count("\n") == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from keylane.protocol.errors import ClosedError, NotSentError
-from keylane.rpc.race import Race, shared, shield, start_closing_task, start_task
+from keylane.rpc.race import Race, shield, start_closing_task, start_task, wait_for_shared
 from support.running.eager_tasks import eager_tasks
 
 
@@ -99,18 +99,21 @@ async def test_shared_task_gives_its_outcome_to_all_who_wait():
     runner = Runner()
     runner.stop.set()
     task = asyncio.create_task(runner.run())
-    assert await asyncio.gather(*(shared(task, "closed") for _ in range(3))) == ["stopped"] * 3
+    assert (
+        await asyncio.gather(*(wait_for_shared(task, "closed") for _ in range(3)))
+        == ["stopped"] * 3
+    )
     failing = asyncio.create_task(fail())
     for _ in range(2):
         with pytest.raises(NotSentError, match="not there"):
-            await shared(failing, "closed")
+            await wait_for_shared(failing, "closed")
 
 
 async def test_shared_task_goes_on_when_one_who_waits_is_cancelled():
     """The others get its result."""
     runner = Runner()
     task = asyncio.create_task(runner.run())
-    leaving, staying = (asyncio.create_task(shared(task, "closed")) for _ in range(2))
+    leaving, staying = (asyncio.create_task(wait_for_shared(task, "closed")) for _ in range(2))
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.wait([leaving])
@@ -124,7 +127,7 @@ async def test_shared_task_raises_closed_error_when_it_is_cancelled():
     word.
     """
     task = asyncio.create_task(Runner().run())
-    waiting = asyncio.create_task(shared(task, "it was closed"))
+    waiting = asyncio.create_task(wait_for_shared(task, "it was closed"))
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.wait([waiting])
@@ -136,7 +139,7 @@ async def test_shared_task_raises_closed_error_when_it_is_cancelled():
 async def test_shared_task_lets_a_cancelled_caller_end_when_both_are_cancelled():
     """Its own cancellation is not swallowed."""
     task = asyncio.create_task(Runner().run())
-    waiting = asyncio.create_task(shared(task, "it was closed"))
+    waiting = asyncio.create_task(wait_for_shared(task, "it was closed"))
     await asyncio.sleep(0)
     task.cancel()
     waiting.cancel()

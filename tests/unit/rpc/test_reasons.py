@@ -64,7 +64,7 @@ async def test_traceback_has_one_line_of_the_cause_when_no_server_listens(networ
         calls = (
             lambda: network.control("GET", address, "/v1/health", Health, timeout_ms=5_000),
             lambda: network.open_channel(address, timeout_ms=5_000),
-            lambda: network.text(address, "/metrics", timeout_ms=5_000),
+            lambda: network.get_text(address, "/metrics", timeout_ms=5_000),
         )
         for call in calls:
             with pytest.raises(NotSentError) as caught:

@@ -73,18 +73,18 @@ async def test_answers_that_are_not_taken_are_not_made(network):
     room = AnswerBudget()
     server = await serving(shop, answer_budget=room)
     client, transport = await stuck_client(server, reads=100)
-    await until(lambda: room.reserved >= room.connection_bytes_max)
+    await until(lambda: room.reserved_bytes >= room.connection_bytes_max)
     neighbour = await network.open_channel(server.address, timeout_ms=5_000)
     for _ in range(50):
         await neighbour.call(Append(1), timeout_ms=10_000)
         await neighbour.call(Read(1, 0, MIB), timeout_ms=10_000)
     # What the machine's own socket buffers took may be some more.
     assert shop.made - 50 < 40
-    assert room.reserved <= room.connection_bytes_max + MIB
+    assert room.reserved_bytes <= room.connection_bytes_max + MIB
     transport.resume_reading()
     for _ in range(100):
         assert len(await client.receive()) > MIB
-    await until(lambda: room.reserved == 0)
+    await until(lambda: room.reserved_bytes == 0)
     await neighbour.close()
     await server.stop()
 
@@ -104,7 +104,7 @@ async def test_client_that_takes_nothing_is_told_and_let_go(caplog, monkeypatch)
         number, last, _ = decode_answer(data)
     assert isinstance(last, Refused)
     assert (number, last.code) == (0, Reason.ANSWER_NOT_TAKEN.code)
-    await until(lambda: room.reserved == 0)
+    await until(lambda: room.reserved_bytes == 0)
     await server.stop()
 
 
@@ -187,7 +187,7 @@ async def test_where_others_wait_patience_is_short(network, monkeypatch):
     room = AnswerBudget(bytes_max=4 * MIB)
     server = await serving(Shop(), answer_budget=room, stuck_s=600.0)
     _, transport = await stuck_client(server, reads=100)
-    await until(lambda: room.reserved + MIB > room.bytes_max)
+    await until(lambda: room.reserved_bytes + MIB > room.bytes_max)
     channel = await network.open_channel(server.address, timeout_ms=5_000)
     answer, _ = await channel.call(Read(1, 0, MIB), timeout_ms=30_000)
     assert isinstance(answer, Batches)

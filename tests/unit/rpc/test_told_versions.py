@@ -174,7 +174,7 @@ async def test_proxy_is_not_taken_for_its_broker_when_it_answers_in_its_place(
 ) -> None:
     """A proxy's 502 ended the connections of all clients while the broker behind it paused."""
     there = await serve()  # it has no call for its health, and says so
-    assert await network._answers(there.address)
+    assert await network._is_answering(there.address)
 
     async def refuse(_request: web.Request) -> web.Response:
         return web.Response(status=502, text="Bad Gateway")
@@ -182,4 +182,4 @@ async def test_proxy_is_not_taken_for_its_broker_when_it_answers_in_its_place(
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", refuse)
     async with TestServer(app) as proxy:
-        assert not await network._answers(f"127.0.0.1:{proxy.port}")
+        assert not await network._is_answering(f"127.0.0.1:{proxy.port}")

@@ -60,10 +60,12 @@ class Believing:
 
 @pytest.fixture
 async def server(monkeypatch):
-    monkeypatch.setattr(data_plane, "UNKNOWN_MAX", MOST)
+    monkeypatch.setattr(data_plane, "UNAUTHENTICATED_MAX", MOST)
     refused = []
     nothing: Any = None
-    guard = Guard(nothing, nothing, clock=SystemClock(), judge=Believing(), on_audit=refused.append)
+    guard = Guard(
+        nothing, nothing, clock=SystemClock(), authorizer=Believing(), on_audit=refused.append
+    )
 
     async def handler(_request, _payload):
         return Released(), b""
@@ -146,7 +148,9 @@ async def http_server(
     async def handle(_request: Any, _payload: Any) -> tuple[Released, bytes]:
         return Released(), b""
 
-    guard = Guard(identify, targets, clock=SystemClock(), judge=Believing(), on_audit=noted.append)
+    guard = Guard(
+        identify, targets, clock=SystemClock(), authorizer=Believing(), on_audit=noted.append
+    )
     routes = [
         ControlRoute(Endpoint("GET", "/v1/asked", None, Done, Rights.ANY, "", ("s",)), ask),
         ControlRoute(Endpoint("GET", "/health/live", None, Done, Rights.OPEN, ""), ask),

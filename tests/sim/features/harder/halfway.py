@@ -131,12 +131,12 @@ class Halfway(Feature):
         broker = rng.choice(world.brokers)
         world.operate_on(1, OperationKind.MOVE, rng.choice(("g0", "g1")))
         await self.pause(0.1)
-        if broker.running and not broker.disk.fail:
+        if broker.running and not broker.disk.failing_operation:
             starts = broker.starts
             self.idle = False
-            broker.disk.fail = "fdatasync"
+            broker.disk.failing_operation = "fdatasync"
             await self.pause(0.1)
-            broker.disk.fail = ""
+            broker.disk.failing_operation = ""
             await self.pause(2.0)
             self._start_anew(broker, starts)
             self.idle = True

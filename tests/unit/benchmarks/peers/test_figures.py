@@ -8,11 +8,11 @@ from peers.figures import (
     FIGURES,
     Against,
     best_of,
-    counted,
-    full_rate,
+    has_full_rate,
+    is_reached,
     medians_of,
+    peers_to_compare,
     ratios_of,
-    reached,
     spreads_of,
 )
 
@@ -38,16 +38,20 @@ def test_medians_are_empty_when_no_turn_had_a_figure():
 
 
 def test_fsynced_system_is_compared_with_peers_of_both_grades():
-    assert counted("keylane", DURABILITIES, Against.ANY) == ["kafka", "kafka-fsync", "redis"]
+    assert peers_to_compare("keylane", DURABILITIES, Against.ANY) == [
+        "kafka",
+        "kafka-fsync",
+        "redis",
+    ]
 
 
 def test_fsynced_system_has_only_fsynced_peers_when_as_durable_is_asked():
-    assert counted("keylane", DURABILITIES, Against.SAME) == ["kafka-fsync"]
+    assert peers_to_compare("keylane", DURABILITIES, Against.SAME) == ["kafka-fsync"]
 
 
 @pytest.mark.parametrize("against", [Against.ANY, Against.SAME])
 def test_peer_that_promises_more_is_left_out(against):
-    assert counted("keylane-cached", DURABILITIES, against) == ["kafka", "redis"]
+    assert peers_to_compare("keylane-cached", DURABILITIES, against) == ["kafka", "redis"]
 
 
 def test_ratio_is_by_the_best_peer_when_more_is_better():
@@ -89,9 +93,9 @@ def test_peer_without_the_figure_is_passed_over():
 
 def test_steady_figure_counts_only_at_the_rate_that_was_asked_for():
     slow = {"steady_5000_p50_ms": 0.1, "steady_5000_rate": 2_000, "steady_500_rate": 500}
-    assert not full_rate("steady_5000_p50_ms", slow)
-    assert full_rate("steady_500_p50_ms", slow)
-    assert full_rate("sent_per_s", slow)
+    assert not has_full_rate("steady_5000_p50_ms", slow)
+    assert has_full_rate("steady_500_p50_ms", slow)
+    assert has_full_rate("sent_per_s", slow)
     medians = {"keylane": {"steady_5000_p50_ms": 1.0, "steady_5000_rate": 5_000}, "nats": slow}
     assert best_of("steady_5000_p50_ms", "keylane", medians, ["nats"]) is None
 
@@ -132,7 +136,7 @@ def test_aim_is_held_against_peers_or_the_figure_itself(name, ours, theirs, expe
         "keylane": {name: ours, "steady_5000_rate": 5_000},
         "kafka-fsync": {name: theirs, "steady_5000_rate": 5_000},
     }
-    assert reached(name, medians, ratios_of(medians, DURABILITIES)) is expected
+    assert is_reached(name, medians, ratios_of(medians, DURABILITIES)) is expected
 
 
 def test_ratio_of_own_figures_is_compared_with_no_peer():
@@ -141,8 +145,8 @@ def test_ratio_of_own_figures_is_compared_with_no_peer():
 
 
 def test_aim_is_open_when_its_figure_was_not_taken():
-    assert reached("sent_per_s", {"keylane": {}}, {}) is None
-    assert reached("start_s", {"keylane": {}}, {}) is None
+    assert is_reached("sent_per_s", {"keylane": {}}, {}) is None
+    assert is_reached("start_s", {"keylane": {}}, {}) is None
 
 
 def test_figures_of_peers_that_are_compared_exist():

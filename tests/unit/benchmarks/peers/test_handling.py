@@ -5,7 +5,7 @@ are timed.
 import time
 
 import pytest
-from peers.systems.base import FIRST, Handling, StampedHandling, framed, unframed
+from peers.systems.base import FIRST, Handling, StampedHandling, decode_message, encode_message
 
 KEY = b"key-00001"
 
@@ -15,9 +15,9 @@ def test_handling_times_the_first_and_the_last_message():
     handling.message(KEY, FIRST)
     first_at = handling.first_at
     handling.message(KEY, b"ab")
-    assert (handling.left, handling.last_at) == (1, 0.0)
+    assert (handling.remaining, handling.last_at) == (1, 0.0)
     handling.message(KEY, b"ab")
-    assert handling.left == 0
+    assert handling.remaining == 0
     assert handling.last_at >= handling.first_at == first_at > 0
 
 
@@ -32,7 +32,7 @@ def test_handling_counts_batches_by_column():
     handling.count(4)
     assert handling.first_at > 0 == handling.last_at
     handling.count(4)  # a batch may have more than was asked for
-    assert handling.left < 0 < handling.last_at
+    assert handling.remaining < 0 < handling.last_at
 
 
 def test_stamped_handling_measures_from_the_send():
@@ -44,5 +44,5 @@ def test_stamped_handling_measures_from_the_send():
 
 
 def test_key_and_value_come_back_when_framed_in_one_body():
-    assert unframed(framed(KEY, b"value")) == (KEY, b"value")
-    assert unframed(framed(b"", b"")) == (b"", b"")
+    assert decode_message(encode_message(KEY, b"value")) == (KEY, b"value")
+    assert decode_message(encode_message(b"", b"")) == (b"", b"")

@@ -6,9 +6,9 @@ from peers.page import (
     better_lines,
     cell_of,
     conditions_of,
+    format_value,
     missing_lines,
     page_of,
-    shown,
     table_of,
 )
 
@@ -140,4 +140,4 @@ def test_page_says_what_kind_of_run_it_was(result, load, quick, words):
     ("value", "text"), [(1_234_567.8, "1,234,568"), (12.34, "12.3"), (0.456, "0.46")]
 )
 def test_figure_is_shown_with_three_digits(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text

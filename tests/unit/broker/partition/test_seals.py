@@ -112,7 +112,7 @@ async def test_describe_says_why_a_partition_cannot_be_sealed(office):
     assert await office.unsealable() == refused.value.message
     partition.lost = ()
     assert await office.unsealable() == ""
-    office.disk.fail = "fdatasync"
+    office.disk.failing_operation = "fdatasync"
     with pytest.raises(KeylaneError):
         await office.desk.append(batch())
     with pytest.raises(BrokerReadOnlyError) as refused:
@@ -122,11 +122,11 @@ async def test_describe_says_why_a_partition_cannot_be_sealed(office):
 
 async def test_full_disk_says_so_until_there_is_room(office):
     """A write that found no room holds seals up too, and no longer than that."""
-    office.disk.room = 0
+    office.disk.free_space = 0
     with pytest.raises(KeylaneError):
         await office.seal()
     assert "the disk is full" in await office.unsealable()
-    office.disk.room = None
+    office.disk.free_space = None
     office.clock.advance(10_000)
     assert await office.unsealable() == ""
     assert await office.seal() is PartitionState.SEALED

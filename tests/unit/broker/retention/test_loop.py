@@ -304,7 +304,7 @@ async def test_full_disk_stops_messages_and_heals():
     house = RetainingBroker()
     await house.fill(batches=30)
     await house.desk.acquire(1)
-    house.disk.total, house.disk.room = 1_000_000, 95_000
+    house.disk.total_space, house.disk.free_space = 1_000_000, 95_000
     await house.cleaning.check()
     with pytest.raises(BrokerReadOnlyError, match=r"^broker group '.+' takes no.* 90 %") as full:
         await house.desk.append(batch(sequence=60))
@@ -314,7 +314,7 @@ async def test_full_disk_stops_messages_and_heals():
     await house.desk.acquire(2, "b" * 16)
     await house.cleaning.check()
     assert house.first() > 0
-    house.disk.room = 500_000
+    house.disk.free_space = 500_000
     await house.cleaning.check()
     await house.desk.append(batch(sequence=60))
 
@@ -324,16 +324,16 @@ async def test_log_tells_what_a_full_disk_does(caplog):
     caplog.set_level("WARNING", "keylane.broker")
     house = RetainingBroker(retention_ms=1000 * HOUR)
     await house.fill(batches=30, groups=["g"])
-    house.disk.total, house.disk.room = 1_000_000, 95_000
+    house.disk.total_space, house.disk.free_space = 1_000_000, 95_000
     await house.cleaning.check()
     await house.cleaning.check()
     assert [line[:20] for line in caplog.messages] == ["messages are refused"]
-    house.disk.room = 500_000
+    house.disk.free_space = 500_000
     await house.cleaning.check()
     assert caplog.messages[1:] == ["messages are accepted again: the disk has room"]
     other = RetainingBroker(retention_ms=1000 * HOUR)
     await other.fill(batches=30)
-    other.disk.total, other.disk.room = 1_000_000, 140_000
+    other.disk.total_space, other.disk.free_space = 1_000_000, 140_000
     caplog.clear()
     await other.cleaning.check()
     assert other.first() > 0
@@ -345,9 +345,9 @@ async def test_lines_stay_few_when_the_disk_crosses_its_limit_at_each_check(capl
     caplog.set_level("WARNING", "keylane.broker")
     house = RetainingBroker()
     await house.fill(batches=3)
-    house.disk.total = 1_000_000
+    house.disk.total_space = 1_000_000
     for number in range(360):
-        house.disk.room = 500_000 if number % 2 else 95_000
+        house.disk.free_space = 500_000 if number % 2 else 95_000
         await house.cleaning.check()
         house.clock.advance(10_000)
     assert 4 <= len(caplog.messages) <= 20
@@ -364,11 +364,11 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
 
     def fail_at(name):
         if name == "remove" and house.disk.size(trail_path(0)) is None:
-            house.disk.fail = "remove"
+            house.disk.failing_operation = "remove"
 
     house.disk.on_step = fail_at
     if path_of is trail_path:
-        house.disk.fail = "remove"
+        house.disk.failing_operation = "remove"
     with pytest.raises(StorageError, match=path_of(0)):
         await house.cleaning.check()
     assert house.store.log.first_position == bases[1]
@@ -385,7 +385,7 @@ async def test_segment_whose_removal_fails_goes_before_any_later_one(path_of):
     checks.cancel()
     assert path_of(0) in house.cleaning.problem
 
-    house.disk.on_step, house.disk.fail = lambda _name: None, ""
+    house.disk.on_step, house.disk.failing_operation = lambda _name: None, ""
     all_bases = segment_bases(house.disk)
     assert await house.cleaning.check() > 0
     assert house.cleaning.problem == ""
@@ -409,10 +409,10 @@ async def test_removal_that_failed_is_finished_though_nothing_else_is_due():
     house = RetainingBroker()
     await house.fill(batches=100)
     bases = house.store.log.bases
-    house.disk.fail = "remove"
+    house.disk.failing_operation = "remove"
     with pytest.raises(StorageError):
         await house.store.carry_over.remove_oldest_segment()
-    house.disk.fail = ""
+    house.disk.failing_operation = ""
     assert segment_bases(house.disk) == bases
     house.cleaning._limits = type(house.cleaning._limits)(retention_ms=0, retention_bytes=0)
     assert await house.cleaning.check() == 0

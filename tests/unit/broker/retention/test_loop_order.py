@@ -294,14 +294,14 @@ async def test_completely_full_disk_is_freed():
     await house.cleaning.check()
     assert disk.size(RESERVE)
     await house.fill()
-    disk.total, disk.room = 1_000_000, 0
+    disk.total_space, disk.free_space = 1_000_000, 0
     with pytest.raises((StorageError, BrokerReadOnlyError)):
         await house.desk.append(batch(sequence=2 * BATCHES))
     assert await house.cleaning.check() > 0
     assert disk.size(RESERVE) is None
     await house.agrees()
     house.clock.advance(10_000)
-    disk.room = 800_000
+    disk.free_space = 800_000
     await house.cleaning.check()
     assert disk.size(RESERVE)
     await house.desk.append(batch(sequence=2 * BATCHES))
@@ -314,7 +314,7 @@ async def test_full_disk_without_a_reserve():
     disk = SimDisk()
     house = CommitWatchedBroker(disk)
     await house.fill()
-    disk.total, disk.room = 1_000_000, 0
+    disk.total_space, disk.free_space = 1_000_000, 0
     for _ in range(3):
         house.clock.advance(10_000)
         with pytest.raises((StorageError, BrokerReadOnlyError)):
@@ -322,7 +322,7 @@ async def test_full_disk_without_a_reserve():
         assert house.first() == 0
         assert house.store.log.first_position == 0
     assert (await house.desk.read(0))[0].upto > 0
-    disk.room = 500_000
+    disk.free_space = 500_000
     assert await house.cleaning.check() > 0
 
 

@@ -143,15 +143,15 @@ def test_frame_that_a_failed_sync_left_in_the_page_cache_is_durable_when_the_jou
     disk, _ = written(1)
     journal, _ = opened(disk)
     for each in records(3)[1:]:
-        disk.fail = "fdatasync"
+        disk.failing_operation = "fdatasync"
         with pytest.raises(FlushFailedError):
             journal.append([each])
         with pytest.raises(FlushFailedError):
             opened(disk)
-        disk.fail = ""
+        disk.failing_operation = ""
         journal, _ = opened(disk)
     journal.append(records(1))
-    again, read = opened(disk.after_crash(random.Random(1)))
+    again, read = opened(disk.disk_after_crash(random.Random(1)))
     assert again.problems == []
     assert read == [*records(), *records(1)]
 
@@ -160,10 +160,10 @@ def test_frame_that_a_failed_sync_left_in_the_page_cache_is_durable_when_the_jou
 def test_name_of_the_first_segment_is_durable_when_the_journal_is_opened(seed: int):
     """The process before had written a frame, and ended before it had synced the folder."""
     disk, _ = written(1)
-    disk._named["scheduled"] = {}
+    disk._durable_names["scheduled"] = {}
     journal, _ = opened(disk)
     journal.append(records(2)[1:])
-    assert opened(disk.after_crash(random.Random(seed)))[1] == records(2)
+    assert opened(disk.disk_after_crash(random.Random(seed)))[1] == records(2)
 
 
 def test_look_at_a_journal_writes_nothing():
@@ -176,10 +176,10 @@ def test_look_at_a_journal_writes_nothing():
 def test_full_disk_keeps_nothing_of_a_frame():
     disk, _ = written()
     journal, _ = opened(disk)
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(DiskFullError):
         journal.append(records(2))
-    disk.room = None
+    disk.free_space = None
     journal.append(records(1))
     assert opened(disk)[1] == [*records(), *records(1)]
 
@@ -190,10 +190,10 @@ def test_unfinished_write_is_no_damage_when_the_next_frame_begins_a_segment():
     """
     disk, places = written(2)
     journal, _ = opened(disk)
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(DiskFullError):
         journal.append(records(1))
-    disk.room = None
+    disk.free_space = None
     assert (disk.size(FIRST) or 0) > places[1].position + places[1].length
     assert journal.append(records(5)).segment == 2
     again, read = opened(disk)

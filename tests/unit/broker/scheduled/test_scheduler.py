@@ -245,12 +245,12 @@ async def test_full_disk_refuses_messages_and_cancels_until_it_has_room():
     kept = message(b"a", 200)
     async with running(scheduler, subjects):
         await scheduler.schedule([kept])
-        disk.room = 10
+        disk.free_space = 10
         with pytest.raises(DiskFullError):
             await scheduler.schedule([message(b"b")])
         with pytest.raises(DiskFullError):
             await scheduler.cancel(kept.scheduled_id)
-        disk.room = None
+        disk.free_space = None
         await scheduler.schedule([message(b"c")])
         await until(lambda: scheduler.view()["count"] == 0)
     assert sorted(subjects.values) == [b"a", b"c"]
@@ -260,10 +260,10 @@ async def test_failed_sync_ends_all_writes():
     disk = SimDisk()
     scheduler = open_scheduler(disk)
     await scheduler.schedule([message(b"a", 60_000)])
-    disk.fail = "fdatasync"
+    disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await scheduler.schedule([message(b"b")])
-    disk.fail = ""
+    disk.failing_operation = ""
     with pytest.raises(BrokerReadOnlyError, match="cannot be written"):
         await scheduler.schedule([message(b"c")])
     # A refusal would say that it is not kept, and it would be sent again under another id.
@@ -445,10 +445,10 @@ async def test_message_waits_when_its_drop_cannot_be_written():
     gone = bind_to_subject(message(b"gone", 60), 7)
     async with running(scheduler, subjects):
         await scheduler.schedule([gone])
-        disk.room = 10
+        disk.free_space = 10
         await until(lambda: bool(scheduler.view()["late"]))
         assert (scheduler.view()["count"], scheduler.dropped_count) == (1, 0)
-        disk.room = None
+        disk.free_space = None
         assert await scheduler.cancel(gone.scheduled_id) is CancelOutcome.CANCELED
 
 

@@ -48,7 +48,7 @@ def test_opening_is_on_the_disk_before_it_is_told() -> None:
     """A loss of power right after the start leaves its name."""
     disk, rng = SimDisk(), random.Random(3)
     first = begin_opening(disk, rng=rng)
-    again = disk.after_crash(random.Random(4))
+    again = disk.disk_after_crash(random.Random(4))
     assert read_opening(again).opening == first.opening
 
 
@@ -56,7 +56,7 @@ def test_opening_keeps_the_name_before_it_when_the_disk_takes_no_writes() -> Non
     """A full disk is no reason not to serve what can be read."""
     disk, rng = SimDisk(), random.Random(5)
     first = begin_opening(disk, rng=rng)
-    disk.room = 0
+    disk.free_space = 0
     assert begin_opening(disk, rng=rng) == first
     record_heard(disk, first)
     assert read_opening(disk) == first

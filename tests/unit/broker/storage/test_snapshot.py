@@ -159,10 +159,10 @@ def test_crash_at_every_operation_of_a_snapshot():
             try:
                 put(snapshots, 20, {1: b"two"}, full=True)
             except Crashed:
-                state = loaded(disk.after_crash(random.Random(seed)))
+                state = loaded(disk.disk_after_crash(random.Random(seed)))
                 assert state in [(10, {1: b"one"}), (20, {1: b"two"})]
             else:
-                assert loaded(disk.after_crash(random.Random(seed))) == (20, {1: b"two"})
+                assert loaded(disk.disk_after_crash(random.Random(seed))) == (20, {1: b"two"})
 
 
 def test_full_disk_keeps_the_one_before():
@@ -170,10 +170,10 @@ def test_full_disk_keeps_the_one_before():
     disk = SimDisk()
     snapshots = Snapshots(disk)
     put(snapshots, 10, {1: b"one"})
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(StorageError):
         put(snapshots, 20, {1: b"two"})
     assert loaded(disk) == (10, {1: b"one"})
-    disk.room = None
+    disk.free_space = None
     put(snapshots, 30, {1: b"three"})
     assert loaded(disk) == (30, {1: b"three"})

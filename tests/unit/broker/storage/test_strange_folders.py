@@ -178,12 +178,12 @@ async def test_list_of_partitions_is_right_after_one_was_taken_back():
     async def listed() -> list[int]:
         return [status.partition_id for status in (await control.list(None, {})).partitions]
 
-    disk.room = 10
+    disk.free_space = 10
     _, durable = desk.store.host(facts(9))
     assert await listed() == [1]
     with pytest.raises(DiskFullError):
         await durable
-    disk.room = None
+    disk.free_space = None
     clock.advance(2_000)
     await desk.host(10)
     assert await listed() == [1, 10]

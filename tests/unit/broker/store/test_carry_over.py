@@ -117,7 +117,7 @@ async def test_acks_survive_when_a_large_partition_is_carried_over(trail):
         await asyncio.sleep(0)
     acked = [desk.append(batch(partition_id=2, sequence=n), 2) for n in range(880, 900, 2)]
     await asyncio.gather(written, *acked)
-    disk = disk.after_crash(random.Random(3))
+    disk = disk.disk_after_crash(random.Random(3))
     if trail == "lost":
         for name in disk.list("log"):
             if name.endswith(".trail"):

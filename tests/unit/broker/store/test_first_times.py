@@ -145,7 +145,7 @@ async def test_times_begin_with_the_calendar_when_the_record_is_not_written():
     await control_of(desk).host(child(), {})
     partition = desk.store.state.partition(2)
     now_ms = desk.clock.wall_ms()
-    disk.room = 0
+    disk.free_space = 0
     with pytest.raises(KeylaneError) as raised:
         await desk.store.begin_times(partition, now_ms + 1_000)
     assert raised.value.reason is not Reason.PARTITION_IN_USE

@@ -145,7 +145,7 @@ async def test_progress_never_comes_before_what_was_decided_before_it():
     for _ in range(10):  # what was left then
         turns.put_nowait(None)
         await asyncio.sleep(0)
-    left = disk.after_crash(random.Random(0))
+    left = disk.disk_after_crash(random.Random(0))
     for name in left.list("snapshot"):
         left.remove(f"snapshot/{name}")
     again = open_store(left, clock=clock, **changes)
@@ -161,10 +161,10 @@ async def test_failed_write_ends_writing(desk, disk, operation):
     """After a failed write or sync nothing is written again; reads go on, and health says why."""
     await desk.append(batch())
     await desk.acquire(1)
-    disk.fail = operation
+    disk.failing_operation = operation
     waiting = [asyncio.create_task(desk.append(batch(sequence=n))) for n in (2, 4)]
     failed = await asyncio.gather(*waiting, return_exceptions=True)
-    disk.fail = ""
+    disk.failing_operation = ""
     steps = disk.steps
 
     assert [type(error) for error in failed] == [FlushFailedError, FlushFailedError]
@@ -190,10 +190,10 @@ async def test_decisions_are_undone_when_their_write_fails(desk, disk, operation
     """
     await desk.append(batch())
     await desk.acquire(1)
-    disk.fail = operation
+    disk.failing_operation = operation
     calls = [desk.acquire(2, "b" * 16), desk.host(2), desk.append(batch(sequence=2))]
     failed = await asyncio.gather(*calls, return_exceptions=True)
-    disk.fail = ""
+    disk.failing_operation = ""
 
     assert [type(error) for error in failed] == [FlushFailedError] * 3
     for again in (lambda: desk.acquire(2, "b" * 16), lambda: desk.host(2)):
@@ -208,7 +208,7 @@ async def test_waiting_appends_are_refused_when_the_write_before_them_fails(disk
     """A batch that had not reached the disk when a write failed is refused, not unknown."""
     desk = Desk(open_store(disk, clock=clock, commit_bytes_max=BATCH_BYTES_MAX), clock)
     await desk.host()
-    disk.fail = "fdatasync"
+    disk.failing_operation = "fdatasync"
     large = [batch(sequence=n, count=1, value=b"x" * 900_000) for n in range(3)]
     failed = await asyncio.gather(*map(desk.append, large), return_exceptions=True)
 
@@ -226,7 +226,7 @@ async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     await desk.append(batch())
     await desk.acquire(1)
     size = disk.size("log/" + "0" * 20 + ".log")
-    disk.room = 300
+    disk.free_space = 300
     calls = [desk.append(batch(sequence=2)), desk.append(batch(sequence=4)), desk.acquire(2)]
     failed = await asyncio.gather(*calls, desk.host(2), return_exceptions=True)
 
@@ -238,7 +238,7 @@ async def test_full_disk_keeps_nothing_and_heals(desk, disk, clock):
     with pytest.raises(PartitionUnknownError):
         await desk.read(0, partition_id=2)
 
-    disk.room = None
+    disk.free_space = None
     clock.advance(RETRY_FULL_MS)
     assert (await desk.append(batch(sequence=2))).base_offset == 2
     assert (await desk.append(batch(sequence=4))).base_offset == 4
@@ -252,10 +252,10 @@ async def test_ack_lost_to_a_full_disk_is_durable_before_it_is_answered(desk, di
     """An ack repeated after a full disk writes the cursor that the first try could not."""
     await desk.append(batch(count=10))
     await desk.acquire(1)
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(DiskFullError):
         await desk.ack(1, (0, 5))
-    disk.room = None
+    disk.free_space = None
     clock.advance(RETRY_FULL_MS)
     await desk.ack(1, (0, 5))
 
@@ -267,13 +267,13 @@ async def test_full_disk_across_a_roll_leaves_no_segment(clock):
     disk = SimDisk()
     desk = Desk(open_store(disk, clock=clock, segment_bytes=4096), clock)
     await desk.host()
-    disk.room = 5000
+    disk.free_space = 5000
     calls = [desk.append(batch(sequence=20 * n, count=20)) for n in range(20)]
     failed = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(error) for error in failed} == {DiskFullError}
     assert segment_bases(disk) == [0]
 
-    disk.room = None
+    disk.free_space = None
     clock.advance(RETRY_FULL_MS)
     await asyncio.gather(*(desk.append(batch(sequence=20 * n, count=20)) for n in range(20)))
     assert len(segment_bases(disk)) > 2
@@ -283,10 +283,10 @@ async def test_full_disk_across_a_roll_leaves_no_segment(clock):
 async def test_fence_undone_by_a_full_disk_gives_the_owner_back(desk, disk, clock):
     """A grant that could not be made durable has not happened: the owner before goes on."""
     await desk.acquire(1)
-    disk.room = 1
+    disk.free_space = 1
     with pytest.raises(DiskFullError):
         await desk.acquire(2, "b" * 16)
-    disk.room = None
+    disk.free_space = None
 
     assert (await desk.ack(1)).cursor == 0
     with pytest.raises(FencedError):
@@ -331,7 +331,7 @@ async def test_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
     """As long as what did not fit would not fit, nothing is written; with room it goes on by
     itself.
     """
-    disk.room = 100
+    disk.free_space = 100
     with pytest.raises(DiskFullError):
         await desk.append(batch())
     steps = disk.steps
@@ -341,7 +341,7 @@ async def test_full_disk_is_tried_again_when_there_is_room(desk, disk, clock):
         with pytest.raises(BrokerReadOnlyError):
             await desk.append(batch())
     assert disk.steps == steps
-    disk.room = 100_000
+    disk.free_space = 100_000
     clock.advance(RETRY_FULL_MS)
     assert not desk.store.commit.refusal_reason
     assert (await desk.append(batch())).base_offset == 0
@@ -361,10 +361,10 @@ async def test_late_record_is_refused_after_a_failed_sync(desk, disk):
     """Nothing is written behind bytes whose sync has failed, also where no room is asked for."""
     await desk.append(batch(count=2))
     await desk.acquire(1)
-    disk.fail = "fdatasync"
+    disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await desk.append(batch(sequence=2))
-    disk.fail = ""
+    disk.failing_operation = ""
     partition = desk.store.state.partition(1)
     group = partition.groups["audit"]
     steps: list[str] = []

@@ -51,7 +51,7 @@ class HoldingBroker:
         )
 
     def kill(self) -> None:
-        self.disk = self.disk.after_crash(random.Random(1))
+        self.disk = self.disk.disk_after_crash(random.Random(1))
         self.open()
 
     async def fill(self, batches: int = 100, *, retention: Retention | None = None) -> None:

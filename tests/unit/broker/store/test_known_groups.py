@@ -61,7 +61,7 @@ class GatedBroker:
 
     def kill(self) -> None:
         """The power goes: what was not synced may be gone."""
-        self.disk = self.disk.after_crash(random.Random(1))
+        self.disk = self.disk.disk_after_crash(random.Random(1))
         self.gate = asyncio.Event()
         self.gate.set()
         self.open()

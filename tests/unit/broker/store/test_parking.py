@@ -157,9 +157,9 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
     await desk.ack(1, (0, 2))
     before = desk.state()
     if trouble == "full":
-        desk.disk.room = 0
+        desk.disk.free_space = 0
     else:
-        desk.disk.fail = trouble
+        desk.disk.failing_operation = trouble
     calls = [
         desk.change(Park(b"k", ((7, 9),), FAILURE), Park(b"a", ((10, 12), (13, 14)))),
         desk.make(Redrive(b"a"), Unpark(b"a", 1, ((2, 3), (13, 14))), Unpark(b"", 1, ((5, 6),))),
@@ -171,7 +171,7 @@ async def test_failed_write_takes_parked_and_acked_back(trouble: str):
         FlushFailedError,
         BrokerReadOnlyError,
     }
-    desk.disk.fail, desk.disk.room = "", 1 << 40
+    desk.disk.failing_operation, desk.disk.free_space = "", 1 << 40
     assert desk.state() == before
     assert not desk.group.pending_park_changes
     assert 1 in desk.store.first_offsets.changed_ids
@@ -364,7 +364,7 @@ async def test_reset_that_fails_takes_the_clear_back():
     desk = await ParkedDesk(SimDisk()).fill()
     await busy(desk)
     before = desk.state()
-    desk.disk.room = 0
+    desk.disk.free_space = 0
     with pytest.raises(DiskFullError):
         await set_cursor(
             desk.store, desk.store.state.partition(1), SetCursor(group="audit", token=2, cursor=0)
@@ -394,7 +394,7 @@ async def test_next_tries_are_those_of_before_when_a_fence_or_a_change_is_not_wr
     )
     before = tries_told(desk)
     assert [before[offset] for offset in (0, 1, 2, 3, 6)] == [400, 400, 0, 300, 500]
-    desk.disk.room = 0
+    desk.disk.free_space = 0
     calls = [
         try_again(desk, Park(2, ((8, 9),), FAILURE), tries=[(8, 100), (3, 900)]),
         desk.acquired(2),
@@ -403,7 +403,7 @@ async def test_next_tries_are_those_of_before_when_a_fence_or_a_change_is_not_wr
     assert {type(each) for each in failed} == {DiskFullError}
     assert desk.group.lock.fence == 1
     assert tries_told(desk) == before
-    desk.disk.room = 1 << 40
+    desk.disk.free_space = 1 << 40
     desk.clock.advance(2_000)
     await desk.acquired(2)
     assert not any(tries_told(desk).values())

@@ -160,11 +160,11 @@ async def test_failed_sync_ends_writing_with_an_unknown_outcome(desk, quick, dis
     """A second sync might succeed and say nothing of what the first one lost."""
     appending = asyncio.create_task(desk.append(batch()))
     await turns()
-    disk.fail = "fdatasync"
+    disk.failing_operation = "fdatasync"
     quick.waiting[0].set_result(None)
     with pytest.raises(FlushFailedError):
         await appending
-    disk.fail = ""
+    disk.failing_operation = ""
     assert desk.store.commit.has_failed
     assert desk.store.state.partition(1).next_offset == 0
 
@@ -220,17 +220,17 @@ async def test_commit_goes_to_the_thread_while_the_index_is_copied(desk, quick):
 
 async def test_full_disk_refuses_a_small_commit_and_leaves_a_whole_log(desk, quick, disk):
     """The torn record is cut off before the next commit is written behind it."""
-    disk.room = 40
+    disk.free_space = 40
     with pytest.raises(Exception, match="No space left"):
         await desk.append(batch())
-    disk.room = None
+    disk.free_space = None
     desk.clock.advance(2_000)
     appending = asyncio.create_task(desk.append(batch()))
     await turns()
     for future in quick.waiting:
         future.set_result(None)
     await appending
-    reopened = open_store(disk.after_crash(random.Random(1)))
+    reopened = open_store(disk.disk_after_crash(random.Random(1)))
     assert reopened.state.partition(1).readable_offset == 2
 
 

@@ -55,7 +55,7 @@ class Shed:
 
     def kill(self) -> None:
         """The power goes: what was not synced may be gone."""
-        self.disk = self.disk.after_crash(random.Random(1))
+        self.disk = self.disk.disk_after_crash(random.Random(1))
         self.open()
 
     async def fill(self, *partitions: int, start: int = 0, batches: int = 10) -> None:
@@ -295,14 +295,14 @@ async def test_drop_and_forget_are_undone_when_the_write_fails(shed: Shed):
     await shed.fill(1)
     await shed.desk.acquire(4)
     before = encode_partition(shed.store.state.partition(1))
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await shed.forget(5)
     assert encode_partition(shed.store.state.partition(1)) == before
 
-    shed.disk.fail = ""
+    shed.disk.failing_operation = ""
     shed.kill()
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await shed.drop(2)
     assert 2 in shed.store.state.partitions
@@ -322,7 +322,7 @@ async def test_index_keeps_bounds_when_a_drop_is_undone(shed: Shed):
     for _ in range(2):  # the first takes the batches, the second what has none
         correct_first_offsets(store.state, store.queues, first_position=end)
         store.queues.checkpoint(end)
-    shed.disk.fail = "fdatasync"
+    shed.disk.failing_operation = "fdatasync"
     with pytest.raises(FlushFailedError):
         await undone
     assert 1 in store.state.partitions

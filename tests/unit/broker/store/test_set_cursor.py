@@ -182,7 +182,7 @@ async def test_group_that_could_not_be_made_known_is_not():
     """The disk was full: the group is gone again."""
     disk = SimDisk()
     desk = await desk_of(disk)
-    disk.room = 0
+    disk.free_space = 0
     with pytest.raises(DiskFullError):
         await register_groups_at(desk.store, desk.store.state.partition(1), ["late"])
     assert list(desk.store.state.partition(1).groups) == ["audit"]
@@ -193,7 +193,7 @@ async def test_full_disk_leaves_it_as_it_was():
     disk = SimDisk()
     desk = await desk_of(disk)
     before = progress(desk)
-    disk.room = 0
+    disk.free_space = 0
     with pytest.raises(DiskFullError):
         await set_to(desk, 2, 5)
     assert progress(desk) == before

@@ -111,14 +111,14 @@ async def test_snapshot_leaves_out_messages_that_a_full_disk_refused(desk, disk)
     await desk.store.snapshotter.write()
     before = images(desk.store)
     position = desk.store.snapshotter.position
-    disk.room = 100
+    disk.free_space = 100
     append = asyncio.create_task(desk.append(batch(sequence=40)))
     snapshot = asyncio.create_task(desk.store.snapshotter.write())
     with pytest.raises(DiskFullError):
         await append
     assert not await snapshot
     assert desk.store.snapshotter.problem
-    disk.room = None
+    disk.free_space = None
     assert images(open_store(copy.deepcopy(disk), **SMALL)) == before
     assert desk.store.snapshotter.position == position
     assert await desk.store.snapshotter.write()
@@ -182,7 +182,7 @@ async def test_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog
     same state.
     """
     await busy(desk, 0, 20)
-    disk.room = 10
+    disk.free_space = 10
     with pytest.raises(DiskFullError):
         await desk.append(batch(sequence=40))
     expected = images(desk.store)
@@ -190,7 +190,7 @@ async def test_stop_on_a_full_disk_goes_on_without_a_snapshot(desk, disk, caplog
     await desk.store.close()
     assert "cannot write a snapshot" in caplog.text
     disk.close()
-    disk.room = None
+    disk.free_space = None
     restored = open_store(disk, **SMALL)
     assert restored.snapshotter.position == before
     assert images(restored) == expected
@@ -217,10 +217,10 @@ async def test_stop_waits_for_a_snapshot_under_way(desk, disk, trouble):
     if trouble == "held":
         store.commit.refuse_messages("the disk is 90 % full")
     if trouble == "failed":
-        disk.fail = "fdatasync"
+        disk.failing_operation = "fdatasync"
         with pytest.raises(FlushFailedError):
             await desk.append(batch(sequence=40))
-        disk.fail = ""
+        disk.failing_operation = ""
     closing = asyncio.create_task(store.close())
     for _ in range(20):
         await asyncio.sleep(0)

@@ -155,7 +155,7 @@ def test_terminal_moves_while_something_is_at_work():
     bars = BarScreen(10, Console(file=screen, force_terminal=True, width=80))
     bars.progress(10, 10)
     try:
-        with bars.working("Spark reads"):
+        with bars.time_step("Spark reads"):
             clocks = set()
             deadline = time.monotonic() + 30
             while len(clocks) < 3:
@@ -173,10 +173,10 @@ def test_lines_say_when_something_is_at_work():
     """
     told = []
     lines = LineScreen(10, told.append)
-    with lines.working("checking"):
+    with lines.time_step("checking"):
         assert told[-1].endswith("checking …")
     assert "checking: done, " in told[-1]
-    with pytest.raises(ValueError, match="no"), lines.working("again"):
+    with pytest.raises(ValueError, match="no"), lines.time_step("again"):
         raise ValueError("no")
     assert told[-1].endswith("again …")
 
@@ -184,7 +184,7 @@ def test_lines_say_when_something_is_at_work():
 def test_programs_are_told_nothing(capsys):
     """For programs there is nothing but the result."""
     screen = open_screen(OutputFormat.JSON, 10)
-    with screen.working("checking"):
+    with screen.time_step("checking"):
         screen.say("a step")
         screen.progress(5, 5)
     screen.close()

@@ -45,12 +45,14 @@ class OpenChannel:
         """Answer the last pull with two messages."""
         pull, call = self.calls[-1]
         end = pull.offset + 2
-        call.answered((Batches(0, 1_000, end, False), stored(pull.offset)))
+        call.complete((Batches(0, 1_000, end, False), stored(pull.offset)))
 
-    def part(self, offset: int) -> None:
+    def send_part(self, offset: int) -> None:
         """Give the last pull two messages, behind which others follow."""
         _, call = self.calls[-1]
-        assert call.takes_part(Batches(0, offset + 2, offset + 2, False, more=True), stored(offset))
+        assert call.deliver_part(
+            Batches(0, offset + 2, offset + 2, False, more=True), stored(offset)
+        )
 
 
 class HeldBroker(ScriptedBroker):
@@ -87,7 +89,7 @@ async def test_stored_batches_of_an_answer_are_handed_out_together():
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: broker.held.calls)
         payload = memoryview(bytes(stored(0)) + bytes(stored(2)))
-        broker.held.calls[-1][1].answered((Batches(0, 1_000, 4, False), payload))
+        broker.held.calls[-1][1].complete((Batches(0, 1_000, 4, False), payload))
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
 
 
@@ -135,7 +137,7 @@ async def test_fence_is_raised_again_when_a_later_pull_of_a_chain_fails():
     async with opened(PullClient, broker, owner, SETTINGS):
         await eventually(lambda: broker.held.calls)
         broker.held.answer()
-        broker.held.calls[-1][1].failed(OutcomeUnknownError())
+        broker.held.calls[-1][1].fail(OutcomeUnknownError())
         await eventually(lambda: len(broker.held.calls) == 3)
         assert broker.held.calls[-1][0].offset == 2
         broker.held.answer()
@@ -163,11 +165,11 @@ async def test_parts_are_handed_out_without_another_pull():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)):
         await eventually(lambda: broker.held.calls)
-        broker.held.part(0)
-        broker.held.part(2)
+        broker.held.send_part(0)
+        broker.held.send_part(2)
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
         assert len(broker.held.calls) == 1
-        broker.held.calls[-1][1].answered((Batches(0, 6, 6, False), stored(4)))
+        broker.held.calls[-1][1].complete((Batches(0, 6, 6, False), stored(4)))
         assert [message.offset for message in owner.messages] == [*range(6)]
         assert [pull.offset for pull, _ in broker.held.calls] == [0, 6]
 
@@ -180,8 +182,8 @@ async def test_parts_that_come_while_the_partition_is_paused_are_pulled_again():
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)) as client:
         await eventually(lambda: broker.held.calls)
         client.gate.add("resume")
-        broker.held.part(0)
-        broker.held.part(2)
+        broker.held.send_part(0)
+        broker.held.send_part(2)
         await asyncio.sleep(0.01)
         assert owner.messages == []
         client.gate.remove("resume")
@@ -196,7 +198,7 @@ async def test_parts_end_when_the_buffer_is_full():
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
         for offset in (0, 2, 4):
-            broker.held.part(offset)
+            broker.held.send_part(offset)
         assert [message.offset for message in owner.messages] == [0, 1, 2, 3]
         for message in owner.messages:
             client.mark_handled(message.offset)
@@ -209,8 +211,8 @@ async def test_part_behind_a_gap_is_pulled_again():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, replace(SETTINGS, buffer_messages=100)):
         await eventually(lambda: broker.held.calls)
-        broker.held.part(0)
-        broker.held.part(4)
+        broker.held.send_part(0)
+        broker.held.send_part(4)
         await eventually(lambda: len(broker.held.calls) == 2)
         assert [message.offset for message in owner.messages] == [0, 1]
         assert broker.held.calls[-1][0].offset == 2
@@ -221,7 +223,7 @@ async def test_part_to_a_stopped_client_is_left():
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
         client.stop()
-        broker.held.part(0)
+        broker.held.send_part(0)
         assert owner.messages == []
 
 
@@ -231,7 +233,7 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
         assert client.is_idle
-        broker.held.part(0)
+        broker.held.send_part(0)
         assert not client.is_idle
         for message in owner.messages:
             client.mark_handled(message.offset)
@@ -239,7 +241,7 @@ async def test_partition_is_idle_while_a_pull_waits_and_all_is_known_to_be_acked
         client.apply_ack_reply(Acked(2))
         assert client.is_idle
         client.gate.add("resume")
-        broker.held.part(2)
+        broker.held.send_part(2)
         await asyncio.sleep(0.01)
         assert not client.is_idle
 
@@ -277,6 +279,6 @@ async def test_pauses_grow_while_the_answers_cannot_be_opened():
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         for tries in range(1, 4):
             await eventually(lambda tries=tries: len(broker.held.calls) == tries)
-            broker.held.calls[-1][1].answered((Batches(0, 1_000, 6, False), stored(4)))
+            broker.held.calls[-1][1].complete((Batches(0, 1_000, 6, False), stored(4)))
             await eventually(lambda tries=tries: client._pauses.failures == tries)
         assert owner.messages == []

@@ -42,7 +42,7 @@ class FollowingReader:
         read.
         """
         broker = self.brokers[index]
-        older = broker._disk.after_crash(random.Random(1))
+        older = broker._disk.disk_after_crash(random.Random(1))
         await self.producer.send("orders", b"late", key=self.keys[index])
         await asyncio.sleep(0.05)
         assert self.seen[-1] == b"late"

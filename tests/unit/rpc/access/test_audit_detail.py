@@ -9,7 +9,7 @@ from keylane.protocol.http.bodies import check_no_nul, encode_json
 from keylane.protocol.operations import OperationKind, Reshape
 from keylane.protocol.progress import ResetGroup, ResetTo
 from keylane.rpc.access.audit import is_audited, record_event
-from keylane.rpc.access.audit_events import detail_of
+from keylane.rpc.access.audit_events import call_detail
 from keylane.rpc.access.caller import AccessTarget
 
 
@@ -17,22 +17,23 @@ def test_detail_says_that_a_loss_is_accepted_and_what_is_a_dry_run():
     """An auditor can distinguish a call that gave up data from one that looked at a plan."""
     lose = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True)
     accepts = "evacuate g2, accepts the loss of what only it has"
-    assert detail_of(lose, {}) == accepts
+    assert call_detail(lose, {}) == accepts
     would = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", accept_loss=True, dry_run=True)
-    assert detail_of(would, {}) == f"dry run: {accepts}"
+    assert call_detail(would, {}) == f"dry run: {accepts}"
     left = Reshape(kind=OperationKind.EVACUATE, broker_group="g2", without_source=True)
-    assert detail_of(left, {}) == "evacuate g2, without its source"
-    assert detail_of(Reshape(kind=OperationKind.RESIZE, subject="s"), {}) == "resize"
+    assert call_detail(left, {}) == "evacuate g2, without its source"
+    assert call_detail(Reshape(kind=OperationKind.RESIZE, subject="s"), {}) == "resize"
 
 
 def test_detail_says_dry_run_of_every_call_that_has_one():
     """A reset, and an older copy of a data folder that would be accepted, too."""
     assert (
-        detail_of(ResetGroup(to=ResetTo.EARLIEST, dry_run=True), {}) == "dry run: reset to earliest"
+        call_detail(ResetGroup(to=ResetTo.EARLIEST, dry_run=True), {})
+        == "dry run: reset to earliest"
     )
-    assert detail_of(ResetGroup(to=ResetTo.EARLIEST), {}) == "reset to earliest"
-    assert detail_of(AcceptFolder(dry_run=True), {}) == "dry run"
-    assert detail_of(AcceptFolder(), {}) == ""
+    assert call_detail(ResetGroup(to=ResetTo.EARLIEST), {}) == "reset to earliest"
+    assert call_detail(AcceptFolder(dry_run=True), {}) == "dry run"
+    assert call_detail(AcceptFolder(), {}) == ""
 
 
 def test_event_has_no_character_that_a_database_refuses_when_a_refused_name_had_one() -> None:

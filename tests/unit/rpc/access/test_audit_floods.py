@@ -37,12 +37,12 @@ def test_line_about_a_handshake_says_why_it_failed(lines):
     """In SQL too; without a caller's bytes, as the texts of other refusals may have."""
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
-    guard.record_refused(
+    guard.record_refusal(
         "10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no", problem="ended")
     )
-    guard.record_refused("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
+    guard.record_refusal("10.0.0.1", "HTTP request", InvalidRequestError("bytes of the caller"))
     assert [line.get("detail") for line in lines()] == ["ended", None]
-    assert [event.detail for event in buffer.take()] == ["ended", ""]
+    assert [event.detail for event in buffer.pop_oldest()] == ["ended", ""]
 
 
 def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
@@ -50,14 +50,14 @@ def test_flood_of_handshakes_writes_few_lines_and_says_what_is_left_out(lines):
     clock, buffer = ToldClock(), AuditBuffer("g1")
     guard = Guard(None, None, clock=clock, on_audit=buffer.add)
     for _ in range(50_000):
-        guard.record_refused(
+        guard.record_refusal(
             "10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no")
         )
     assert len(lines()) == REFUSALS_PER_KIND.burst
-    assert [event.times for event in buffer.take()] == [REFUSALS_PER_KIND.burst]
+    assert [event.times for event in buffer.pop_oldest()] == [REFUSALS_PER_KIND.burst]
     assert guard.refusals.left_out == 50_000 - REFUSALS_PER_KIND.burst
     clock.now_ms += 1_500
-    guard.record_refused("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
+    guard.record_refusal("10.0.0.1", "TLS handshake", InvalidRequestError(Reason.HANDSHAKE, "no"))
     assert lines()[-1]["detail"] == f"{50_000 - REFUSALS_PER_KIND.burst} more were refused before"
 
 
@@ -68,7 +68,7 @@ def test_flood_of_reads_writes_few_lines_and_hides_no_other_read(lines):
     shop, did = Caller("shop", ()), "GET /v1/subjects/{subject}/messages"
     for _ in range(5_000):
         guard.record_read(shop, "10.0.0.1", did, AccessTarget("orders"), "")
-    assert len(lines()) == len(buffer.take()) == READS_PER_KIND.burst
+    assert len(lines()) == len(buffer.pop_oldest()) == READS_PER_KIND.burst
     guard.record_read(shop, "10.0.0.1", did, AccessTarget("secrets"), "id 7")
     assert (lines()[-1]["subject"], lines()[-1]["detail"]) == ("secrets", "id 7")
     clock.now_ms += 61_000

@@ -65,9 +65,9 @@ def test_shares_are_equal_when_every_principal_asks_for_all_places():
     for connection in range(2_000):
         principal = random.choice("abcde")
         grant = places.acquire(connection, principal)
-        if grant.granted:
+        if grant.is_granted:
             whose[connection] = principal
-        if grant.evicted is not None:
-            assert whose.pop(grant.evicted) == grant.evicted_principal
+        if grant.evicted_connection is not None:
+            assert whose.pop(grant.evicted_connection) == grant.evicted_principal
         assert len(whose) <= 30
     assert Counter(whose.values()) == dict.fromkeys("abcde", 6)

@@ -57,7 +57,7 @@ def guarding(caller: Caller = SHOP) -> Guard:
         identify,
         targets,
         clock=SystemClock(),
-        judge=ShopsCapabilities(),
+        authorizer=ShopsCapabilities(),
         subject_rate=lambda subject: RATE * (subject == "orders.eu"),
     )
 
@@ -85,7 +85,7 @@ async def test_name_that_is_none_is_refused_and_not_kept(frame: Any):
     access = await connection()
     with raises(Reason.NAME_INVALID):
         access.check(frame)
-    assert not access._allowed
+    assert not access._cached_decisions
 
 
 async def test_scheduled_messages_share_one_decision():
@@ -94,7 +94,7 @@ async def test_scheduled_messages_share_one_decision():
     for number in range(100):
         access.check(Schedule("orders.eu", number, b"%016d" % number))
         access.check(CancelScheduled(b"%016d" % number))
-    assert list(access._allowed.values()) == [AccessTarget("orders.eu")]
+    assert list(access._cached_decisions.values()) == [AccessTarget("orders.eu")]
 
 
 @pytest.mark.parametrize("endpoint", [POST_MESSAGES, SCHEDULE_MESSAGES])

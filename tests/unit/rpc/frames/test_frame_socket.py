@@ -20,12 +20,10 @@ from keylane.rpc.frames.frame_socket import (
     FRAME_BYTES_FIRST,
     QUEUED_BYTES_MAX,
     RECEIVE_BUFFER_BYTES,
-    UPGRADE_HEADERS,
     FrameSocket,
-    accept_socket,
-    open_socket,
 )
 from keylane.rpc.frames.incoming import IncomingBudget
+from keylane.rpc.frames.upgrade import UPGRADE_HEADERS, accept_socket, open_socket
 from keylane.rpc.liveness.silence import KEEPALIVE
 from support.raw_frames import sized
 
@@ -180,9 +178,9 @@ async def test_server_answers_a_client_that_asks_for_a_sign_of_life():
         await socket.send((frame,))
         assert await socket.receive() == frame
         before = desk.socket.written_bytes
-        socket.received = False
+        socket.has_received = False
         socket.write((SIGN_OF_LIFE * 100,))
-        while not socket.received:
+        while not socket.has_received:
             await asyncio.sleep(0.01)
         assert desk.socket.written_bytes - before == len(SIGN_OF_LIFE)
         await socket.send((SIGN_OF_LIFE, frame, SIGN_OF_LIFE))
@@ -196,7 +194,7 @@ async def test_memory_grows_with_what_has_come():
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
         frame = sized(bytes(BYTES_MAX - 4))
         socket.transport.write(frame[:8])
-        while desk.socket is None or not desk.socket._filled:
+        while desk.socket is None or not desk.socket._arrived_bytes:
             await asyncio.sleep(0.01)
         assert len(desk.socket._frame) == FRAME_BYTES_FIRST
         socket.transport.write(frame[8:])
@@ -225,13 +223,13 @@ async def test_socket_reads_nothing_while_frames_wait_to_be_received():
 
 
 async def test_lost_connection_ends_both_directions():
-    """A `receive` and a `send` that wait end; `when_lost` is told."""
+    """A `receive` and a `send` that wait end; `add_lost_callback` is told."""
     desk = EchoingDesk()
     desk.echoes = False
     told = asyncio.Event()
     async with serving(desk) as (session, url):
         socket = await open_socket(session, url, bytes_max=BYTES_MAX)
-        socket.when_lost(told.set)
+        socket.add_lost_callback(told.set)
         receiving = asyncio.create_task(socket.receive())
 
         async def send():

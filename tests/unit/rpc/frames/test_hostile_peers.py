@@ -20,10 +20,9 @@ from keylane.rpc.frames.frame_socket import (
     QUEUED_BYTES_MAX,
     RECEIVE_BUFFER_BYTES,
     FrameSocket,
-    accept_socket,
-    open_socket,
 )
 from keylane.rpc.frames.incoming import RATE_WINDOW_S, IncomingBudget
+from keylane.rpc.frames.upgrade import accept_socket, open_socket
 from support.raw_frames import sized
 
 BYTES_MAX = 1 << 20
@@ -39,7 +38,7 @@ async def both_ends(**settings):
     async def serve(request: web.Request) -> web.StreamResponse:
         response, socket = await accept_socket(request, **settings)
         lost = asyncio.Event()
-        socket.when_lost(lost.set)
+        socket.add_lost_callback(lost.set)
         ours.set_result(socket)
         await lost.wait()
         return response
@@ -121,7 +120,7 @@ def test_frame_is_not_late_while_the_server_reads_nothing(run):
             assert not ours.reading
             assert ours.unfinished_s() < 0.3
             assert [await ours.receive() for _ in range(2)] == [half, half]
-            while not ours._size:
+            while not ours._frame_bytes:
                 await asyncio.sleep(0.01)
             assert ours.unfinished_s() < 0.3
             await asyncio.sleep(0.2)
@@ -141,13 +140,13 @@ def test_frames_without_an_end_hold_a_bounded_amount_together(run):
         async with both_ends(budget=budget) as (theirs, ours):
             frame = sized(bytes(BYTES_MAX - 4))
             theirs.transport.write(frame[:100])
-            while not budget.held_bytes:
+            while not budget.used_bytes:
                 await asyncio.sleep(0.01)
-            assert budget.held_bytes == 100  # whatever memory it has
+            assert budget.used_bytes == 100  # whatever memory it has
             theirs.transport.write(frame[100:-100])
-            while ours._filled < BYTES_MAX - 100:
+            while ours._arrived_bytes < BYTES_MAX - 100:
                 await asyncio.sleep(0.01)
-            assert budget.held_bytes == BYTES_MAX - 100
+            assert budget.used_bytes == BYTES_MAX - 100
             given_up: list[int] = []
             for step in (1, 2, 3):
                 later = asyncio.get_running_loop().time() + step * (RATE_WINDOW_S + 1)
@@ -156,7 +155,7 @@ def test_frames_without_an_end_hold_a_bounded_amount_together(run):
                 )
             with pytest.raises(FrameError, match="did not arrive in time"):
                 await ours.receive()
-            assert (budget.held_bytes, given_up, len(ours._frame)) == (300_000, [], 0)
+            assert (budget.used_bytes, given_up, len(ours._frame)) == (300_000, [], 0)
 
     run(body)
 
@@ -173,7 +172,7 @@ def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
                 await asyncio.sleep(0.01)
             frame = sized(bytes(1_000))
             theirs.transport.write(frame[:500])
-            while budget.held_bytes != 500:
+            while budget.used_bytes != 500:
                 await asyncio.sleep(0.01)
             ours._deliver(bytearray(half))
             for step in (1, 2, 3):
@@ -183,7 +182,7 @@ def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
             assert [await ours.receive() for _ in range(2)] == [half, half]
             theirs.transport.write(frame[500:])
             assert await ours.receive() == frame
-            assert budget.held_bytes == 900_000
+            assert budget.used_bytes == 900_000
 
     run(body)
 

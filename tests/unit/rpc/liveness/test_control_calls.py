@@ -11,7 +11,7 @@ import pytest
 
 from keylane.protocol import endpoints
 from keylane.protocol.errors import OutcomeUnknownError, SubjectUnknownError
-from keylane.rpc.liveness.control_calls import ControlCaller, hedge
+from keylane.rpc.liveness.control_calls import call_control, hedge
 
 
 def ask(after_s: float, result: object) -> Callable[..., object]:
@@ -67,9 +67,11 @@ class NotingNetwork:
     def __init__(self) -> None:
         self.made: list[str] = []
 
-    async def control(self, method, address, path, answer, *, body, query, timeout_ms, anew=False):
-        self.made.append("anew" if anew else "kept")
-        return "answered" if anew else await ask(60, None)(timeout_ms=timeout_ms)
+    async def control(
+        self, method, address, path, answer, *, body, query, timeout_ms, new_connection=False
+    ):
+        self.made.append("anew" if new_connection else "kept")
+        return "answered" if new_connection else await ask(60, None)(timeout_ms=timeout_ms)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ class NotingNetwork:
 async def test_call_takes_a_connection_that_is_kept_when_it_may_be_made_again(endpoint, made):
     network = NotingNetwork()
     try:
-        answer = await ControlCaller(network).call(endpoint, "a:1", "/", None, None, timeout_ms=50)
+        answer = await call_control(network, endpoint, "a:1", "/", None, None, timeout_ms=50)
         assert answer == "answered"
     except OutcomeUnknownError:
         assert made == ["kept"]

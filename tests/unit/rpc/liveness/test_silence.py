@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from keylane.rpc.liveness import silence
-from keylane.rpc.liveness.silence import PATIENCE_S_MAX, SilencePatience, SilenceWatchdog
+from keylane.rpc.liveness.silence import SILENCE_TIMEOUT_S_MAX, SilenceTimeouts, SilenceWatchdog
 
 
 class SilentSocket:
@@ -16,7 +16,7 @@ class SilentSocket:
     reading = True
 
     def __init__(self) -> None:
-        self.received = False
+        self.has_received = False
         self.asked = 0
         self.given_up: list[str] = []
 
@@ -48,7 +48,7 @@ def quick(monkeypatch):
 def judge(
     socket: SilentSocket,
     path: Path,
-    patience: SilencePatience | None = None,
+    patience: SilenceTimeouts | None = None,
     *,
     has_received: bool = True,
 ) -> SilenceWatchdog:
@@ -57,7 +57,7 @@ def judge(
         socket,
         "a:1",
         path,
-        patience or SilencePatience(),
+        patience or SilenceTimeouts(),
         has_received=lambda: has_received,
         is_reply_outstanding=lambda: True,
     )
@@ -79,7 +79,7 @@ async def test_sign_of_life_is_asked_for_sooner_when_an_answer_is_owed(
         socket,
         "a:1",
         Path(answers=True),
-        SilencePatience(),
+        SilenceTimeouts(),
         has_received=lambda: True,
         is_reply_outstanding=lambda: owed,
     )
@@ -96,7 +96,7 @@ async def test_connection_that_is_heard_is_not_asked_for_a_sign_of_life(monkeypa
     socket = SilentSocket()
     judged = judge(socket, Path(answers=True))
     for _ in range(60):
-        socket.received = True
+        socket.has_received = True
         await asyncio.sleep(0.005)
     assert (socket.asked, socket.given_up) == (1, [])
     judged.end()
@@ -128,7 +128,7 @@ async def test_connection_goes_on_when_something_comes_after_all():
     judged = judge(socket, path)
     assert judged.is_alive(3.0)
     await asyncio.sleep(0.01)
-    socket.received = True
+    socket.has_received = True
     await asyncio.sleep(0.1)
     assert not socket.given_up
 
@@ -148,16 +148,24 @@ async def test_silence_is_excused_while_a_quota_holds_calls_back():
 
 async def test_patience_doubles_when_connections_bring_no_answers():
     """After a connection that brought answers, the next one is as impatient as the first."""
-    patience, waited = SilencePatience(), []
+    patience, waited = SilenceTimeouts(), []
     for _ in range(7):
         judged = judge(SilentSocket(), Path(answers=True), patience, has_received=False)
-        assert judged.is_alive(PATIENCE_S_MAX)
+        assert judged.is_alive(SILENCE_TIMEOUT_S_MAX)
         await asyncio.sleep(0.05)
-        waited.append(patience.of("a:1"))
-    assert waited == [1, 2, 4, 8, PATIENCE_S_MAX, PATIENCE_S_MAX, PATIENCE_S_MAX]
+        waited.append(patience.timeout_s("a:1"))
+    assert waited == [
+        1,
+        2,
+        4,
+        8,
+        SILENCE_TIMEOUT_S_MAX,
+        SILENCE_TIMEOUT_S_MAX,
+        SILENCE_TIMEOUT_S_MAX,
+    ]
     path = Path(answers=True)
     judged = judge(SilentSocket(), path, patience, has_received=False)
-    assert judged.is_alive(PATIENCE_S_MAX - 1)
+    assert judged.is_alive(SILENCE_TIMEOUT_S_MAX - 1)
     await asyncio.sleep(0.05)
     assert path.asked == 0
 
@@ -166,14 +174,14 @@ async def test_patience_ends_when_a_connection_brings_an_answer():
     """A connection that had answered for hours was probed only after 16 s, because of earlier
     ones.
     """
-    patience = SilencePatience()
+    patience = SilenceTimeouts()
     for _ in range(7):
         patience.record_closed("a:1", has_received=False)
     path, socket = Path(answers=True), SilentSocket()
     judged = judge(socket, path, patience, has_received=True)
     assert judged.is_alive(3.0)
     await asyncio.sleep(0.05)
-    assert (path.asked, len(socket.given_up), patience.of("a:1")) == (1, 1, 0)
+    assert (path.asked, len(socket.given_up), patience.timeout_s("a:1")) == (1, 1, 0)
 
 
 async def test_connection_is_not_given_up_when_it_has_ended_by_itself():
@@ -187,10 +195,10 @@ async def test_connection_is_not_given_up_when_it_has_ended_by_itself():
 
 def test_patience_is_kept_for_the_latest_addresses_when_servers_come_back_at_others(monkeypatch):
     monkeypatch.setattr(silence, "ADDRESSES_KNOWN_MAX", 3)
-    patience = SilencePatience()
+    patience = SilenceTimeouts()
     for number in range(100):
         patience.record_closed("b:1", has_received=False)
         patience.record_closed(f"c:{number}", has_received=False)
     assert len(patience._seconds) == 3
-    assert patience.of("b:1") == PATIENCE_S_MAX
-    assert patience.of("c:99") == 1.0
+    assert patience.timeout_s("b:1") == SILENCE_TIMEOUT_S_MAX
+    assert patience.timeout_s("c:99") == 1.0

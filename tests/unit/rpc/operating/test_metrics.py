@@ -30,7 +30,7 @@ def samples_of(text):
 async def test_exposition_has_the_families_of_every_collector():
     """The server's own metrics follow: refusals, connections, event loop, process."""
     metrics = ServerMetrics("broker", SystemClock.boot_ns)
-    metrics.refused["FencedError", 1130] += 2
+    metrics.refusal_counts["FencedError", 1130] += 2
     durations = Histogram()
     durations.observe(2_000_000)
 

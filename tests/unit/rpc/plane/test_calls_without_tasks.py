@@ -184,7 +184,7 @@ async def test_answer_that_is_too_large_for_a_frame_is_refused(channel, desk, ro
     desk.on_call = answer
     with pytest.raises(MessageTooLargeError):
         await channel.call(PULL, timeout_ms=2_000)
-    assert room.reserved == 0
+    assert room.reserved_bytes == 0
 
 
 async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room):
@@ -201,11 +201,11 @@ async def test_room_is_taken_until_the_client_has_the_answer(channel, desk, room
     futures = [channel.begin(PULL, timeout_ms=5_000) for _ in range(READS_AT_ONCE + 1)]
     await begun(desk, READS_AT_ONCE + 1)
     assert granted == [True] * READS_AT_ONCE + [False]
-    assert room.reserved == READS_AT_ONCE << 20
+    assert room.reserved_bytes == READS_AT_ONCE << 20
     for _request, _payload, call in desk.calls[:READS_AT_ONCE]:
         call.answer(Batches(0, 0, 0, False), b"data")
     assert [(await future)[1] for future in futures] == [b"data"] * READS_AT_ONCE + [b"from a task"]
-    await until(lambda: room.reserved == 0)
+    await until(lambda: room.reserved_bytes == 0)
 
 
 async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, desk, room):
@@ -224,12 +224,12 @@ async def test_client_that_reads_nothing_holds_the_room_of_its_answers(channel, 
     channel._socket._transport.pause_reading()
     futures = [channel.begin(PULL, timeout_ms=30_000) for _ in range(20)]
     await until(lambda: len(desk.calls) + len(desk.handled) == 20)
-    assert room.reserved > 0
+    assert room.reserved_bytes > 0
     assert len(desk.calls) < 20
     channel._socket._transport.resume_reading()
     answers = [(await future)[1] for future in futures]
     assert {len(answer) for answer in answers} == {size, len(b"from a task")}
-    await until(lambda: room.reserved == 0)
+    await until(lambda: room.reserved_bytes == 0)
 
 
 async def test_call_handed_on_is_answered_in_a_task(channel, desk):
@@ -245,7 +245,7 @@ async def test_waits_end_with_the_connection(channel, desk):
     future = channel.begin(PULL, timeout_ms=30_000)
     call = await begun(desk)
     wait = asyncio.get_running_loop().create_future()
-    call.waits_for(wait)
+    call.cancel_on_disconnect(wait)
     await channel.close()
     await until(wait.done)
     assert wait.cancelled()
@@ -329,8 +329,8 @@ class Line:
         )
         self.plane = DataPlane(desk.handle, begin=desk.begin, answer_budget=room)
         self.connection = PlaneConnection(self.socket, room, None)
-        self.connection.greeted = True
-        self.socket.on_frame = partial(self.plane._answer_promptly, self.connection)
+        self.connection.has_said_hello = True
+        self.socket.on_frame = partial(self.plane._answer_without_task, self.connection)
         self.reading = asyncio.create_task(self.plane._answer_all(self.connection))
 
     def bring(self, *frames) -> None:
@@ -364,9 +364,9 @@ async def test_answer_of_a_call_that_waited_keeps_its_slot_until_the_client_read
     line.bring(frame_parts(1, Ack(1, *WHO, ())))
     line.socket.pause_writing()
     desk.calls[0][2].answer(Acked(1))
-    assert line.connection.others == 1
+    assert line.connection.other_count == 1
     line.socket.resume_writing()
-    await until(lambda: line.connection.others == 0)
+    await until(lambda: line.connection.other_count == 0)
 
 
 async def test_room_is_freed_if_the_connection_ends_before_the_answer_is_sent(line, desk, room):
@@ -377,7 +377,7 @@ async def test_room_is_freed_if_the_connection_ends_before_the_answer_is_sent(li
     assert call.reserve_bytes(1 << 20)
     call.answer(Batches(0, 5, 5, False), bytes(100_000))
     line.connection.end()
-    await until(lambda: room.reserved == 0)
+    await until(lambda: room.reserved_bytes == 0)
 
 
 async def test_frame_does_not_overtake_one_whose_task_has_not_begun(line, desk):
@@ -415,14 +415,14 @@ async def test_parts_arrive_before_the_answer_in_their_order(channel, desk, room
     for upto in (1, 2):
         assert call.accepts_parts
         assert call.reserve_bytes(1_000)
-        call.part(Batches(0, upto, upto, False, more=True), b"part %d" % upto)
+        call.send_part(Batches(0, upto, upto, False, more=True), b"part %d" % upto)
     await until(lambda: len(parts) == 2)
     assert (parts, ended) == ([(1, b"part 1"), (2, b"part 2")], [])
     assert not future.done()
     call.answer(Batches(0, 3, 3, False), b"")
     answer, _ = await future
     assert (answer.upto, ended) == (3, [answer])
-    assert room.reserved == 0
+    assert room.reserved_bytes == 0
 
 
 async def test_parts_of_a_cancelled_call_are_left(channel, desk):
@@ -435,7 +435,7 @@ async def test_parts_of_a_cancelled_call_are_left(channel, desk):
     )
     call = await begun(desk)
     future.cancel()
-    call.part(Batches(0, 1, 1, False, more=True), b"")
+    call.send_part(Batches(0, 1, 1, False, more=True), b"")
     call.answer(Batches(0, 1, 1, False), b"")
     desk.on_call = lambda _request, call: call.answer(Appended(7, "fsync", False))
     await channel.call(Append(1), b"batch", timeout_ms=5_000)
@@ -451,7 +451,7 @@ async def test_call_without_its_last_answer_in_time_fails_after_its_parts(channe
         on_part=lambda answer, _payload: parts.append(answer.upto),
     )
     call = await begun(desk)
-    call.part(Batches(0, 1, 1, False, more=True), b"")
+    call.send_part(Batches(0, 1, 1, False, more=True), b"")
     with pytest.raises(OutcomeUnknownError):
         await future
     assert parts == [1]

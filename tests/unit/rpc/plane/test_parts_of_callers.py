@@ -70,7 +70,7 @@ async def member():
         begun.put_nowait(call)
         return True
 
-    guard = Guard(nothing, nothing, clock=SystemClock(), judge=NamedCallers())
+    guard = Guard(nothing, nothing, clock=SystemClock(), authorizer=NamedCallers())
     server = Server([], data_handler=handle, data_begin=begin, guard=guard)
     await server.start("127.0.0.1", 0)
     async with asyncio.timeout(30):

@@ -101,7 +101,7 @@ async def plane(judge: NamingJudge) -> AsyncIterator[tuple[Connect, Guard, Serve
         return Released(), b""
 
     nothing: Any = None
-    guard = Guard(nothing, nothing, clock=SystemClock(), judge=judge)
+    guard = Guard(nothing, nothing, clock=SystemClock(), authorizer=judge)
     server = Server([], data_handler=handler, guard=guard, data_connections_max=PLACES)
     await server.start("127.0.0.1", 0)
 

@@ -75,7 +75,7 @@ async def test_connection_stays_while_its_client_takes_a_large_answer(server, mo
     for _ in range(40):  # 4 s
         await client.reader.readexactly(1 << 20)
         await asyncio.sleep(0.1)
-    assert server._plane._disconnects == {}
+    assert server._plane._disconnect_tasks == {}
     client.abort()
 
 

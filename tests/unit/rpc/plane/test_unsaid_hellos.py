@@ -59,7 +59,7 @@ async def test_connection_that_says_no_hello_is_ended_in_time(connect, monkeypat
 async def test_oldest_connection_without_hello_is_closed_when_there_are_too_many(
     connect, monkeypatch
 ):
-    monkeypatch.setattr(data_plane, "UNKNOWN_MAX", 2)
+    monkeypatch.setattr(data_plane, "UNAUTHENTICATED_MAX", 2)
     greeted = await connect()
     await greeted.greet()
     silent = [await connect() for _ in range(3)]

@@ -73,12 +73,12 @@ def test_reloading_keeps_the_old_files_when_the_new_ones_do_not_fit(
 ) -> None:
     settings = shelf.serving("a.example")
     tls = ServerTls(settings)
-    before = tls.ends_s
+    before = tls.expires_s
     shelf.put("server", shelf.authority.issue(["b.example"], days=5))
     (shelf.folder / "server.key").write_bytes(shelf.authority.issue(["c.example"]).key)
     with raises(Reason.CERTIFICATE_KEY):
         tls.reload(settings)
-    assert (tls.names, tls.ends_s) == ({"a.example"}, before)
+    assert (tls.names, tls.expires_s) == ({"a.example"}, before)
     shelf.put("server", shelf.authority.issue(["b.example"], days=5))
     tls.reload(settings)
     assert tls.names == {"b.example"}

@@ -39,7 +39,7 @@ def bodies(table: pa.Table, chunk: int) -> list[bytes]:
     read, cutter, made, digest = reader(), BatchCutter(), [], 0
     batches = [whole(read.read(batch)) for batch in table.to_batches(max_chunksize=chunk)]
     cut = [spans for span in batches for spans in cutter.add(span)]
-    for spans in [*cut, cutter.rest()]:
+    for spans in [*cut, cutter.pop_rest()]:
         body = Body(spans, sent_at_ns=5, previous_digest=digest)
         digest = body.digest
         made.append(body.data)
@@ -124,8 +124,8 @@ def test_batch_has_at_most_its_number_of_rows():
     rows = reader().read(pa.record_batch({"value": [b""] * (BATCH_ROWS + 1)}))
     cutter = BatchCutter()
     assert list(cutter.add(whole(rows))) == [[Span(rows, 0, BATCH_ROWS)]]
-    assert cutter.rest() == [Span(rows, BATCH_ROWS, BATCH_ROWS + 1)]
-    assert cutter.rest() == []
+    assert cutter.pop_rest() == [Span(rows, BATCH_ROWS, BATCH_ROWS + 1)]
+    assert cutter.pop_rest() == []
 
 
 def test_row_over_the_limit_of_a_batch_is_a_batch_alone():
@@ -133,7 +133,7 @@ def test_row_over_the_limit_of_a_batch_is_a_batch_alone():
     sizes = [10, BATCH_BYTES + 1, 10]
     rows = reader().read(pa.record_batch({"value": [b"v" * size for size in sizes]}))
     cutter = BatchCutter()
-    cut = [*cutter.add(whole(rows)), cutter.rest()]
+    cut = [*cutter.add(whole(rows)), cutter.pop_rest()]
     assert cut == [[Span(rows, row, row + 1)] for row in range(3)]
 
 
@@ -155,7 +155,7 @@ def test_span_gives_each_range_its_rows_in_order(
     bounds = list(pairwise(cuts))
     span = Span(rows, min(at, len(keys)), len(keys))
     given_to: dict[int, list[tuple[bytes, bytes]]] = {}
-    for number, mine in span.by_bounds(bounds):
+    for number, mine in span.split_by_bounds(bounds):
         assert mine.rows.keys is not None
         places = range(mine.start, mine.end)
         given_to[number] = [(mine.rows.keys.row(n), mine.rows.values.row(n)) for n in places]
@@ -174,7 +174,7 @@ def test_empty_record_batch_gives_no_rows():
         stream.write_batch(pa.RecordBatch.from_pylist([], schema))
     batch = pa.ipc.open_stream(sink.getvalue()).read_next_batch()
     rows = reader().read(batch)
-    assert list(whole(rows).by_bounds([(0, LOGICAL_PARTITIONS)])) == []
+    assert list(whole(rows).split_by_bounds([(0, LOGICAL_PARTITIONS)])) == []
     assert list(BatchCutter().add(whole(rows))) == []
 
 

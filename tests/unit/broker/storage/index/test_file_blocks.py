@@ -45,7 +45,7 @@ def test_blocks_written_while_their_file_is_synced(monkeypatch):
     add(1)
     queues.checkpoint(100 * count)
     for seed in range(20):
-        restored = FileConsumeQueues(disk.after_crash(random.Random(seed)))
+        restored = FileConsumeQueues(disk.disk_after_crash(random.Random(seed)))
         assert restored.recover(100 * count) == 100 * count
         offset = 0
         while offset < count:

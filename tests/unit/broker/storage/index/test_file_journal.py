@@ -23,11 +23,11 @@ def test_new_journal_that_did_not_fit():
     queues.dispatch(units(0, 300))
     queues.checkpoint(30_000)
     queues.dispatch(units(300, 10))
-    disk.room = 10
+    disk.free_space = 10
     for _ in range(2):
         with pytest.raises(StorageError):
             queues.checkpoint(31_000)
-    disk.room = None
+    disk.free_space = None
 
     for first in (300, 310):
         queues = FileConsumeQueues(disk)

@@ -81,14 +81,14 @@ async def test_index_that_cannot_be_written_blocks_no_reader():
     queues = FileConsumeQueues(disk)
     units = [(1, Unit(n, 1, 100 * n, 100, n)) for n in range(4 * BLOCK_UNITS)]
     queues.dispatch(units[:BLOCK_UNITS])
-    disk.fail = "write"
+    disk.failing_operation = "write"
     queues.dispatch(units[BLOCK_UNITS : 3 * BLOCK_UNITS])
     with pytest.raises(StorageError):
         queues.flush()
     stored = queues.find(1, 0, end=1 << 40, bytes_max=1 << 40)
     assert stored == [unit for _, unit in units[: 3 * BLOCK_UNITS]]
 
-    disk.fail = ""
+    disk.failing_operation = ""
     queues.dispatch(units[3 * BLOCK_UNITS :])
     queues.close()
     again = FileConsumeQueues(disk)

@@ -160,7 +160,7 @@ def test_large_plan_reserves_nothing():
 def test_small_plan_is_written_without_reserved_bytes_when_the_disk_has_none(full):
     """A file system without this way, or without the room, takes plans as they come."""
     disk, record = disk_that_reserves(), batch()
-    disk.reserves, disk.room = full, 10 * len(record)
+    disk.reserves, disk.free_space = full, 10 * len(record)
     log = open_log(disk)
     log.write(planned(log, record))
     assert disk.size(segment_path(0)) == len(record)

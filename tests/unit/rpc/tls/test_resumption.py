@@ -15,16 +15,9 @@ import uvloop
 
 from keylane.protocol.errors import Reason
 from keylane.protocol.http.tls_settings import TlsSettings
-from keylane.rpc.tls import contexts as resuming
-from keylane.rpc.tls.contexts import (
-    NAMES_MAX,
-    READ_BYTES,
-    SHARED_MAX,
-    ClientContexts,
-    ResumingContext,
-    ServerTls,
-    client_context,
-)
+from keylane.rpc.tls import resumption
+from keylane.rpc.tls.contexts import SHARED_MAX, ClientContexts, ServerTls, client_context
+from keylane.rpc.tls.resumption import NAMES_MAX, READ_BYTES, ResumingContext
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
 from support.raising import raises
@@ -138,7 +131,7 @@ async def test_session_is_not_offered_after_its_time(
 ) -> None:
     context = client_context(shelf.client)
     async with serving(ServerTls(shelf.serving()).context) as port:
-        monkeypatch.setattr(resuming, "RESUMED_S", 0)
+        monkeypatch.setattr(resumption, "RESUMED_S", 0)
         assert not await is_resumed(context, port)
         assert not await is_resumed(context, port)
 
@@ -148,11 +141,11 @@ async def test_session_is_not_offered_after_its_certificate_has_ended(
 ) -> None:
     context = client_context(shelf.client)
     async with serving(ServerTls(shelf.serving(days=1)).context) as port:
-        monkeypatch.setattr(resuming, "RESUMED_S", 1 << 30)
+        monkeypatch.setattr(resumption, "RESUMED_S", 1 << 30)
         await is_resumed(context, port)
         assert await is_resumed(context, port)
-        later_s = resuming._now_s() + 2 * 86_400
-        monkeypatch.setattr(resuming, "_now_s", lambda: later_s)
+        later_s = resumption._now_s() + 2 * 86_400
+        monkeypatch.setattr(resumption, "_now_s", lambda: later_s)
         wrapped = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_hostname=HOST)
         assert wrapped.session is None
 

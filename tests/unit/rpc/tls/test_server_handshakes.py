@@ -18,7 +18,8 @@ from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.intake import HttpLimits
 from keylane.rpc.server import ControlRoute, Server
 from keylane.rpc.tls.contexts import ServerTls, client_context
-from keylane.rpc.tls.listeners import TlsHandshakes, listen
+from keylane.rpc.tls.listeners import listen
+from keylane.rpc.tls.server_handshakes import TlsHandshakes
 from keylane.rpc.tls.settings import ServingSettings
 from support.access.certificates import CertificateShelf
 
