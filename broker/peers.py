@@ -69,8 +69,7 @@ class Peers:
         cached = self._routes.get(subject)
         if cached is not None:
             return cached.route
-        return await _fetch_once(self._pending_fetches, subject, self._pending_fetches.pop(subject))
-        return await wait_for_shared(fetch_task, "the broker has stopped")
+        return await _fetch_once(self._pending_fetches, subject, self.fetch_route)
 
     async def route_to_send(self, subject: str) -> Route:
         """Return the route for sending, which may be stale. An unknown subject is created if
@@ -86,8 +85,7 @@ class Peers:
         Fetch the route from the metaserver, which creates the subject if auto-create allows it.
         Concurrent callers share one request.
         """
-        return await _fetch_once(self._pending_creations, subject, self._pending_creations.pop(subject))
-        return await wait_for_shared(fetch_task, "the broker has stopped")
+        return await _fetch_once(self._pending_creations, subject, self._fetch_or_create)
 
     async def _fetch_or_create(self, subject: str) -> Route:
         fetch_number = next(self._fetch_numbers)
@@ -207,4 +205,4 @@ async def _fetch_once(
     if fetch_task is None:
         fetch_task = pending[subject] = asyncio.create_task(fetch(subject))
         fetch_task.add_done_callback(lambda _: pending.pop(subject))
-    return await shared(fetch_task, "the broker has stopped")
+    return await wait_for_shared(fetch_task, "the broker has stopped")

@@ -115,7 +115,8 @@ class ClusterMember:
             try:
                 await self.send_heartbeat(address)
             except KeylaneError as error:
-                if failure_text := failures.count_failure(error.message, round(event_loop.time() * 1000)):
+                now_ms = round(event_loop.time() * 1000)
+                if failure_text := failures.count_failure(error.message, now_ms):
                     log.warning("cannot register this metaserver in the database: %s", failure_text)
             else:
                 if failures_text := failures.end_failures(round(event_loop.time() * 1000)):

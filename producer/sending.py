@@ -32,7 +32,7 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import make_thread_check, never_in_thread
+from ..rpc.home import LoopBoundClient, make_thread_check, never_in_thread
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity

@@ -287,7 +287,7 @@ def _parse_bad_values(text: str) -> str:
 
 
 _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
-    "meta": ("meta", lambda text: tuple(addresses_of(text))),
+    "meta": ("meta", lambda text: tuple(parse_addresses(text))),
     "subject": ("subjects", _parse_subjects),
     "partitions": ("partitions", _parse_partitions),
     "keys": ("keys", _parse_keys),

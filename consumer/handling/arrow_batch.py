@@ -175,7 +175,7 @@ def build_arrow_batch(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[Ar
         base = batch.header.base_offset
         try:
             record = memoryview(unpack_batch(batch.record, batch.header))
-            pieces.append(columns.cut(record, batch.header, start - base, end - base))
+            pieces.append(columns.slice_piece(record, batch.header, start - base, end - base))
         except CorruptBatchError:
             if not pieces:
                 raise

@@ -36,7 +36,7 @@ def service_of(groups: int) -> AccessService:
 def test_capability_has_the_rights_of_groups(groups: int) -> None:
     service = service_of(groups)
     caller = service.state.build_caller("jwt:ann", tuple(service.state.grants))
-    capability, _packed, _signature = parts_of(service.sign(caller, bytes(32)))
+    capability, _packed, _signature = parse_capability(service.sign(caller, bytes(32)))
     assert len(capability.grants) == groups * GRANTS_MAX
 
 
