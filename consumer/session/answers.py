@@ -1,0 +1,272 @@
+"""What a session makes of the broker's answers, and of requests that failed. Pure."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from ...protocol.errors import (
+    FencedError,
+    KeylaneError,
+    OffsetOutOfRangeError,
+    OutcomeUnknownError,
+    OverloadedError,
+    Reason,
+)
+from ...protocol.frames import (
+    Ack,
+    Acked,
+    Acquire,
+    Acquired,
+    AcquireShared,
+    ListParked,
+    ParkedChanged,
+    Pull,
+    PullShared,
+    Read,
+    Release,
+    Released,
+)
+from ..settings import AckMode
+from .events import CallFailed, FlightsPulled, KeysListed, OperatorChanged, Pulled
+from .failure import sets_aside
+from .hand_over import fence, stop
+from .lanes import Stored
+from .ready import Note, NoteKind, ReadWindow, SendChanges
+from .state import Call, PartitionSession
+from .suspects import Suspects, SuspectPhase
+from .taking import end_suspect, hand_out_suspect
+from .tenure import NEVER, SessionPhase
+from .windows import on_listed, on_stored, on_window_failed
+
+
+def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> None:
+    """The broker has raised the fence, for the first time or again."""
+    tenure, offsets = session.tenure, session.offsets
+    session.calls[Call.ACQUIRE].end()
+    session.acks.sent_ms = now_ms
+    if tenure.phase is SessionPhase.ACQUIRING:
+        tenure.phase = SessionPhase.SERVING
+    if answer.sealed:
+        offsets.end_offset = answer.next_offset
+    session.parking.version = max(session.parking.version, answer.parked_version)
+    if offsets.next_offset >= 0:
+        return
+    offsets.begin(answer.cursor, answer.ranges)
+    session.intake.earlier_tries = dict(answer.attempts)
+    session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
+    if answer.suspects_upto > answer.cursor or answer.begun:
+        session.suspects = Suspects(answer.suspects_upto, answer.begun, now_ms)
+        count = max(answer.suspects_upto - answer.cursor, 1)
+        session.output.notes.append(Note(NoteKind.CAREFUL, answer.cursor, count))
+    tenure.is_acquired = session.parking.version <= session.parking.listed_version
+
+
+def on_keys_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:
+    """The parked keys are known."""
+    session.calls[Call.LIST].end()
+    if session.tenure.is_live:
+        on_listed(session, event, now_ms)
+        session.tenure.is_acquired = True
+
+
+def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_ms: int) -> None:
+    """An operator has changed parked messages."""
+    session.parking.version = max(session.parking.version, event.version)
+
+
+# ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
+def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
+    """Batches are here."""
+    if not event.has_more:
+        session.calls[Call.PULL].end()
+    if not session.tenure.is_live:
+        return
+    session.parking.version = max(session.parking.version, event.parked_version)
+    try:
+        _store(session, event, now_ms)
+    except OutcomeUnknownError:
+        _acquire_again(session, now_ms)
+        return
+    if event.is_sealed:
+        session.offsets.end_offset = event.end_offset
+        if session.offsets.is_exhausted:
+            session.acks.make_due(now_ms)
+
+
+def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
+    offsets, left_out = session.offsets, list(event.left_out)
+    for batch in event.batches:
+        while left_out and left_out[0][0] < batch.start:
+            _ack_left_out(session, *left_out.pop(0), now_ms)
+        if batch.end <= offsets.next_offset:
+            continue
+        ranges = offsets.take(batch.start, batch.end)
+        if ranges:
+            session.lanes.stored.append(Stored(batch, ranges, NEVER))
+            session.intake.held += sum(end - start for start, end in ranges)
+    for start, end in left_out:
+        _ack_left_out(session, start, end, now_ms)
+
+
+def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) -> None:
+    """Ack messages without a wanted tag."""
+    for low, high in session.offsets.take(min(start, session.offsets.next_offset), end):
+        session.acks.handled.add(low, high)
+        session.acks.make_due(now_ms + session.settings.ack_linger_ms)
+
+
+def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: int) -> None:
+    """Messages of a shared group are in flight here."""
+    session.calls[Call.PULL].end()
+    if not session.tenure.is_live:
+        return
+    flights, offsets = session.flights, session.offsets
+    limit_ms = flights.begin_limit_ms(event.sent_ms)
+    session.intake.earlier_tries.update(event.tries)
+    flights.crashes.update(event.crashes)
+    for batch in event.batches:
+        ranges = [
+            (max(low, batch.start), min(high, batch.end))
+            for low, high in event.ranges
+            if low < batch.end and batch.start < high
+        ]
+        if ranges:
+            session.lanes.stored.append(Stored(batch, ranges, limit_ms))
+            session.intake.held += sum(end - start for start, end in ranges)
+            offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
+    offsets.cursor = max(offsets.cursor, event.cursor)
+    if event.is_sealed:
+        offsets.end_offset = event.end_offset
+
+
+# ── acks and changes ──────────────────────────────────────────────────────────────────────────────
+def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
+    """The broker has stored acks, tries and begun suspects."""
+    acks, suspects = session.acks, session.suspects
+    sent = acks.sent
+    assert sent is not None
+    session.calls[Call.ACK].end()
+    acks.confirm()
+    session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
+    session.parking.version = max(session.parking.version, answer.parked_version)
+    if acks.handled or acks.tries or acks.begun:
+        acks.make_due(now_ms)
+    if sent.held:
+        renewed = chain.from_iterable(range(start, end) for start, end in sent.held)
+        session.flights.renew(list(renewed), acks.sent_ms)
+    if suspects is not None and suspects.message is not None:
+        offset = suspects.message.offset
+        if suspects.phase is SuspectPhase.BEGINNING and offset not in acks.begun:
+            hand_out_suspect(session, suspects, now_ms)
+        elif suspects.phase is SuspectPhase.ACKING and offset not in acks.handled:
+            end_suspect(session)
+    if acks.awaited:
+        _serve_awaited(session, now_ms)
+
+
+def _serve_awaited(session: PartitionSession, now_ms: int) -> None:
+    """Go on with messages whose ack is stored."""
+    acks, tenure, lanes = session.acks, session.tenure, session.lanes
+    for ref, message in list(acks.awaited.items()):
+        if ref[1] in acks.handled:
+            continue
+        del acks.awaited[ref]
+        if session.settings.ack is AckMode.EACH:
+            lanes.finish(message)
+        elif now_ms < tenure.until_ms and tenure.fence is None:
+            lanes.in_hand[ref] = message
+            session.output.hand_out.append(message)
+        else:
+            session.intake.held -= 1
+            session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
+
+
+def on_changed(session: PartitionSession, _answer: ParkedChanged, now_ms: int) -> None:
+    """The broker has stored changes of parked messages."""
+    session.calls[Call.CHANGE].end()
+    for pending in session.parking.confirm():
+        on_stored(session, pending, now_ms)
+
+
+def on_released(session: PartitionSession, _answer: Released, _now_ms: int) -> None:
+    """The pull lock is free."""
+    session.calls[Call.RELEASE].end()
+    session.tenure.phase = SessionPhase.ENDED
+
+
+# ── failures ──────────────────────────────────────────────────────────────────────────────────────
+def on_call_failed(session: PartitionSession, event: CallFailed, now_ms: int) -> None:
+    """A request was not answered, or was refused."""
+    request, error = event.request, event.error
+    if isinstance(request, Release):
+        session.tenure.phase = SessionPhase.ENDED
+    elif isinstance(request, ReadWindow):
+        on_window_failed(session, request.number, now_ms)
+    elif isinstance(request, Ack):
+        _on_ack_failed(session, error, now_ms)
+    elif isinstance(request, SendChanges):
+        _on_changes_failed(session, error, now_ms)
+    elif isinstance(request, Pull | PullShared | Read):
+        _on_pull_failed(session, error, now_ms)
+    elif isinstance(request, Acquire | AcquireShared):
+        _fail(session, Call.ACQUIRE, now_ms)
+    elif isinstance(request, ListParked):
+        _fail(session, Call.LIST, now_ms)
+    if isinstance(error, FencedError) and not isinstance(request, Release | ReadWindow):
+        fence(session, error.current_token or 0, now_ms)
+
+
+def _fail(session: PartitionSession, call: Call, now_ms: int) -> None:
+    session.calls[call].fail(session.settings, session.rng, now_ms)
+
+
+def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
+    acks = session.acks
+    if not isinstance(error, OverloadedError):
+        acks.retract()
+        acks.make_due(now_ms)
+        _fail(session, Call.ACK, now_ms)
+        return
+    if not acks.handled.is_refused:
+        session.output.notes.append(Note(NoteKind.RANGE_LIMIT, session.offsets.cursor))
+    if acks.retract(is_refused=True):
+        session.calls[Call.ACK].end()
+    else:
+        _fail(session, Call.ACK, now_ms)
+    acks.make_due(now_ms)
+
+
+def _on_changes_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
+    if error.reason is Reason.PARK_FULL and session.parking.refuse():
+        session.calls[Call.CHANGE].end()
+    elif error.reason is Reason.PARK_MOVED:
+        # The children have adopted the messages, so these changes have no effect any more.
+        session.calls[Call.CHANGE].end()
+        for pending in session.parking.confirm():
+            on_stored(session, pending, now_ms)
+    else:
+        _fail(session, Call.CHANGE, now_ms)
+
+
+def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
+    offsets = session.offsets
+    if not isinstance(error, OffsetOutOfRangeError):
+        _acquire_again(session, now_ms)
+        return
+    session.calls[Call.PULL].end()
+    first_offset = error.first_offset or 0
+    if session.flights.is_shared:  # the broker goes on with what it still stores
+        session.output.notes.append(Note(NoteKind.MISSED, first_offset))
+    elif offsets.next_offset < first_offset:
+        missed = offsets.skip_removed(first_offset)
+        session.output.notes.append(Note(NoteKind.MISSED, first_offset, missed))
+    else:
+        # The broker stores less than was pulled: only the owner of the next token may start over.
+        stop(session, session.settings.handover_ms, now_ms)
+
+
+def _acquire_again(session: PartitionSession, now_ms: int) -> None:
+    """Raise the fence again: the broker may have been started again."""
+    _fail(session, Call.PULL, now_ms)
+    if session.tenure.phase is SessionPhase.SERVING:
+        session.tenure.phase = SessionPhase.ACQUIRING

@@ -1,0 +1,155 @@
+"""Which requests a session sends now, and when it is to be called again. Pure."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from ...protocol.frames import (
+    Acquire,
+    AcquireShared,
+    ChangeParked,
+    ListParked,
+    Pull,
+    PullShared,
+)
+from ...protocol.limits import PULL_ANSWERS_MAX
+from ...protocol.offsets import Range
+from ..settings import FullPolicy
+from .offsets import ranges_of
+from .ready import Request, SendChanges
+from .state import Call, PartitionSession
+from .suspects import SuspectPhase
+from .tenure import NEVER, SessionPhase
+from .windows import read_due
+
+_by_offset = attrgetter("offset")
+
+
+def send_due(session: PartitionSession, now_ms: int) -> None:
+    """Request what is due."""
+    tenure, calls = session.tenure, session.calls
+    if session.has_ended:
+        return
+    requests, settings, lease = session.output.requests, session.settings, tenure.lease
+    if tenure.phase is SessionPhase.ACQUIRING and _begin(session, Call.ACQUIRE, now_ms):
+        kind = AcquireShared if session.flights.is_shared else Acquire
+        requests.append(kind(*lease, settings.ttl_ms))
+    if tenure.phase is SessionPhase.SERVING:
+        parking = session.parking
+        if parking.version > parking.listed_version and _begin(session, Call.LIST, now_ms):
+            parking.freed.clear()
+            requests.append(ListParked(*lease, 0))
+        if tenure.is_acquired:
+            read_due(session, now_ms)
+        if calls[Call.PULL].is_free(now_ms) and _may_pull(session, now_ms):
+            calls[Call.PULL].is_in_flight = True
+            requests.append(_pull(session))
+    if tenure.may_ack:
+        _send_changes(session, now_ms)
+        _send_acks(session, now_ms)
+
+
+def _begin(session: PartitionSession, call: Call, now_ms: int) -> bool:
+    """Return True if a request of a kind may be sent, and mark it as in flight."""
+    slot = session.calls[call]
+    if not slot.is_free(now_ms):
+        return False
+    slot.is_in_flight = True
+    return True
+
+
+# ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
+def _may_pull(session: PartitionSession, now_ms: int) -> bool:
+    tenure, offsets, settings = session.tenure, session.offsets, session.settings
+    is_shared = session.flights.is_shared
+    limit = settings.in_flight_messages if is_shared else settings.buffer_messages
+    return (
+        tenure.may_hand_out(now_ms)
+        and session.intake.has_room(limit)
+        and not (session.acks.handled.is_refused and not is_shared)
+        and session.parking.has_room
+        and session.redrives.has_room
+        and not (offsets.is_acked_to_end if is_shared else offsets.is_exhausted)
+    )
+
+
+def _pull(session: PartitionSession) -> Request:
+    settings, lease = session.settings, session.tenure.lease
+    wait_ms = min(settings.pull_wait_ms, settings.ttl_ms)
+    if session.flights.is_shared:
+        # The shell asks for fewer if fewer workers are free.
+        count = settings.in_flight_messages - session.intake.held
+        wait_ms = min(wait_ms, settings.ttl_ms // 3, settings.in_flight_ms // 3)
+        return PullShared(*lease, count, settings.pull_bytes, wait_ms, settings.in_flight_ms)
+    offset, tags = session.offsets.next_offset, tuple(settings.tags or ())
+    return Pull(*lease, offset, settings.pull_bytes, wait_ms, tags, PULL_ANSWERS_MAX)
+
+
+# ── acks and changes ──────────────────────────────────────────────────────────────────────────────
+def _send_changes(session: PartitionSession, now_ms: int) -> None:
+    parking = session.parking
+    if not parking or not _begin(session, Call.CHANGE, now_ms):
+        return
+    may_die = session.settings.on_full is FullPolicy.DEAD
+    changes = parking.take(may_die=may_die)
+    tries = tuple(
+        (*each, session.epoch_ms + at_ms)
+        for *each, at_ms in parking.next_tries(session.partition_id)
+    )
+    frame = ChangeParked(*session.tenure.lease, tries)  # type: ignore[arg-type]
+    session.output.requests.append(SendChanges(frame, tuple(changes)))
+
+
+def _renewal_ms(session: PartitionSession) -> int:
+    """Return when an ack request is due although nothing is to be acked."""
+    idle_ms = session.settings.ttl_ms // 3
+    if session.flights.is_shared and session.lanes.in_hand:
+        idle_ms = min(idle_ms, session.flights.renewal_ms)
+    return session.acks.sent_ms + idle_ms
+
+
+def _held(session: PartitionSession) -> tuple[Range, ...]:
+    """Return the messages of a shared group that handlers have, which are renewed."""
+    if not session.flights.is_shared:
+        return ()
+    return tuple(ranges_of(sorted(session.lanes.in_hand.values(), key=_by_offset)))
+
+
+def _send_acks(session: PartitionSession, now_ms: int) -> None:
+    acks = session.acks
+    if now_ms < acks.due_ms and now_ms < _renewal_ms(session):
+        return
+    if _begin(session, Call.ACK, now_ms):
+        request = acks.request(
+            session.tenure.lease, now_ms, _held(session), session.settings.in_flight_ms
+        )
+        session.output.requests.append(request)
+
+
+# ── the next time ─────────────────────────────────────────────────────────────────────────────────
+def next_ms(session: PartitionSession, now_ms: int) -> int:
+    """Return when the session is to be called, if nothing happens earlier."""
+    tenure, calls, suspects = session.tenure, session.calls, session.suspects
+    if session.has_ended:
+        return NEVER
+    times = [tenure.cancel_ms, tenure.flush_until_ms]
+    times += [slot.not_before_ms for slot in calls.values() if slot.not_before_ms > now_ms]
+    if tenure.is_live:
+        times.append(tenure.until_ms or NEVER)
+    if tenure.may_ack and not calls[Call.ACK].is_in_flight:
+        times += (acks_due_ms(session), _renewal_ms(session))
+    if session.lanes.retries and tenure.is_live and not tenure.is_paused:
+        due_ms = session.lanes.retries[0].due_ms
+        times.append(due_ms if due_ms > now_ms else NEVER)
+    if tenure.phase is SessionPhase.SERVING:
+        window_ms = session.redrives.next_ms()
+        if window_ms is not None and window_ms > now_ms:
+            times.append(window_ms)
+    if suspects is not None and suspects.phase is SuspectPhase.ALONE:
+        times.append(suspects.deadline_ms)
+    return min(times)
+
+
+def acks_due_ms(session: PartitionSession) -> int:
+    """Return when the next ack request leaves."""
+    return max(session.acks.due_ms, session.calls[Call.ACK].not_before_ms)

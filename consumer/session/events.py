@@ -1,0 +1,185 @@
+"""What happens to a session: by the metaserver, the broker, the dispatch and the operator. Pure.
+
+The broker's answers without a payload are events as they are: Acquired, Acked, ParkedChanged and
+Released of `protocol/frames.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ...protocol.errors import KeylaneError
+from ...protocol.frames import Acked, Acquired, ParkedChanged, Released
+from ...protocol.message import Message
+from ...protocol.offsets import Range
+from ...protocol.parked import Failure, ParkedKeyRow
+from ..settings import ConsumerSettings
+from .lanes import Unopened
+from .ready import Request
+
+
+class LeaseGranted(Struct, frozen=True):
+    """The lease ends at this boot time: its first grant, or a renewal."""
+
+    until_ms: int
+
+
+class SettingsStored(Struct, frozen=True):
+    """Other settings apply, because an operator has stored a policy for the group."""
+
+    settings: ConsumerSettings
+
+
+class Pulled(Struct, frozen=True, gc=False):
+    """Batches in the order of their offsets, which are not opened."""
+
+    batches: Sequence[Unopened]
+    upto: int
+    """The offset after the last message of the answer, or after what was left out."""
+    end_offset: int
+    """The offset after the partition's last message."""
+    is_sealed: bool = False
+    parked_version: int = 0
+    left_out: tuple[Range, ...] = ()
+    """Ranges without a wanted tag."""
+    has_more: bool = False
+    """True if another answer to the same pull follows."""
+
+
+class FlightsPulled(Struct, frozen=True, gc=False):
+    """Messages of a shared group, which are in flight here from `sent_ms` on."""
+
+    batches: Sequence[Unopened]
+    ranges: tuple[Range, ...]
+    sent_ms: int
+    cursor: int
+    end_offset: int
+    is_sealed: bool = False
+    crashes: tuple[tuple[int, int], ...] = ()
+    tries: tuple[tuple[int, int], ...] = ()
+
+
+class KeysListed(Struct, frozen=True, gc=False):
+    """The parked keys of the partition, and, in the first list, what waits for a retry."""
+
+    version: int
+    rows: Sequence[ParkedKeyRow]
+    aside: Sequence[tuple[int, int, int, int]] = ()
+    """(tries, source, start, end)"""
+
+
+class WindowRead(Struct, frozen=True, gc=False):
+    """Messages of a window; without any, and without `gone`, its key has none left."""
+
+    number: int
+    messages: list[Message]
+    gone: Sequence[tuple[int, int, int]] = ()
+    """(source, start, end) of messages that retention has removed."""
+    left: Sequence[Range] = ()
+    """For a retry, what was not read yet."""
+
+
+class CallFailed(Struct, frozen=True, gc=False):
+    """A request was not answered, or was refused."""
+
+    request: Request
+    error: KeylaneError
+
+
+class OperatorChanged(Struct, frozen=True):
+    """The version of the parked messages has risen."""
+
+    version: int
+
+
+class WorkWanted(Struct, frozen=True):
+    """A worker takes up to `count` messages, of which up to `retries` may be later tries."""
+
+    count: int
+    retries: int = 1
+    run: int = 0
+    """How many messages it would take as a run; 0: it takes none."""
+
+
+class RunEnded(Struct, frozen=True):
+    """Of the messages of the run, the first `done` are handled."""
+
+    done: int
+    has_next: bool = False
+    """True if the next one is in its handler, which waits, or has failed; the others go back."""
+    wanted: int = 0
+
+
+class MessagesHandled(Struct, frozen=True, gc=False):
+    """Handlers have returned."""
+
+    ranges: tuple[Range, ...]
+    source: int = -1
+    """The partition that stores them, for redriven ones; -1: this one."""
+    wanted: int = 0
+    """How many messages the worker takes next."""
+
+
+class MessageFailed(Struct, frozen=True, gc=False):
+    """A handler has failed, or a program has given a message back."""
+
+    message: Message
+    failure: Failure
+    asked_ms: int | None = None
+    """The pause that was asked for."""
+    is_asked: bool = False
+    """True if another try was asked for, and nothing failed."""
+    wanted: int = 0
+
+
+class MessagesReturned(Struct, frozen=True, gc=False):
+    """Messages of which no try counts: their handler did not start, or was cancelled to hand over."""
+
+    messages: list[Message]
+
+
+class Paused(Struct, frozen=True):
+    """The program pauses the partition, or resumes it."""
+
+    is_paused: bool
+
+
+class Stopped(Struct, frozen=True):
+    """The partition is to be handed over; its handlers have `grace_ms`."""
+
+    grace_ms: int
+
+
+class TurnTaken(Struct, frozen=True):
+    """No other suspect of the consumer is in hand."""
+
+
+class Tick(Struct, frozen=True):
+    """Time has passed."""
+
+
+Event = (
+    LeaseGranted
+    | SettingsStored
+    | Acquired
+    | Acked
+    | ParkedChanged
+    | Released
+    | Pulled
+    | FlightsPulled
+    | KeysListed
+    | WindowRead
+    | CallFailed
+    | OperatorChanged
+    | WorkWanted
+    | RunEnded
+    | MessagesHandled
+    | MessageFailed
+    | MessagesReturned
+    | Paused
+    | Stopped
+    | TurnTaken
+    | Tick
+)

@@ -1,0 +1,56 @@
+"""In a shared group: until when a message may begin, and which ones are renewed. Pure.
+
+    handed over by the broker for `in_flight_ms` ─▶ may begin within two thirds of it
+        ─▶ in hand: renewed every sixth ─▶ handled, or failed: it waits here, and is not renewed
+
+Invariants
+    No handler begins with a message after two thirds of its time, because another consumer may soon
+    have it. What a handler has is renewed, and is not handed out here a second time.
+"""
+
+from __future__ import annotations
+
+from ...protocol.ids import MAX_I64
+
+RENEWALS_PER_FLIGHT = 6
+ALONE_FROM = 2
+"""After this many ended processes the broker hands a message out alone."""
+CRASHES_MAX = 3
+"""After this many ended processes, of which the last had it alone, a message is set aside."""
+
+
+class Flights:
+    """The messages of one partition of a shared group that are in flight at this session."""
+
+    __slots__ = ("_in_flight_ms", "begin_until_ms", "crashes", "is_shared", "renewed_ms")
+
+    def __init__(self, in_flight_ms: int, *, is_shared: bool) -> None:
+        self._in_flight_ms = in_flight_ms
+        self.is_shared = is_shared
+        self.begin_until_ms: dict[int, int] = {}
+        """Until when a message that is in hand or waits for a retry may begin again, by offset."""
+        self.crashes: dict[int, int] = {}
+        """How many processes ended with a message in flight, by offset."""
+        self.renewed_ms = 0
+        """When a request last renewed messages."""
+
+    def begin_limit_ms(self, sent_ms: int) -> int:
+        """Return until when messages of a pull that was sent at `sent_ms` may begin."""
+        return sent_ms + self._in_flight_ms * 2 // 3 if self.is_shared else MAX_I64
+
+    @property
+    def renewal_ms(self) -> int:
+        """The time between two renewals."""
+        return self._in_flight_ms // RENEWALS_PER_FLIGHT
+
+    def renew(self, offsets: list[int], sent_ms: int) -> None:
+        """Restart the time in flight of messages that a request sent at `sent_ms` has renewed."""
+        until_ms = self.begin_limit_ms(sent_ms)
+        for offset in offsets:
+            if offset in self.begin_until_ms:
+                self.begin_until_ms[offset] = until_ms
+
+    def end(self, offset: int) -> None:
+        """Forget a message."""
+        self.begin_until_ms.pop(offset, None)
+        self.crashes.pop(offset, None)

@@ -1,0 +1,89 @@
+"""Hands a partition over: handlers end, then everything is flushed, then the lock is released. Pure.
+
+    stop, lapse, fence ─▶ nothing starts ─▶ handlers end, or are cancelled ─▶ changes and acks
+        ─▶ Release ─▶ ENDED
+              ╰─ fenced: ENDED at once, because the broker takes nothing more
+
+Invariant
+    The lock is released only when no handler has a message of the partition.
+"""
+
+from __future__ import annotations
+
+from ...protocol.frames import Release
+from ..settings import AckMode
+from .ready import CancelHandlers, Note, NoteKind
+from .state import Call, PartitionSession
+from .suspects import SuspectPhase
+from .taking import end_suspect
+from .tenure import NEVER, SessionPhase
+
+
+def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
+    """Begin to hand over; running handlers have `grace_ms`, but not beyond the lease."""
+    tenure, lanes, suspects = session.tenure, session.lanes, session.suspects
+    if not tenure.is_live:
+        return
+    tenure.phase = SessionPhase.STOPPING
+    tenure.cancel_ms = min(now_ms + grace_ms, max(now_ms, tenure.until_ms))
+    if suspects is not None and suspects.phase in {SuspectPhase.TURN, SuspectPhase.BEGINNING}:
+        end_suspect(session)
+    _drop_waiting(session)
+    session.acks.make_due(now_ms)
+    if lanes.is_idle:
+        tenure.cancel_ms = NEVER
+
+
+def _drop_waiting(session: PartitionSession) -> None:
+    """Drop what no worker has: the next owner gets it."""
+    lanes, redrives = session.lanes, session.redrives
+    lanes.clear()
+    for ref in [ref for ref in redrives.owners if ref not in lanes.in_hand]:
+        redrives.owners.pop(ref).out.discard(ref)
+    redrives.clear()
+    is_first = session.settings.ack is AckMode.BEFORE
+    session.intake.held = (
+        len(lanes.in_hand) + len(lanes.run) + (len(session.acks.awaited) if is_first else 0)
+    )
+
+
+def fence(session: PartitionSession, token: int, now_ms: int) -> None:
+    """The broker has seen a higher token, 0 if it is unknown: another consumer has the messages."""
+    tenure = session.tenure
+    if tenure.fence is not None or session.has_ended:
+        return
+    session.output.notes.append(Note(NoteKind.FENCED, token))
+    stop(session, 0, now_ms)
+    tenure.fence = token
+    if not session.lanes.is_idle:
+        tenure.cancel_ms = min(tenure.cancel_ms, now_ms)
+
+
+def proceed(session: PartitionSession, now_ms: int) -> None:
+    """Do what is due of the end of the lease, and of the hand-over."""
+    tenure, lanes = session.tenure, session.lanes
+    if tenure.is_live and tenure.until_ms and now_ms >= tenure.until_ms:
+        session.output.notes.append(Note(NoteKind.LAPSED))
+        stop(session, 0, now_ms)
+    if tenure.phase is not SessionPhase.STOPPING:
+        return
+    if now_ms >= tenure.cancel_ms:
+        tenure.cancel_ms = NEVER
+        if not lanes.is_idle:
+            session.output.requests.append(CancelHandlers())
+    is_first = session.settings.ack is AckMode.BEFORE
+    if not lanes.is_idle or (is_first and session.acks.awaited and tenure.fence is None):
+        return
+    if tenure.fence is not None or not tenure.is_acquired:
+        tenure.phase = SessionPhase.ENDED
+        return
+    if tenure.flush_until_ms == NEVER:
+        tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms
+        session.acks.make_due(now_ms)
+    parking, slot = session.parking, session.calls[Call.RELEASE]
+    is_flushed = session.acks.is_flushed and (not parking or parking.is_full)
+    if now_ms >= tenure.flush_until_ms and not is_flushed:
+        tenure.phase = SessionPhase.ENDED  # what is not flushed is handed out again
+    elif is_flushed and not slot.is_in_flight:
+        slot.is_in_flight = True
+        session.output.requests.append(Release(*tenure.lease))

@@ -1,0 +1,265 @@
+"""The messages of a partition that wait for a worker, and the keys that are busy. Pure.
+
+    store ─▶ stored, not opened ─▶ opened ─┬─ take_run: all to one worker, in order
+                                           ╰─ claim ─▶ in hand, its key is busy ─▶ finish
+                                                ╰─ key busy: waits in the queue of its key
+
+Invariants
+    At most one message of a key is in hand, or waits for its next try; later ones wait in the queue
+    of the key, in the order of their offsets. Messages without a key never wait for each other.
+    A message costs nothing while its batch is stored. A key has a queue only while a message waits
+    for another one of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, Protocol
+
+from ...protocol.message import Message
+from ...protocol.offsets import Range
+
+by_offset = attrgetter("offset")
+
+
+class Unopened(Protocol):
+    """A batch whose messages are not made yet."""
+
+    start: int
+    end: int
+    """The offset after the last message."""
+
+    def open(self) -> list[Message]:
+        """Make and return all messages, in the order of their offsets."""
+        ...
+
+
+class Stored(NamedTuple):
+    """A pulled batch, with the offsets that are to be handed out."""
+
+    batch: Unopened
+    ranges: list[Range]
+    begin_until_ms: int
+    """In a shared group, the time until which its messages may begin."""
+
+    def open(self) -> list[Message]:
+        """Return the messages to hand out."""
+        messages, base, ranges = self.batch.open(), self.batch.start, self.ranges
+        if ranges == [(base, self.batch.end)]:
+            return messages
+        return [message for start, end in ranges for message in messages[start - base : end - base]]
+
+
+class Waiting(NamedTuple):
+    """A failed message that waits for its next try."""
+
+    due_ms: int
+    sequence: int
+    message: Message
+
+
+class KeyLanes:
+    """
+    The waiting messages of one partition.
+
+    Args:
+        is_ordered: False: no message waits for another, as if none had a key.
+    """
+
+    __slots__ = (
+        "_sequence",
+        "again",
+        "busy",
+        "extra",
+        "in_hand",
+        "is_ordered",
+        "opened",
+        "retries",
+        "run",
+        "stored",
+    )
+
+    def __init__(self, *, is_ordered: bool) -> None:
+        self.is_ordered = is_ordered
+        self.stored: deque[Stored] = deque()
+        self.opened: deque[Message] = deque()
+        """The messages of opened batches; all stored ones come after them."""
+        self.extra: deque[Message] = deque()
+        """Messages that come before the opened ones: redriven ones, and those of a freed key."""
+        self.again: deque[Message] = deque()
+        """Messages that own their keys, and come before all others."""
+        self.busy: dict[bytes, deque[Message] | None] = {}
+        """The messages that wait for each busy key; None if none does."""
+        self.in_hand: dict[tuple[int, int], Message] = {}
+        """What workers have, by (partition that stores it, offset), except the run."""
+        self.run: list[Message] = []
+        """What a worker handles one after another, while nothing else is in hand."""
+        self.retries: list[Waiting] = []
+        """A heap of messages whose keys are busy."""
+        self._sequence = 0
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if a message may be free to be handed out."""
+        return bool(self.opened or self.stored or self.extra or self.again)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no worker has a message."""
+        return not (self.in_hand or self.run)
+
+    # ── runs ──────────────────────────────────────────────────────────────────────────────────────
+    def take_run(self, count: int) -> list[Message]:
+        """Take up to `count` opened messages for one worker; nothing is in hand."""
+        opened = self.opened
+        if count >= len(opened):
+            run = list(opened)
+            opened.clear()
+        else:
+            run = list(islice(opened, count))
+            for _ in range(count):
+                opened.popleft()
+        busy = self.busy
+        if busy and self.is_ordered and not busy.keys().isdisjoint([each.key for each in run]):
+            run = [message for message in run if not self._queue_if_busy(message)]
+        self.run = run
+        return run
+
+    def end_run(self, done: int, *, has_next: bool) -> list[Message]:
+        """
+        End the run, of which `done` messages are handled.
+
+        Args:
+            has_next: the next message is in a handler that waits or has failed.
+
+        Returns:
+            The handled messages.
+        """
+        run = self.run
+        self.run = []
+        if has_next:
+            message = run[done]
+            if message.key and self.is_ordered:
+                self.busy[message.key] = None
+            self.in_hand[message.partition_id, message.offset] = message
+        self.opened.extendleft(reversed(run[done + has_next :]))
+        return run[:done]
+
+    # ── one message at a time ─────────────────────────────────────────────────────────────────────
+    def claim(self, message: Message) -> bool:
+        """Make the message's key busy, and return True; if it is, queue the message."""
+        key = message.key
+        if not key or not self.is_ordered:
+            return True
+        if self._queue_if_busy(message):
+            return False
+        self.busy[key] = None
+        return True
+
+    def _queue_if_busy(self, message: Message) -> bool:
+        key = message.key
+        if key not in self.busy:
+            return False
+        queue = self.busy[key]
+        if queue is None:
+            self.busy[key] = deque((message,))
+        else:
+            queue.append(message)
+        return True
+
+    def finish(self, message: Message) -> None:
+        """Free the key of a message that has ended; the next one of it comes before all others."""
+        key = message.key
+        if not key or not self.is_ordered:
+            return
+        queue = self.busy[key]
+        if queue:
+            self.again.append(queue.popleft())
+            if not queue:
+                self.busy[key] = None
+        else:
+            del self.busy[key]
+
+    def wait(self, message: Message, due_ms: int) -> None:
+        """Keep a failed message, whose key stays busy, until `due_ms`."""
+        self._sequence += 1
+        heapq.heappush(self.retries, Waiting(due_ms, self._sequence, message))
+
+    def take_due(self, now_ms: int) -> Message | None:
+        """Take a failed message whose next try is due; None if there is none."""
+        if not self.retries or self.retries[0].due_ms > now_ms:
+            return None
+        return heapq.heappop(self.retries).message
+
+    def reopen(self) -> None:
+        """Put the messages that own their keys, and those that wait for them, back among the opened
+        ones, in the order of their offsets. Nothing is in hand.
+        """
+        if not self.again:
+            return
+        back = list(self.again)
+        for message in self.again:
+            if message.key:
+                back += self.busy.pop(message.key) or ()
+        self.again.clear()
+        self.opened = deque(sorted([*back, *self.opened], key=by_offset))
+
+    # ── removals ──────────────────────────────────────────────────────────────────────────────────
+    def remove_key(self, key: bytes, matches: Callable[[Message], bool]) -> list[Message]:
+        """Free a key, and remove and return the made messages of it that match, in order. Others
+        that waited for the key come before all opened ones.
+        """
+        queued = list(self.busy.pop(key, None) or ())
+        removed = [message for message in queued if matches(message)]
+        for name in ("extra", "opened"):
+            part: deque[Message] = getattr(self, name)
+            found = [message for message in part if message.key == key and matches(message)]
+            if found:
+                gone = {(message.partition_id, message.offset) for message in found}
+                kept = (each for each in part if (each.partition_id, each.offset) not in gone)
+                setattr(self, name, deque(kept))
+                removed += found
+        self.extra.extendleft(reversed([each for each in queued if not matches(each)]))
+        return sorted(removed, key=by_offset)
+
+    def remove(self, matches: Callable[[Message], bool]) -> list[Message]:
+        """Remove and return the messages of `extra` and of queues that match."""
+        removed = [message for message in self.extra if matches(message)]
+        self.extra = deque(message for message in self.extra if not matches(message))
+        for key, queue in self.busy.items():
+            if queue:
+                removed += [message for message in queue if matches(message)]
+                self.busy[key] = deque(each for each in queue if not matches(each)) or None
+        return removed
+
+    def discard(self, ref: tuple[int, int]) -> int:
+        """Remove the copies of a message of a shared group that no worker has, and return how many
+        they were.
+        """
+        before = len(self.opened) + len(self.retries)
+        kept = (each for each in self.opened if (each.partition_id, each.offset) != ref)
+        self.opened = deque(kept)
+        self.retries = [
+            each for each in self.retries if (each.message.partition_id, each.message.offset) != ref
+        ]
+        heapq.heapify(self.retries)
+        return before - len(self.opened) - len(self.retries)
+
+    def clear(self) -> None:
+        """Drop everything that no worker has."""
+        for part in (self.stored, self.opened, self.extra, self.again, self.retries):
+            part.clear()
+        self.busy = dict.fromkeys(self.busy)
+
+    def waiting(self) -> Iterable[Message]:
+        """Yield the made messages that no worker has."""
+        yield from self.opened
+        yield from self.extra
+        yield from self.again
+        yield from (waiting.message for waiting in self.retries)
+        for queue in self.busy.values():
+            yield from queue or ()

@@ -1,0 +1,189 @@
+"""What becomes of messages that workers had: handled, failed, or returned. Pure.
+
+handled ─▶ of this partition: an offset to ack; redriven: no longer parked
+failed  ─▶ `failure.py` ─▶ again in place, aside, parked, dead
+returned ─▶ handed out again here, or by the next owner
+"""
+
+from __future__ import annotations
+
+from ...protocol.message import Message
+from ...protocol.parked import Unpark
+from ..settings import AckMode
+from .events import MessageFailed, MessagesHandled, MessagesReturned, RunEnded
+from .failure import Fate, decide_fate, pause_ms
+from .offsets import ranges_of
+from .ready import Note, NoteKind
+from .setting_aside import is_own, set_aside, set_redriven_aside
+from .state import PartitionSession
+from .suspects import SuspectPhase
+from .taking import end_suspect, take
+
+
+def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> None:
+    """A run has ended."""
+    done = session.lanes.end_run(event.done, has_next=event.has_next)
+    if done:
+        handled = session.acks.handled
+        for start, end in ranges_of(done):
+            handled.add(start, end)
+        session.intake.held -= len(done)
+        make_ack_due(session, now_ms)
+    take(session, now_ms, count=event.wanted, retries=event.wanted)
+
+
+def make_ack_due(session: PartitionSession, now_ms: int) -> None:
+    """Let the next ack request leave after its linger, or at once where something waits for it."""
+    settings = session.settings
+    lingers = settings.ack is AckMode.LINGERING and not session.offsets.is_exhausted
+    at_ms = now_ms + settings.ack_linger_ms if lingers else now_ms
+    session.acks.make_due(at_ms)
+    session.next_timer_ms = min(session.next_timer_ms, at_ms)
+
+
+def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:
+    """Handlers have returned."""
+    partition_id = session.partition_id
+    source = partition_id if event.source < 0 else event.source
+    in_hand, owners = session.lanes.in_hand, session.redrives.owners
+    for start, end in event.ranges:
+        for offset in range(start, end):
+            message = in_hand.pop((source, offset))
+            if owners and (source, offset) in owners:
+                _unpark(session, message)
+            else:
+                _ack(session, message, now_ms)
+    take(session, now_ms, count=event.wanted, retries=event.wanted)
+
+
+def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
+    """Ack a handled message of this partition."""
+    offset, mode = message.offset, session.settings.ack
+    session.intake.held -= 1
+    suspects = session.suspects
+    if suspects is not None and suspects.is_present(message):
+        suspects.phase = SuspectPhase.ACKING
+    if session.flights.is_shared:
+        session.flights.end(offset)
+    if mode is not AckMode.BEFORE:
+        session.acks.handled.add(offset, offset + 1)
+    if mode is AckMode.EACH:
+        session.acks.awaited[message.partition_id, offset] = message
+    else:
+        session.lanes.finish(message)
+    make_ack_due(session, now_ms)
+    if suspects is not None and mode is not AckMode.BEFORE:
+        session.acks.make_due(now_ms)
+    elif suspects is not None and suspects.is_present(message):
+        end_suspect(session)
+
+
+def _unpark(session: PartitionSession, message: Message) -> None:
+    """A redriven message is handled, so it is no longer parked."""
+    ref = message.partition_id, message.offset
+    window = session.redrives.owners.pop(ref)
+    window.out.discard(ref)
+    window.unstored += 1
+    session.intake.held -= 1
+    offset_range = message.offset, message.offset + 1
+    change = Unpark(window.key, message.partition_id, (offset_range,))
+    session.parking.add(change, window=window.number)
+    session.lanes.finish(message)
+
+
+def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+    """A handler has failed, or a program has given a message back."""
+    message = event.message
+    ref = message.partition_id, message.offset
+    del session.lanes.in_hand[ref]
+    suspects = session.suspects
+    is_suspect = suspects is not None and suspects.is_present(message)
+    if session.settings.ack is AckMode.BEFORE:
+        session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
+        session.intake.held -= 1
+        session.lanes.finish(message)
+    elif is_own(session, message):
+        _fail(session, event, now_ms)
+    else:
+        _fail_redriven(session, event, now_ms)
+    if is_suspect:
+        end_suspect(session)
+    take(session, now_ms, count=event.wanted, retries=event.wanted)
+
+
+def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+    message, settings = event.message, session.settings
+    if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
+        # The next owner hands it out; this try counts.
+        session.acks.tries[message.offset] = message.attempt
+        session.acks.make_due(now_ms)
+        session.intake.held -= 1
+        return
+    has_order = bool(message.key) and not session.flights.is_shared
+    fate = decide_fate(
+        settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
+    )
+    if fate is not Fate.AGAIN:
+        set_aside(session, message, fate, event.failure, now_ms, asked_ms=event.asked_ms)
+        return
+    session.acks.tries[message.offset] = message.attempt
+    make_ack_due(session, now_ms)
+    _wait(session, event, now_ms)
+
+
+def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+    """Let a failed message wait in place for its next try; its key stays busy."""
+    message = event.message
+    pause = pause_ms(
+        session.settings, session.rng, attempt=message.attempt, asked_ms=event.asked_ms
+    )
+    due_ms = now_ms + pause
+    if session.flights.is_shared:  # the pause ends with the time in flight
+        due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
+    session.lanes.wait(message, due_ms)
+
+
+def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
+    message = event.message
+    window = session.redrives.owners[message.partition_id, message.offset]
+    if not session.tenure.is_live:
+        _forget_redriven(session, message)
+        return
+    has_order = bool(message.key)
+    fate = decide_fate(
+        session.settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
+    )
+    if fate is Fate.AGAIN:
+        _wait(session, event, now_ms)
+        return
+    del session.redrives.owners[message.partition_id, message.offset]
+    window.out.discard((message.partition_id, message.offset))
+    set_redriven_aside(
+        session, window, message, fate, event.failure, now_ms, asked_ms=event.asked_ms
+    )
+
+
+def _forget_redriven(session: PartitionSession, message: Message) -> None:
+    """A redriven message stays parked for the next owner."""
+    ref = message.partition_id, message.offset
+    window = session.redrives.owners.pop(ref)
+    window.out.discard(ref)
+    session.intake.held -= 1
+    if not window.out:
+        session.redrives.end(window)
+
+
+def on_returned(session: PartitionSession, event: MessagesReturned, now_ms: int) -> None:
+    """Messages come back of which no try counts."""
+    lanes = session.lanes
+    for message in event.messages:
+        del lanes.in_hand[message.partition_id, message.offset]
+        if session.tenure.is_live and now_ms < session.tenure.until_ms:
+            lanes.again.append(message)
+        elif is_own(session, message):
+            session.intake.held -= 1
+        else:
+            _forget_redriven(session, message)
+        suspects = session.suspects
+        if suspects is not None and suspects.is_present(message):
+            end_suspect(session)

@@ -1,0 +1,108 @@
+"""What a session asks of its shell after an event. Pure.
+
+Frames are requests as they are. Each request but the last three is answered by one event; of one
+kind a single one is in flight, and windows are read beside each other.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from msgspec import Struct
+
+from ...protocol.frames import (
+    Ack,
+    Acquire,
+    AcquireShared,
+    ChangeParked,
+    ListParked,
+    Pull,
+    PullShared,
+    Read,
+    Release,
+)
+from ...protocol.message import Message
+from ...protocol.offsets import Range
+from ...protocol.parked import ParkKey, RequestedChange
+
+
+class SendChanges(Struct, frozen=True):
+    """Have the broker store changes of parked messages: `frame` with them as its payload."""
+
+    frame: ChangeParked
+    changes: tuple[RequestedChange, ...]
+
+
+class ReadWindow(Struct, frozen=True):
+    """Read messages of a window from where they are stored, with the edits of operators."""
+
+    number: int
+    key: ParkKey
+    source: int
+    ranges: tuple[Range, ...]
+    """The messages, for a retry; (): the first `count` ones of the key."""
+    count: int
+
+
+class TakeTurn(Struct, frozen=True):
+    """Wait until no other partition of the consumer has a suspect in hand. Answer: TurnTaken."""
+
+
+class LeaveTurn(Struct, frozen=True):
+    """Let another partition have the turn."""
+
+
+class CancelHandlers(Struct, frozen=True):
+    """Cancel the handlers that have messages of the partition."""
+
+
+Request = (
+    Acquire
+    | AcquireShared
+    | Pull
+    | PullShared
+    | Read
+    | Ack
+    | ListParked
+    | Release
+    | SendChanges
+    | ReadWindow
+    | TakeTurn
+    | LeaveTurn
+    | CancelHandlers
+)
+
+
+class NoteKind(enum.StrEnum):
+    """What the log says of a partition."""
+
+    LAPSED = "its lease has ended"
+    FENCED = "its broker has seen a newer fencing token"
+    MISSED = "messages were removed before the group got them"
+    CRASHED = "a message ended the process of its consumer"
+    CAREFUL = "messages are handed out one at a time, because one may have ended two processes"
+    LOST = "a message was lost: it was acked before its handler, which has failed"
+    RANGE_LIMIT = "acks wait for older messages to be acked"
+    GONE = "parked messages were removed by retention, and are given up"
+    NO_REDRIVES = "this consumer cannot redrive parked messages"
+
+
+class Note(Struct, frozen=True):
+    """A line for the log, which the shell limits and words."""
+
+    kind: NoteKind
+    offset: int = -1
+    count: int = 0
+
+
+class Ready(Struct, gc=False):
+    """What the shell does next."""
+
+    requests: tuple[Request, ...]
+    hand_out: list[Message]
+    """For one worker, in this order."""
+    has_more: bool
+    """True if a further `WorkWanted` may bring something."""
+    wait_until_ms: int
+    """When the shell sends a `Tick`, unless it calls earlier."""
+    notes: tuple[Note, ...]

@@ -1,0 +1,173 @@
+"""Everything that a consumer knows of one partition under one token: one value. Pure.
+
+Only `step` changes it. Its parts are values of their own, in files of their own; this one says what
+belongs together.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable
+
+from ...protocol.message import Message
+from ...protocol.routing import ConsumeStrategy
+from ..settings import ConsumerSettings
+from .acks import AckState
+from .flights import Flights
+from .lanes import KeyLanes
+from .offsets import PullOffsets
+from .parking import ParkedKeys
+from .ready import Note, Request
+from .redrive import Redrives
+from .suspects import Suspects
+from .tenure import NEVER, Lease, SessionPhase, Tenure
+
+
+class Call(enum.Enum):
+    """The kinds of requests of which one is in flight at a time."""
+
+    ACQUIRE = enum.auto()
+    PULL = enum.auto()
+    ACK = enum.auto()
+    CHANGE = enum.auto()
+    LIST = enum.auto()
+    RELEASE = enum.auto()
+
+
+class CallSlot:
+    """Whether a request of a kind is in flight, and when the next one may be sent."""
+
+    __slots__ = ("failures", "is_in_flight", "not_before_ms")
+
+    def __init__(self) -> None:
+        self.is_in_flight = False
+        self.not_before_ms = 0
+        self.failures = 0
+
+    def is_free(self, now_ms: int) -> bool:
+        """Return True if a request may be sent."""
+        return not self.is_in_flight and now_ms >= self.not_before_ms
+
+    def end(self) -> None:
+        """Record an answer."""
+        self.is_in_flight = False
+        self.failures = self.not_before_ms = 0
+
+    def fail(self, settings: ConsumerSettings, rng: random.Random, now_ms: int) -> None:
+        """Record a failure; the next request waits."""
+        self.is_in_flight = False
+        self.failures += 1
+        self.not_before_ms = now_ms + settings.backoff.wait_ms(self.failures, rng)
+
+
+class Intake:
+    """How much of a partition was pulled and has not ended here."""
+
+    __slots__ = ("earlier_tries", "held", "is_full")
+
+    def __init__(self) -> None:
+        self.held = 0
+        """The number of messages."""
+        self.is_full = False
+        """True from the limit on, until half of it has ended."""
+        self.earlier_tries: dict[int, int] = {}
+        """The failed tries under earlier owners, by offset, of messages that are not opened."""
+
+    def has_room(self, limit: int) -> bool:
+        """Return True if more messages may be pulled."""
+        if self.held >= limit:
+            self.is_full = True
+        elif self.held <= limit // 2:
+            self.is_full = False
+        return not self.is_full
+
+
+class PartitionSession:
+    """
+    The state of one partition under one token.
+
+    Args:
+        lease: partition id, group, session and token.
+        rng: for the pauses.
+        epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
+        rejects: the filter, for messages of parked keys; None: all are wanted.
+        redrives_here: False if this consumer cannot handle redriven messages.
+    """
+
+    __slots__ = (
+        "acks",
+        "calls",
+        "epoch_ms",
+        "flights",
+        "intake",
+        "lanes",
+        "next_timer_ms",
+        "offsets",
+        "output",
+        "parking",
+        "redrives",
+        "rng",
+        "settings",
+        "suspects",
+        "tenure",
+    )
+
+    def __init__(
+        self,
+        lease: Lease,
+        settings: ConsumerSettings,
+        rng: random.Random,
+        *,
+        epoch_ms: int = 0,
+        rejects: Callable[[Message], bool] | None = None,
+        redrives_here: bool = True,
+    ) -> None:
+        is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
+        self.settings = settings
+        self.rng = rng
+        self.epoch_ms = epoch_ms
+        self.tenure = Tenure(lease)
+        self.intake = Intake()
+        self.offsets = PullOffsets()
+        self.acks = AckState()
+        self.lanes = KeyLanes(is_ordered=not is_shared)
+        self.parking = ParkedKeys(rejects)
+        self.redrives = Redrives(is_allowed=redrives_here)
+        self.suspects: Suspects | None = None
+        self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
+        self.calls = {call: CallSlot() for call in Call}
+        self.output = Output()
+        self.next_timer_ms = 0
+        """The time of the last `Ready`; earlier if an ack is due earlier."""
+
+    @property
+    def partition_id(self) -> int:
+        """The partition's id."""
+        return self.tenure.lease[0]
+
+    @property
+    def is_drained(self) -> bool:
+        """True once the partition is sealed, its group has acked it to the end, and no parked
+        message is in hand.
+        """
+        return self.offsets.is_acked_to_end and not self.parking and not self.redrives
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the session does nothing any more."""
+        return self.tenure.phase is SessionPhase.ENDED
+
+
+class Output:
+    """What the events of a step have asked for, until `Ready` takes it."""
+
+    __slots__ = ("hand_out", "notes", "requests")
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.hand_out: list[Message] = []
+        self.notes: list[Note] = []
+
+
+__all__ = ["NEVER", "Call", "CallSlot", "Intake", "PartitionSession"]

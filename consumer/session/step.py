@@ -1,0 +1,152 @@
+"""The one function that changes a session. Pure.
+
+    step(session, event, now_ms) ─▶ Ready(requests, hand_out, has_more, wait_until_ms, notes)
+
+Invariants
+    Time is what the caller says, and never goes back. Sessions that were given the same events at
+    the same times, and a generator of the same seed, are equal.
+    An outcome that changes nothing but offsets takes a short way: no request but an ack can be due
+    by it, and that one has a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...protocol.frames import Acked, Acquired, ParkedChanged, Released
+from .answers import (
+    on_acked,
+    on_acquired,
+    on_call_failed,
+    on_changed,
+    on_flights_pulled,
+    on_keys_listed,
+    on_operator_changed,
+    on_pulled,
+    on_released,
+)
+from .calls import next_ms, send_due
+from .events import (
+    CallFailed,
+    Event,
+    FlightsPulled,
+    KeysListed,
+    LeaseGranted,
+    MessageFailed,
+    MessagesHandled,
+    MessagesReturned,
+    OperatorChanged,
+    Paused,
+    Pulled,
+    RunEnded,
+    SettingsStored,
+    Stopped,
+    Tick,
+    TurnTaken,
+    WindowRead,
+    WorkWanted,
+)
+from .hand_over import proceed, stop
+from .outcomes import on_failed, on_handled, on_returned, on_run_ended
+from .ready import Note, Ready, Request
+from .state import PartitionSession
+from .suspects import SuspectPhase
+from .taking import end_suspect, has_more, on_turn, resume_suspect, take
+from .windows import on_window_read
+
+_NO_REQUESTS: tuple[Request, ...] = ()
+_NO_NOTES: tuple[Note, ...] = ()
+
+
+def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
+    """
+    Change the session by an event, and return what its shell does next.
+
+    Args:
+        now_ms: the boot clock.
+    """
+    kind = type(event)
+    _APPLY[kind](session, event, now_ms)
+    output = session.output
+    is_short = (
+        kind in _SHORT
+        and now_ms < session.next_timer_ms
+        and not (output.requests or session.intake.is_full or session.parking)
+    )
+    if not is_short:
+        proceed(session, now_ms)
+        send_due(session, now_ms)
+        session.next_timer_ms = next_ms(session, now_ms)
+    hand_out = output.hand_out
+    output.hand_out = []
+    requests, notes = _NO_REQUESTS, _NO_NOTES
+    if output.requests:
+        requests = tuple(output.requests)
+        output.requests.clear()
+    if output.notes:
+        notes = tuple(output.notes)
+        output.notes.clear()
+    return Ready(requests, hand_out, has_more(session, now_ms), session.next_timer_ms, notes)
+
+
+def _on_granted(session: PartitionSession, event: LeaseGranted, now_ms: int) -> None:
+    session.tenure.renew(event.until_ms, now_ms)
+
+
+def _on_settings(session: PartitionSession, event: SettingsStored, _now_ms: int) -> None:
+    session.settings = event.settings
+
+
+def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> None:
+    take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
+
+
+def _on_paused(session: PartitionSession, event: Paused, now_ms: int) -> None:
+    session.tenure.is_paused = event.is_paused
+    if not event.is_paused:
+        resume_suspect(session, now_ms)
+
+
+def _on_stopped(session: PartitionSession, event: Stopped, now_ms: int) -> None:
+    stop(session, event.grace_ms, now_ms)
+
+
+def _on_turn_taken(session: PartitionSession, _event: TurnTaken, now_ms: int) -> None:
+    on_turn(session, now_ms)
+
+
+def _on_tick(session: PartitionSession, _event: Tick, now_ms: int) -> None:
+    """Go on without a suspect that takes too long."""
+    suspects = session.suspects
+    if suspects is None or suspects.phase is not SuspectPhase.ALONE:
+        return
+    if now_ms >= suspects.deadline_ms:
+        end_suspect(session)
+        session.suspects = None
+
+
+_APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
+    LeaseGranted: _on_granted,
+    SettingsStored: _on_settings,
+    Acquired: on_acquired,
+    Acked: on_acked,
+    ParkedChanged: on_changed,
+    Released: on_released,
+    Pulled: on_pulled,
+    FlightsPulled: on_flights_pulled,
+    KeysListed: on_keys_listed,
+    WindowRead: on_window_read,
+    CallFailed: on_call_failed,
+    OperatorChanged: on_operator_changed,
+    WorkWanted: _on_wanted,
+    RunEnded: on_run_ended,
+    MessagesHandled: on_handled,
+    MessageFailed: on_failed,
+    MessagesReturned: on_returned,
+    Paused: _on_paused,
+    Stopped: _on_stopped,
+    TurnTaken: _on_turn_taken,
+    Tick: _on_tick,
+}
+_SHORT = frozenset({WorkWanted, RunEnded, MessagesHandled})

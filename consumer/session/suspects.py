@@ -1,0 +1,106 @@
+"""The messages that may have ended the process of an earlier owner: each is handed out alone. Pure.
+
+    next message ─▶ TURN: no other suspect of the consumer runs ─▶ BEGINNING: recorded durably
+        ─▶ ALONE: in hand ─▶ ACKING ─▶ the next message ─▶ … ─▶ over: messages are handed out freely
+
+Invariants
+    While the state lasts, the partition has one message in hand, in the order of the offsets.
+    When a process ends, only a message that was recorded as begun, with nothing beside it, is
+    accused. What has ended two processes while it was alone is set aside, unless the policy blocks.
+    The state ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused message.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from ...protocol.message import Message
+
+CRASHES_MAX = 2
+"""After this many ended processes an accused message is set aside."""
+CAREFUL_MAX = 1_000
+CAREFUL_MS = 30_000
+LONG_MS = 1_000
+"""A suspect is waited for at least this long, even if the state would end earlier."""
+
+
+class SuspectPhase(enum.Enum):
+    """Where the present suspect is."""
+
+    NONE = enum.auto()
+    TURN = enum.auto()
+    """It waits for the consumer's turn."""
+    BEGINNING = enum.auto()
+    """The broker records that it begins."""
+    ALONE = enum.auto()
+    """A worker has it."""
+    ACKING = enum.auto()
+    """It is handled, and its ack is not durable."""
+
+
+class Suspects:
+    """
+    The suspects of one partition.
+
+    Args:
+        upto: messages below this offset are suspects.
+        begun: (offset, crashes) of accused messages.
+    """
+
+    __slots__ = (
+        "_count",
+        "_has_no_record",
+        "_last_accused",
+        "_upto",
+        "_until_ms",
+        "crashes",
+        "message",
+        "phase",
+        "since_ms",
+    )
+
+    def __init__(self, upto: int, begun: Iterable[tuple[int, int]], now_ms: int) -> None:
+        self._upto = upto
+        self.crashes = dict(begun)
+        """The crashes of each accused message, by offset."""
+        self._last_accused = max(self.crashes, default=-1)
+        self._has_no_record = not self.crashes
+        self._until_ms = now_ms + CAREFUL_MS
+        self._count = 0
+        self.phase = SuspectPhase.NONE
+        self.message: Message | None = None
+        """The present suspect."""
+        self.since_ms = 0
+        """When it was handed out."""
+
+    def is_over(self, first: int, now_ms: int) -> bool:
+        """Return True if no message from offset `first` on is to be handed out alone."""
+        is_at_limit = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self._until_ms
+        return is_at_limit and first > self._last_accused
+
+    @property
+    def deadline_ms(self) -> int:
+        """Until when the present suspect is waited for."""
+        return max(self._until_ms, self.since_ms + LONG_MS)
+
+    def begin(self, message: Message) -> None:
+        """Make a message the present suspect, which waits for the consumer's turn."""
+        self.message = message
+        self.phase = SuspectPhase.TURN
+        self._count += 1
+
+    def end(self) -> None:
+        """End the present suspect."""
+        self.message = None
+        self.phase = SuspectPhase.NONE
+
+    def is_present(self, message: Message) -> bool:
+        """Return True if the message is the present suspect."""
+        return self.message is message
+
+    def crashes_if_alone(self, offset: int) -> int:
+        """Return the crash count of a message if the process ends while it runs alone. If nothing
+        was recorded before, the crashes that made it a suspect count as one.
+        """
+        return self.crashes.get(offset, 0) + 1 + (self._has_no_record and offset < self._upto)

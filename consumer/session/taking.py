@@ -1,0 +1,251 @@
+"""Hands messages out to a worker that asks. Pure.
+
+suspects? one alone ─▶ failed messages that are due ─▶ freed and redriven ones ─▶ opened ─▶ stored
+nothing in hand: a run, to one worker
+"""
+
+from __future__ import annotations
+
+from ...protocol.message import Message
+from ..settings import AckMode
+from .failure import Fate, sets_aside
+from .flights import ALONE_FROM, CRASHES_MAX as SHARED_CRASHES_MAX
+from .lanes import Stored
+from .ready import LeaveTurn, Note, NoteKind, TakeTurn
+from .setting_aside import crash_of, divert, set_aside
+from .state import PartitionSession
+from .suspects import CRASHES_MAX, Suspects, SuspectPhase
+from .tenure import NEVER
+
+OPENED_MAX = 1_024
+"""The largest number of messages of several batches that are opened for one run."""
+
+
+def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, run: int = 0) -> None:
+    """
+    Hand out messages to one worker.
+
+    Args:
+        count: how many messages at most.
+        retries: how many of them may be later tries.
+        run: how many messages it would take as a run; 0: none.
+    """
+    if count <= 0 or not session.tenure.may_hand_out(now_ms):
+        return
+    if session.suspects is not None and _take_suspect(session, session.suspects, now_ms):
+        return
+    lanes = session.lanes
+    if run and _may_run(session, now_ms) and _take_run(session, run, now_ms):
+        return
+    hand_out = session.output.hand_out
+    while retries and len(hand_out) < count and (message := lanes.take_due(now_ms)) is not None:
+        retries -= 1
+        message.attempt += 1
+        _hand_out(session, message, now_ms)
+    while len(hand_out) < count and lanes.again:
+        _hand_out(session, lanes.again.popleft(), now_ms)
+    while len(hand_out) < count and lanes.extra:
+        message = lanes.extra.popleft()
+        if lanes.claim(message):
+            _hand_out(session, message, now_ms)
+    while len(hand_out) < count and (lanes.opened or _open_next(session, now_ms)):
+        message = lanes.opened.popleft()
+        if lanes.claim(message):
+            _hand_out(session, message, now_ms)
+
+
+def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
+    """Hand out a message whose key is its own."""
+    ref = message.partition_id, message.offset
+    flights = session.flights
+    if flights.is_shared and now_ms >= flights.begin_until_ms.get(message.offset, NEVER):
+        drop(session, message)
+        return
+    if session.settings.ack is AckMode.BEFORE:
+        session.acks.awaited[ref] = message
+        session.acks.handled.add(message.offset, message.offset + 1)
+        session.acks.make_due(now_ms)
+        return
+    session.lanes.in_hand[ref] = message
+    session.output.hand_out.append(message)
+
+
+def has_more(session: PartitionSession, now_ms: int) -> bool:
+    """Return True if a further worker may get something."""
+    lanes, suspects = session.lanes, session.suspects
+    if not session.tenure.may_hand_out(now_ms):
+        return False
+    is_due = bool(lanes.retries) and lanes.retries[0].due_ms <= now_ms
+    if suspects is None:
+        return is_due or lanes.has_waiting
+    if suspects.message is not None or not lanes.is_idle:
+        return False
+    return is_due or bool(lanes.opened or lanes.stored or lanes.again)
+
+
+def drop(session: PartitionSession, message: Message) -> None:
+    """Forget a message of a shared group, which the broker hands out again."""
+    session.intake.held -= 1
+    session.flights.end(message.offset)
+    session.lanes.finish(message)
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────
+def _may_run(session: PartitionSession, now_ms: int) -> bool:
+    lanes = session.lanes
+    return (
+        lanes.is_idle
+        and lanes.is_ordered
+        and session.settings.ack is AckMode.LINGERING
+        and not (lanes.again or lanes.extra)
+        and not (lanes.retries and lanes.retries[0].due_ms <= now_ms)
+    )
+
+
+def _take_run(session: PartitionSession, count: int, now_ms: int) -> bool:
+    lanes = session.lanes
+    while len(lanes.opened) < count and lanes.stored:
+        next_count = sum(end - start for start, end in lanes.stored[0].ranges)
+        if lanes.opened and len(lanes.opened) + next_count > OPENED_MAX:
+            break
+        _open_next(session, now_ms)
+    while lanes.opened:
+        run = lanes.take_run(count)
+        if run:
+            session.output.hand_out = run
+            return True
+    return False
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────
+def _open_next(session: PartitionSession, now_ms: int) -> bool:
+    """Open stored batches until a message is opened. Return False if there is none."""
+    lanes = session.lanes
+    while lanes.stored:
+        stored = lanes.stored.popleft()
+        messages = stored.open()
+        if now_ms >= stored.begin_until_ms:
+            session.intake.held -= len(messages)
+            continue
+        earlier = session.intake.earlier_tries
+        if earlier:
+            for message in messages:
+                message.attempt += earlier.pop(message.offset, 0)
+        if session.flights.is_shared:
+            messages = _note_flights(session, messages, stored, now_ms)
+        messages = divert(session, messages, now_ms)
+        lanes.opened.extend(messages)
+        if messages:
+            return True
+    return False
+
+
+def _note_flights(
+    session: PartitionSession, messages: list[Message], stored: Stored, now_ms: int
+) -> list[Message]:
+    """Note until when messages of a shared group may begin, and return those to hand out."""
+    flights, lanes, kept = session.flights, session.lanes, []
+    for message in messages:
+        ref = message.partition_id, message.offset
+        if ref in lanes.in_hand:  # its handler will ack it
+            session.intake.held -= 1
+            continue
+        if message.offset in flights.begin_until_ms:  # an earlier copy waits for its next try
+            session.intake.held -= lanes.discard(ref)
+        flights.begin_until_ms[message.offset] = stored.begin_until_ms
+        crashes = flights.crashes.get(message.offset, 0)
+        message.attempt += crashes
+        if crashes >= ALONE_FROM:
+            session.output.notes.append(Note(NoteKind.CRASHED, message.offset, crashes))
+            is_spent = crashes >= SHARED_CRASHES_MAX or message.attempt > session.settings.last_try
+            if is_spent and sets_aside(session.settings):
+                failure = crash_of(session, message, crashes, now_ms)
+                set_aside(session, message, Fate.DEAD, failure, now_ms)
+                continue
+        kept.append(message)
+    return kept
+
+
+# ── suspects ──────────────────────────────────────────────────────────────────────────────────────
+def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool:
+    """Let the next suspect begin. Return False once messages are handed out freely."""
+    lanes = session.lanes
+    if suspects.message is not None or not lanes.is_idle:
+        return True
+    due = lanes.take_due(now_ms)
+    if due is not None:  # it has failed, so it has not ended the process
+        due.attempt += 1
+        _hand_out(session, due, now_ms)
+        return True
+    lanes.reopen()
+    while lanes.opened or _open_next(session, now_ms):
+        message = lanes.opened[0]
+        if suspects.is_over(message.offset, now_ms):
+            break
+        lanes.opened.popleft()
+        crashes = suspects.crashes.get(message.offset, 0)
+        message.attempt += crashes
+        if crashes:
+            session.output.notes.append(Note(NoteKind.CRASHED, message.offset, crashes))
+        is_spent = crashes >= CRASHES_MAX or (
+            crashes and message.attempt > session.settings.last_try
+        )
+        if not lanes.claim(message):
+            continue
+        if is_spent and sets_aside(session.settings):
+            failure = crash_of(session, message, crashes, now_ms)
+            set_aside(session, message, crash_fate(session, message), failure, now_ms)
+            continue
+        suspects.begin(message)
+        session.output.requests.append(TakeTurn())
+        return True
+    if not lanes.opened and not suspects.is_over(session.offsets.next_offset, now_ms):
+        return True  # suspects are not pulled yet
+    session.suspects = None
+    return False
+
+
+def crash_fate(session: PartitionSession, message: Message) -> Fate:
+    """Return what becomes of a message that has ended processes."""
+    parks = session.settings.failure_policy == "park" and bool(message.key)
+    return Fate.PARKED if parks else Fate.DEAD
+
+
+def on_turn(session: PartitionSession, now_ms: int) -> None:
+    """The consumer's turn is here: have the broker record that the suspect begins."""
+    suspects = session.suspects
+    if suspects is None or suspects.message is None or not session.tenure.is_live:
+        session.output.requests.append(LeaveTurn())
+        return
+    offset = suspects.message.offset
+    suspects.phase = SuspectPhase.BEGINNING
+    session.acks.begun[offset] = suspects.crashes_if_alone(offset)
+    session.acks.make_due(now_ms)
+
+
+def hand_out_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) -> None:
+    """The begin of the suspect is stored: hand it out."""
+    assert suspects.message is not None
+    if not session.tenure.may_hand_out(now_ms):
+        return  # it waits for the end of a pause
+    suspects.phase = SuspectPhase.ALONE
+    suspects.since_ms = now_ms
+    _hand_out(session, suspects.message, now_ms)
+
+
+def resume_suspect(session: PartitionSession, now_ms: int) -> None:
+    """Hand out the suspect whose begin was stored during a pause."""
+    suspects = session.suspects
+    if suspects is None or suspects.phase is not SuspectPhase.BEGINNING:
+        return
+    assert suspects.message is not None
+    if suspects.message.offset not in session.acks.begun:
+        hand_out_suspect(session, suspects, now_ms)
+
+
+def end_suspect(session: PartitionSession) -> None:
+    """The present suspect has ended, or is not waited for any more."""
+    suspects = session.suspects
+    if suspects is not None and suspects.message is not None:
+        suspects.end()
+        session.output.requests.append(LeaveTurn())

@@ -1,0 +1,170 @@
+"""Redrives parked keys, and tries messages that wait for a retry, window by window. Pure.
+
+listed as redriving ─▶ window ─▶ read ─▶ in hand ─▶ stored ─▶ the next window ─▶ freed
+aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
+"""
+
+from __future__ import annotations
+
+from ...protocol.parked import (
+    Free,
+    Park,
+    ParkState,
+    Shift,
+    Unpark,
+    crash_failure,
+    is_loose,
+)
+from .events import KeysListed, WindowRead
+from .parking import Pending
+from .ready import Note, NoteKind, ReadWindow
+from .redrive import WINDOW, Redrives, Window, WindowPhase
+from .state import PartitionSession
+
+
+def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:
+    """The broker has listed the parked keys."""
+    parking, redrives = session.parking, session.redrives
+    parking.listed_version = max(parking.listed_version, event.version)
+    parking.version = max(parking.version, event.version)
+    rows = [row for row in event.rows if row.key not in parking.freed]
+    parking.keys.update(row.key for row in rows if not is_loose(row.key))
+    for row in rows:
+        waits = row.key in parking.releasing or parking.ends_redrive(row.key)
+        if row.state is ParkState.REDRIVING and not waits and not _is_retry(row.key):
+            _begin(session, redrives, row.key)
+    for tries, source, start, end in event.aside:
+        redrives.put_aside(now_ms, tries, source, (start, end))
+
+
+def _is_retry(key: object) -> bool:
+    return isinstance(key, int) and key != 0
+
+
+def _begin(session: PartitionSession, redrives: Redrives, key: bytes | int | None) -> None:
+    if not redrives.is_allowed:
+        session.output.notes.append(Note(NoteKind.NO_REDRIVES))
+    elif not session.offsets.is_acked_to_end:
+        redrives.begin(key)
+
+
+def read_due(session: PartitionSession, now_ms: int) -> None:
+    """Request the windows that are due."""
+    redrives = session.redrives
+    if not (redrives.windows or redrives.aside) or not redrives.is_allowed:
+        return
+    window = redrives.take_unprotected()
+    if window is not None:
+        at_ms = session.epoch_ms + now_ms
+        failure = crash_failure("again", at_ms=at_ms, attempts=1)
+        window.unstored += 1
+        token = session.tenure.lease[3]
+        session.parking.park(window.key, [], failure, token=token, window=window.number)
+    if session.offsets.is_acked_to_end:
+        return
+    for due in list(redrives.take_due(now_ms)):
+        session.output.requests.append(
+            ReadWindow(due.number, due.key, due.source, due.ranges, WINDOW)
+        )
+
+
+def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) -> None:
+    """Messages of a window are here."""
+    redrives, parking = session.redrives, session.parking
+    window = redrives.windows.get(event.number)
+    if window is None or not session.tenure.is_live:
+        return
+    window.failures = 0
+    for source, start, end in event.gone:
+        session.output.notes.append(Note(NoteKind.GONE, start, end - start))
+        window.unstored += 1
+        parking.add(Unpark(window.key, source, ((start, end),)), window=window.number)
+    for left in event.left:
+        assert isinstance(window.key, int)
+        redrives.put_aside(now_ms, window.key, window.source, left)
+    window.phase = WindowPhase.IN_HAND
+    for message in event.messages:
+        ref = message.partition_id, message.offset
+        window.out.add(ref)
+        redrives.owners[ref] = window
+        if window.is_retry:
+            assert isinstance(window.key, int)
+            message.attempt = window.key + 1
+    session.lanes.extra.extend(event.messages)
+    session.intake.held += len(event.messages)
+    if event.messages or event.gone:
+        return
+    if is_loose(window.key):
+        redrives.end(window)
+    elif parking.has_parks_of(window.key):
+        window.phase = WindowPhase.DUE
+        window.not_before_ms = now_ms + session.settings.backoff.wait_ms(1, session.rng)
+    else:
+        window.phase = WindowPhase.FREEING
+        window.unstored += 1
+        parking.free(window.key)
+
+
+def on_window_failed(session: PartitionSession, number: int, now_ms: int) -> None:
+    """A window was not read: it is read again after a pause."""
+    redrives = session.redrives
+    window = redrives.windows.get(number)
+    if window is None:
+        return
+    window.failures += 1
+    pause = session.settings.backoff.wait_ms(window.failures, session.rng)
+    if window.is_retry:
+        assert isinstance(window.key, int)
+        for offset_range in window.ranges:
+            redrives.put_aside(now_ms + pause, window.key, window.source, offset_range)
+        redrives.end(window)
+        return
+    window.phase = WindowPhase.DUE
+    window.not_before_ms = now_ms + pause
+
+
+def on_stored(session: PartitionSession, pending: Pending, now_ms: int) -> None:
+    """The broker has stored a change."""
+    change, redrives = pending.change, session.redrives
+    if isinstance(change, Free):
+        _release(session, change.key)
+    elif isinstance(change, Park) and pending.try_at_ms:
+        assert isinstance(change.key, int)
+        for offset_range in change.ranges:
+            redrives.put_aside(pending.try_at_ms, change.key, session.partition_id, offset_range)
+    elif isinstance(change, Shift) and change.to is not None:
+        for offset_range in change.ranges:
+            redrives.put_aside(pending.try_at_ms, change.to, change.source, offset_range)
+    window = redrives.windows.get(pending.window)
+    if window is not None:
+        window.unstored -= 1
+        _settle(session, window)
+
+
+def _settle(session: PartitionSession, window: Window) -> None:
+    """Go on with a window of which everything is stored."""
+    if window.out or window.unstored:
+        return
+    if window.phase is WindowPhase.PROTECTING:
+        window.phase = WindowPhase.DUE
+    elif window.phase is WindowPhase.IN_HAND and not (window.is_stopped or window.is_retry):
+        if is_loose(window.key) and window.failure is not None:
+            session.parking.park(window.key, [], window.failure)
+            session.redrives.end(window)
+        else:
+            window.phase = WindowPhase.DUE
+    elif window.phase is WindowPhase.IN_HAND:
+        session.redrives.end(window)
+
+
+def _release(session: PartitionSession, key: bytes | int | None) -> None:
+    """The broker has freed a key: its later messages are handed out."""
+    parking, redrives = session.parking, session.redrives
+    waiting = parking.releasing.pop(key, [])
+    parking.keys.discard(key)
+    parking.freed.add(key)
+    for window in list(redrives.windows.values()):
+        if window.key == key and not window.is_retry:
+            redrives.end(window)
+    if session.tenure.is_live:
+        session.lanes.extra.extend(waiting)
