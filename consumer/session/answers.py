@@ -33,7 +33,7 @@ from .hand_over import fence, stop
 from .lanes import Stored
 from .ready import Note, NoteKind, ReadWindow, SendChanges
 from .state import Call, PartitionSession
-from .suspects import Suspects, SuspectPhase
+from .suspects import SuspectPhase, Suspects
 from .taking import end_suspect, hand_out_suspect
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed

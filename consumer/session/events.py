@@ -135,7 +135,9 @@ class MessageFailed(Struct, frozen=True, gc=False):
 
 
 class MessagesReturned(Struct, frozen=True, gc=False):
-    """Messages of which no try counts: their handler did not start, or was cancelled to hand over."""
+    """Messages of which no try counts: their handler did not start, or was cancelled for a
+    hand-over.
+    """
 
     messages: list[Message]
 

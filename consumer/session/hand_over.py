@@ -1,4 +1,4 @@
-"""Hands a partition over: handlers end, then everything is flushed, then the lock is released. Pure.
+"""Hands a partition over: handlers end, all is flushed, and the lock is released. Pure.
 
     stop, lapse, fence ─▶ nothing starts ─▶ handlers end, or are cancelled ─▶ changes and acks
         ─▶ Release ─▶ ENDED

@@ -1,4 +1,4 @@
-"""Parked messages that are handled again, a window at a time, and those that wait for a retry. Pure.
+"""Parked messages that are handled again, and those that wait for a retry, in windows. Pure.
 
     key ─▶ window: DUE ─▶ READING ─▶ IN_HAND ─ all stored ─▶ DUE ─▶ … ─▶ nothing left: FREEING
     retry ─▶ aside, by time ─▶ a window of its own ─▶ … ─▶ ended

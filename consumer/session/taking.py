@@ -9,12 +9,13 @@ from __future__ import annotations
 from ...protocol.message import Message
 from ..settings import AckMode
 from .failure import Fate, sets_aside
-from .flights import ALONE_FROM, CRASHES_MAX as SHARED_CRASHES_MAX
+from .flights import ALONE_FROM
+from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
 from .lanes import Stored
 from .ready import LeaveTurn, Note, NoteKind, TakeTurn
 from .setting_aside import crash_of, divert, set_aside
 from .state import PartitionSession
-from .suspects import CRASHES_MAX, Suspects, SuspectPhase
+from .suspects import CRASHES_MAX, SuspectPhase, Suspects
 from .tenure import NEVER
 
 OPENED_MAX = 1_024

@@ -1,6 +1,6 @@
 """Until when a session may do what: its phase, its lease, and the hand-over. Pure.
 
-    ACQUIRING ⇄ SERVING ─ stopped, lapsed, fenced ─▶ STOPPING ─ nothing in hand, all flushed ─▶ ENDED
+    ACQUIRING ⇄ SERVING ─ stopped, lapsed, fenced ─▶ STOPPING ─ nothing in hand, flushed ─▶ ENDED
 
     phase       handlers start                pulls   acks
     ACQUIRING   once it was acquired before   no      once it was acquired before

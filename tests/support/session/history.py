@@ -1,0 +1,610 @@
+"""Drives `step` through a random history of one partition, and judges each message that begins.
+
+    actions: send, answer or fail a request, want, handle, fail, time, pause, operators, stop, crash
+    at the end everything is healed, and every message must have been handled
+
+The rules that it judges by are those of a reader of docs/PARKING.md and docs/ORDER.md; of the
+session it only looks at what is asked and handed out, and at its count of messages.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from keylane.consumer.session import step as step_module
+from keylane.consumer.session.events import (
+    CallFailed,
+    FlightsPulled,
+    KeysListed,
+    LeaseGranted,
+    MessageFailed,
+    MessagesHandled,
+    MessagesReturned,
+    Paused,
+    Pulled,
+    RunEnded,
+    Stopped,
+    Tick,
+    TurnTaken,
+    WindowRead,
+    WorkWanted,
+)
+from keylane.consumer.session.ready import (
+    CancelHandlers,
+    LeaveTurn,
+    ReadWindow,
+    Ready,
+    SendChanges,
+    TakeTurn,
+)
+from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.settings import AckMode, ConsumerSettings
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import KeylaneError, UnreachableError
+from keylane.protocol.frames import (
+    Ack,
+    Acquire,
+    AcquireShared,
+    ListParked,
+    Pull,
+    PullShared,
+    Release,
+)
+from keylane.protocol.groups import FailurePolicy
+from keylane.protocol.message import Message
+from keylane.protocol.parked import Failure, ParkState, is_loose
+from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
+
+LEASE_MS = 10_000
+GROUP = "g"
+FAILURE = Failure("ValueError", "bad", "test", 1, 1)
+_BACKOFF = Backoff(first_ms=50, max_ms=400)
+
+
+def settings_of(**given: Any) -> ConsumerSettings:
+    return ConsumerSettings(
+        ttl_ms=LEASE_MS,
+        tries_max=2,
+        retry_tries_max=3,
+        buffer_messages=6,
+        in_flight_messages=6,
+        in_flight_ms=3_000,
+        backoff=_BACKOFF,
+        handler_backoff=_BACKOFF,
+        retry_backoff=_BACKOFF,
+        **given,
+    )
+
+
+EXCLUSIVE = [
+    settings_of(on_failure=policy, ack=ack)
+    for policy in FailurePolicy
+    for ack in (AckMode.LINGERING, AckMode.LINGERING, AckMode.EACH)
+]
+SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
+
+
+class Broken(AssertionError):
+    """A session has broken a promise."""
+
+
+class History:
+    """One history, from a generator that decides everything."""
+
+    def __init__(self, rng: random.Random, settings: ConsumerSettings | None = None) -> None:
+        self.rng = rng
+        self.settings = settings or rng.choice(EXCLUSIVE)
+        self.is_shared = self.settings in SHARED
+        is_small = rng.random() < 0.3
+        self.broker = PartitionModel(
+            ranges_max=1 if is_small else 1_000, keys_max=2 if rng.random() < 0.2 else 1_000
+        )
+        self.offsets_of: dict[bytes, list[int]] = defaultdict(list)
+        self.now_ms = 1_000
+        self.token = 0
+        self.steps = 0
+        self.lease_until_ms = 0
+        self.in_flight_until_ms: dict[int, int] = {}
+        self.is_calm = False
+        self.send()
+        self.open()
+
+    # ── the session ───────────────────────────────────────────────────────────────────────────────
+    def open(self) -> None:
+        """A new owner, under the next token."""
+        self.token += 1
+        self.calls: list[Any] = []
+        self.hands: dict[tuple[int, int], Message] = {}
+        self.run: list[Message] = []
+        self.done: set[tuple[int, int]] = set()
+        self.failed: set[int] = set()
+        """What failed in this session, or was handed out alone."""
+        self.is_paused = self.is_stopped = self.has_more = self.must_cancel = False
+        self.has_turn = False
+        self.suspects: set[int] = set()
+        self.careful_until_ms = 0
+        self.wait_until_ms = self.now_ms
+        lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
+        self.session = PartitionSession(
+            lease, self.settings, random.Random(self.rng.getrandbits(32)), epoch_ms=10**12
+        )
+        self.renew()
+
+    def renew(self) -> None:
+        until_ms = self.now_ms + LEASE_MS
+        if self.now_ms < self.lease_until_ms or not self.session.tenure.until_ms:
+            self.lease_until_ms = until_ms
+        self.feed(LeaseGranted(until_ms))
+
+    def feed(self, event: Any) -> Ready:
+        """Give the session an event, and do what it says."""
+        self.steps += 1
+        ready = step_module.step(self.session, event, self.now_ms)
+        self.has_more = ready.has_more
+        self.wait_until_ms = ready.wait_until_ms
+        for request in ready.requests:
+            self._take_request(request)
+        if ready.hand_out:
+            if ready.hand_out is self.session.lanes.run:
+                if self.hands:
+                    raise Broken("a run beside messages in hand")
+                self.run = ready.hand_out
+            else:
+                for message in ready.hand_out:
+                    self._begin(message)
+                    self.hands[message.partition_id, message.offset] = message
+        return ready
+
+    def _take_request(self, request: Any) -> None:
+        kind = type(request)
+        if kind is CancelHandlers:
+            self.must_cancel = True
+        elif kind is LeaveTurn:
+            self.has_turn = False
+        else:
+            if kind is not ReadWindow and any(type(each) is kind for each in self.calls):
+                raise Broken(f"two requests in flight: {request}")
+            if kind is Release and (self.hands or self.run):
+                raise Broken("released while a handler has a message")
+            if kind is Pull and self.is_paused:
+                raise Broken("pulled in a pause")
+            self.calls.append(request)
+
+    # ── the judge ─────────────────────────────────────────────────────────────────────────────────
+    def _begin(self, message: Message) -> None:
+        """A handler begins with a message: may it?"""
+        offset, key, broker = message.offset, message.key, self.broker
+        ref = message.partition_id, offset
+        if self.now_ms >= self.lease_until_ms:
+            raise Broken(f"offset {offset} begins after the lease")
+        if self.is_stopped or self.is_paused:
+            raise Broken(f"offset {offset} begins in a pause or a hand-over")
+        if ref in self.hands:
+            raise Broken(f"offset {offset} is in hand twice")
+        if ref in self.done:
+            raise Broken(f"offset {offset} begins again after it was handled")
+        if self.is_shared:
+            self._begin_shared(offset)
+            return
+        where = broker.where_parked(offset)
+        if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
+            states = [broker.parked[each] for each in where]
+            if not any(each.token == self.token for each in states) and not _is_aside(where):
+                raise Broken(f"offset {offset} begins while it is parked")
+        if key and not any(is_loose(each) for each in where):
+            self._check_order(offset, key)
+        self._check_alone(offset)
+
+    def _check_order(self, offset: int, key: bytes) -> None:
+        for other in self.hands.values():
+            if other.key == key and not self._is_loose(other.offset):
+                raise Broken(f"offset {offset} begins beside {other.offset} of its key")
+        for earlier in self.offsets_of[key]:
+            if earlier >= offset:
+                break
+            if not self.broker.is_settled(earlier):
+                raise Broken(f"offset {offset} begins before {earlier} of its key")
+
+    def _is_loose(self, offset: int) -> bool:
+        return any(is_loose(key) for key in self.broker.where_parked(offset))
+
+    def _check_alone(self, offset: int) -> None:
+        if offset not in self.suspects or self.now_ms >= self.careful_until_ms:
+            return
+        if self.hands:
+            raise Broken(f"suspect {offset} begins beside {list(self.hands)}")
+        if offset not in self.failed and offset not in self.broker.begun:
+            raise Broken(f"suspect {offset} begins without a record")
+        self.failed.add(offset)
+
+    def _begin_shared(self, offset: int) -> None:
+        until_ms = self.in_flight_until_ms.get(offset, 0)
+        if self.now_ms >= until_ms - self.settings.in_flight_ms // 3:
+            raise Broken(f"offset {offset} begins too late in its time in flight")
+
+    def check_count(self) -> None:
+        """The session counts each message that it has once."""
+        session = self.session
+        lanes = session.lanes
+        stored = sum(end - start for each in lanes.stored for start, end in each.ranges)
+        releasing = sum(map(len, session.parking.releasing.values()))
+        made = sum(1 for _ in lanes.waiting())
+        suspects = session.suspects
+        present = suspects.message if suspects is not None else None
+        waits = 0
+        if present is not None and suspects.phase.name in {"TURN", "BEGINNING"}:
+            waits = 1
+        have = stored + releasing + made + len(lanes.in_hand) + len(lanes.run) + waits
+        if session.tenure.is_live and session.intake.held != have:
+            raise Broken(f"{session.intake.held} messages are counted, and there are {have}")
+
+    # ── actions ───────────────────────────────────────────────────────────────────────────────────
+    def send(self) -> None:
+        if self.broker.is_sealed or len(self.broker.keys) > 30:
+            return
+        for _ in range(self.rng.randint(1, 5)):
+            key = KEYS[int(self.rng.random() * len(KEYS))]
+            self.offsets_of[key].append(len(self.broker.keys))
+            self.broker.keys.append(key)
+
+    def answer(self) -> None:
+        """The broker answers one request, or does not."""
+        if not self.calls:
+            return
+        request = self.calls.pop(int(self.rng.random() * len(self.calls)))
+        dice = 1.0 if self.is_calm else self.rng.random()
+        if dice < 0.08 and type(request) is not TakeTurn:  # lost on its way
+            self._fail_call(request, UnreachableError("no answer"))
+            return
+        try:
+            event = self._serve(request)
+        except KeylaneError as error:
+            self._fail_call(request, error)
+            return
+        if dice < 0.14 and type(request) is not TakeTurn:  # done, but its answer is lost
+            self._fail_call(request, UnreachableError("no answer"))
+        elif event is not None:
+            self.feed(event)
+
+    def _fail_call(self, request: Any, error: KeylaneError) -> None:
+        self.feed(CallFailed(request, error))
+
+    def _serve(self, request: Any) -> Any:
+        return _SERVE[type(request)](self, request)
+
+    def _serve_acquire(self, _request: Any) -> Any:
+        answer = self.broker.acquire(self.token)
+        if self.is_shared:
+            return answer
+        if self.session.offsets.next_offset < 0:
+            accused = {offset for offset, _ in answer.begun}
+            self.suspects = {*range(answer.cursor, answer.suspects_upto), *accused}
+            self.careful_until_ms = self.now_ms + 30_000
+        return answer
+
+    def _serve_pull(self, request: Pull) -> Any:
+        self.broker.check_token(self.token)
+        rng, start = self.rng, request.offset
+        sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
+        if start > 0 and rng.random() < 0.3:
+            start -= 1  # a batch may begin below what was asked for
+        batches = self.broker.batches(start, sizes)
+        end = len(self.broker.keys)
+        upto = batches[-1].end if batches else request.offset
+        sealed = self.broker.is_sealed and upto == end
+        return Pulled(batches, upto, end, sealed, self.broker.version)
+
+    def _serve_shared(self, request: PullShared) -> Any:
+        broker, now_ms = self.broker, self.now_ms
+        free = [
+            offset
+            for offset in range(len(broker.keys))
+            if offset not in broker.acked and self.in_flight_until_ms.get(offset, 0) <= now_ms
+        ][: request.count_max]
+        if free and not self.is_calm and self.rng.random() < 0.1:  # another consumer is faster
+            broker.acked.add(free[0])
+            broker.handled.add(free[0])
+            del free[0]
+        for offset in free:
+            self.in_flight_until_ms[offset] = now_ms + request.in_flight_ms
+        batches = broker.batches(0, [len(broker.keys)])
+        ranges = tuple((offset, offset + 1) for offset in free)
+        tries = tuple((offset, broker.tries[offset]) for offset in free if offset in broker.tries)
+        end, sealed = len(broker.keys), broker.is_sealed
+        return FlightsPulled(batches, ranges, now_ms, broker.cursor, end, sealed, (), tries)
+
+    def _serve_ack(self, request: Ack) -> Any:
+        answer = self.broker.ack(self.token, request.ranges, request.failed, request.begun)
+        for start, end in request.held:
+            for offset in range(start, end):
+                if offset not in self.hands and (PARTITION_ID, offset) not in self.hands:
+                    continue
+                self.in_flight_until_ms[offset] = (
+                    self.session.acks.sent_ms + self.settings.in_flight_ms
+                )
+        return answer
+
+    def _serve_changes(self, request: SendChanges) -> Any:
+        return self.broker.change(self.token, request.changes)
+
+    def _serve_list(self, _request: ListParked) -> Any:
+        self.broker.check_token(self.token)
+        is_first = not self.session.tenure.is_acquired
+        aside = self.broker.aside() if is_first else ()
+        return KeysListed(self.broker.version, self.broker.rows(), aside)
+
+    def _serve_window(self, request: ReadWindow) -> Any:
+        self.broker.check_token(self.token)
+        parked = self.broker.parked.get(request.key)
+        offsets = [] if parked is None else parked.offsets
+        left: list[tuple[int, int]] = []
+        if request.ranges:
+            (start, end), *_ = request.ranges
+            offsets = [offset for offset in offsets if start <= offset < end]
+        else:
+            offsets = offsets[: self.rng.randint(1, 3)]
+        keys = self.broker.keys
+        messages = [
+            Message("s", keys[offset], b"", offset, PARTITION_ID, 0) for offset in offsets
+        ]
+        return WindowRead(request.number, messages, (), left)
+
+    def _serve_turn(self, _request: TakeTurn) -> Any:
+        self.has_turn = True
+        return TurnTaken()
+
+    def _serve_release(self, _request: Release) -> Any:
+        return self.broker.release(self.token)
+
+    def want(self) -> None:
+        if self.run or len(self.hands) >= 3 or self.must_cancel:
+            return
+        run = self.rng.choice((0, 0, 1, 8)) if not self.hands else 0
+        self.feed(WorkWanted(self.rng.randint(1, 2), 1, run))
+
+    def progress_run(self) -> None:
+        """The worker goes on with its run: some messages, and perhaps one that waits."""
+        run = self.run
+        if not run:
+            return
+        done = self.rng.randint(0, len(run))
+        if self.now_ms >= self.lease_until_ms or self.is_stopped or self.is_paused:
+            done = 0  # the worker looks at the lease before each message
+            has_next = False
+        else:
+            has_next = done < len(run) and self.rng.random() < 0.7
+        self.run = []
+        for message in run[:done]:
+            self._begin(message)
+            self._handle(message)
+        if has_next:
+            message = run[done]
+            self._begin(message)
+            self.hands[message.partition_id, message.offset] = message
+        self.feed(RunEnded(done, has_next))
+
+    def _handle(self, message: Message) -> None:
+        self.broker.handled.add(message.offset)
+        self.done.add((message.partition_id, message.offset))
+
+    def _pick(self) -> Message | None:
+        if not self.hands:
+            return None
+        refs = list(self.hands)
+        return self.hands.pop(refs[int(self.rng.random() * len(refs))])
+
+    def handle(self) -> None:
+        message = self._pick()
+        if message is None:
+            return
+        self._handle(message)
+        offset, wanted = message.offset, self.rng.randint(0, 1) if not self.must_cancel else 0
+        self.feed(MessagesHandled(((offset, offset + 1),), wanted=wanted))
+
+    def fail(self) -> None:
+        message = self._pick()
+        if message is None:
+            return
+        self.failed.add(message.offset)
+        is_asked = self.rng.random() < 0.2
+        asked_ms = self.rng.choice((None, 0, 100)) if is_asked else None
+        self.feed(MessageFailed(message, FAILURE, asked_ms, is_asked))
+
+    def return_all(self) -> None:
+        """Cancelled handlers end."""
+        if self.must_cancel and (self.hands or self.run):
+            if self.run:
+                self.run = []
+                self.feed(RunEnded(0))
+            messages = list(self.hands.values())
+            self.hands.clear()
+            if messages:
+                self.feed(MessagesReturned(messages))
+
+    def pass_time(self) -> None:
+        self.now_ms += self.rng.choice((1, 5, 30, 200, 1_000, 4_000))
+        self.tick()
+
+    def tick(self) -> None:
+        """The shell's timers: none is late."""
+        if self.now_ms >= self.wait_until_ms:
+            self.feed(Tick())
+        elif self.now_ms >= self.lease_until_ms:
+            raise Broken("no timer for the end of the lease")
+
+    def pause(self) -> None:
+        if not self.is_stopped:
+            self.is_paused = not self.is_paused
+            self.feed(Paused(self.is_paused))
+
+    def operate(self) -> None:
+        """An operator redrives or skips."""
+        broker = self.broker
+        choices = [
+            key
+            for key, parked in broker.parked.items()
+            if parked.state is not ParkState.REDRIVING and (key is None or isinstance(key, bytes))
+        ]
+        if not choices:
+            return
+        key = self.rng.choice(choices)
+        parked = broker.parked[key]
+        is_handled = parked.token == self.token
+        if isinstance(key, bytes) and key and self.rng.random() < 0.3 and not is_handled:
+            if parked.offsets:
+                broker.skip(key)
+        else:
+            broker.redrive(key)
+
+    def seal(self) -> None:
+        self.broker.is_sealed = True
+
+    def stop(self) -> None:
+        self.feed(Stopped(self.rng.choice((0, 500))))
+        self.is_stopped = True
+
+    def crash(self) -> None:
+        """The process ends, and another one takes over after its lease."""
+        self.lease_until_ms = 0
+        for offset in self.in_flight_until_ms:
+            self.in_flight_until_ms[offset] = 0
+        self.open()
+
+    def fence(self) -> None:
+        """Another owner has come and gone, without a trace but its token."""
+        self.token += 1
+        self.broker.fence = self.token
+        self.broker.is_released = True
+        self.broker.forget_suspects()
+
+    def replace_ended(self) -> None:
+        """A session that has ended is followed by another."""
+        if self.session.tenure.phase.name == "STOPPING":
+            self.is_stopped = True
+        if self.session.has_ended:
+            if self.hands or self.run:
+                raise Broken("ended while a handler has a message")
+            self.crash()
+
+    # ── a whole history ───────────────────────────────────────────────────────────────────────────
+    def act(self) -> None:
+        """One random action."""
+        _pick_action(self.rng)(self)
+        self.replace_ended()
+
+    def play(self, count: int) -> None:
+        """Random actions, and then the end, at which everything is handled."""
+        for _ in range(count):
+            self.act()
+        self.check_count()
+        self.heal()
+
+    def heal(self) -> None:
+        """Everything works now: each message must be handled, and nothing is left over."""
+        self.is_calm = True
+        self.broker.ranges_max = self.broker.keys_max = 1_000
+        self.seal()
+        if self.is_paused:
+            self.pause()
+        for turn in range(400):
+            if not self._heal_once() and self._is_done():
+                self.check_count()
+                if turn and not self.session.is_drained:
+                    raise Broken("everything is handled, and the partition is not drained")
+                return
+        raise Broken(f"not done: {self._undone()}")
+
+    def _heal_once(self) -> bool:
+        """Do all that can be done; return False if that was nothing, and let time pass."""
+        self.replace_ended()
+        self.is_stopped = self.is_stopped and not self.session.tenure.is_live
+        for key, parked in list(self.broker.parked.items()):
+            if parked.state is not ParkState.REDRIVING and (
+                key is None or isinstance(key, bytes)
+            ):
+                self.broker.redrive(key)
+        has_acted = False
+        for _ in range(len(self.calls)):
+            if self.calls:
+                self.answer()
+                has_acted = True
+        if self.must_cancel:
+            self.return_all()
+        while self.run or self.hands:
+            has_acted = True
+            if self.run:
+                self.progress_run()
+            else:
+                self.handle()
+        if self.has_more and not self.run:
+            before = len(self.broker.handled)
+            self.want()
+            has_acted = has_acted or bool(self.run or self.hands) or before > 0
+        if not has_acted or self.rng.random() < 0.3:
+            self.now_ms = max(self.now_ms + 1, min(self.wait_until_ms, self.now_ms + 3_000))
+            self.tick()
+            if self.session.tenure.is_live and self.now_ms < self.lease_until_ms:
+                self.renew()
+        return False
+
+    def _undone(self) -> dict[str, Any]:
+        broker = self.broker
+        every = set(range(len(broker.keys)))
+        return {
+            "not handled": every - broker.handled - broker.skipped,
+            "not acked": every - broker.acked,
+            "parked": broker.parked,
+            "phase": self.session.tenure.phase,
+            "calls": self.calls,
+        }
+
+    def _is_done(self) -> bool:
+        undone = self._undone()
+        is_quiet = not (self.hands or self.run) and self.session.tenure.is_acquired
+        is_current = self.session.offsets.cursor == len(self.broker.keys)
+        left = undone["not handled"] or undone["not acked"] or undone["parked"]
+        return is_quiet and is_current and not left and not self.session.parking
+
+
+def _is_aside(where: list[Any]) -> bool:
+    return any(isinstance(key, int) for key in where)
+
+
+_SERVE: dict[type, Callable[[History, Any], Any]] = {
+    Acquire: History._serve_acquire,
+    AcquireShared: History._serve_acquire,
+    Pull: History._serve_pull,
+    PullShared: History._serve_shared,
+    Ack: History._serve_ack,
+    SendChanges: History._serve_changes,
+    ListParked: History._serve_list,
+    ReadWindow: History._serve_window,
+    TakeTurn: History._serve_turn,
+    Release: History._serve_release,
+}
+
+ACTIONS: list[tuple[int, Callable[[History], None]]] = [
+    (30, History.answer),
+    (14, History.want),
+    (14, History.progress_run),
+    (14, History.handle),
+    (7, History.fail),
+    (7, History.pass_time),
+    (4, History.send),
+    (3, History.renew),
+    (3, History.operate),
+    (3, History.return_all),
+    (1, History.pause),
+    (1, History.seal),
+    (1, History.stop),
+    (1, History.crash),
+    (1, History.fence),
+]
+_DRAWN = [action for weight, action in ACTIONS for _ in range(weight)]
+
+
+def _pick_action(rng: random.Random) -> Callable[[History], None]:
+    return _DRAWN[int(rng.random() * len(_DRAWN))]
