@@ -74,6 +74,16 @@ class PullOffsets:
         self.next_offset = max(end, self.next_offset)
         return ranges
 
+    def mark_acked(self, offset: int) -> None:
+        """Record that a message of a shared group was handled here: it is not begun again, even if
+        the broker hands it out before it has the ack.
+        """
+        self._acked.add(offset, offset + 1)
+
+    def is_acked(self, offset: int) -> bool:
+        """Return True if a message is known to be handled."""
+        return offset in self._acked
+
     def skip_removed(self, first_offset: int) -> int:
         """Continue at `first_offset`, because older messages are removed. Return how many of them
         were not acked.

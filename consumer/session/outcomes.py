@@ -65,6 +65,7 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
         suspects.phase = SuspectPhase.ACKING
     if session.flights.is_shared:
         session.flights.end(offset)
+        session.offsets.mark_acked(offset)
     if mode is not AckMode.BEFORE:
         session.acks.handled.add(offset, offset + 1)
     if mode is AckMode.EACH:

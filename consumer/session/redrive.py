@@ -206,6 +206,13 @@ class Redrives:
             times.append(self.aside[0].due_ms)
         return min(times, default=None)
 
+    def drop_unread(self) -> None:
+        """Forget what is not read yet."""
+        self.aside.clear()
+        for window in list(self.windows.values()):
+            if window.phase in {WindowPhase.UNPROTECTED, WindowPhase.DUE}:
+                self.end(window)
+
     def clear(self) -> None:
         """Forget everything: the partition is handed over. What is in hand stays known."""
         self.aside.clear()

@@ -53,6 +53,7 @@ from .ready import Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
+from .tenure import SessionPhase
 from .windows import on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()
@@ -71,6 +72,7 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
     output = session.output
     is_short = (
         kind in _SHORT
+        and session.tenure.phase is SessionPhase.SERVING
         and now_ms < session.next_timer_ms
         and not (output.requests or session.intake.is_full or session.parking)
     )

@@ -148,7 +148,8 @@ def _note_flights(
     flights, lanes, kept = session.flights, session.lanes, []
     for message in messages:
         ref = message.partition_id, message.offset
-        if ref in lanes.in_hand:  # its handler will ack it
+        if ref in lanes.in_hand or session.offsets.is_acked(message.offset):
+            # Its time has ended before the ack: its handler has it, or has had it.
             session.intake.held -= 1
             continue
         if message.offset in flights.begin_until_ms:  # an earlier copy waits for its next try

@@ -53,6 +53,9 @@ def read_due(session: PartitionSession, now_ms: int) -> None:
     redrives = session.redrives
     if not (redrives.windows or redrives.aside) or not redrives.is_allowed:
         return
+    if session.offsets.is_acked_to_end:
+        redrives.drop_unread()  # the children have adopted them, or will
+        return
     window = redrives.take_unprotected()
     if window is not None:
         at_ms = session.epoch_ms + now_ms
@@ -60,8 +63,6 @@ def read_due(session: PartitionSession, now_ms: int) -> None:
         window.unstored += 1
         token = session.tenure.lease[3]
         session.parking.park(window.key, [], failure, token=token, window=window.number)
-    if session.offsets.is_acked_to_end:
-        return
     for due in list(redrives.take_due(now_ms)):
         session.output.requests.append(
             ReadWindow(due.number, due.key, due.source, due.ranges, WINDOW)

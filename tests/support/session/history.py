@@ -186,10 +186,11 @@ class History:
             raise Broken(f"offset {offset} is in hand twice")
         if ref in self.done:
             raise Broken(f"offset {offset} begins again after it was handled")
-        if self.is_shared:
-            self._begin_shared(offset)
-            return
         where = broker.where_parked(offset)
+        if self.is_shared:
+            if not where:
+                self._begin_shared(offset)
+            return
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
             if not any(each.token == self.token for each in states) and not _is_aside(where):
@@ -205,8 +206,15 @@ class History:
         for earlier in self.offsets_of[key]:
             if earlier >= offset:
                 break
-            if not self.broker.is_settled(earlier):
+            if not (self.broker.is_settled(earlier) or self._goes_aside(earlier)):
                 raise Broken(f"offset {offset} begins before {earlier} of its key")
+
+    def _goes_aside(self, offset: int) -> bool:
+        """True if the session has given a message up alone, and the broker does not know it yet."""
+        return any(
+            is_loose(park.key) and any(start <= offset < end for start, end in park.ranges)
+            for park in self.session.parking._unstored_parks()
+        )
 
     def _is_loose(self, offset: int) -> bool:
         return any(is_loose(key) for key in self.broker.where_parked(offset))
@@ -214,6 +222,8 @@ class History:
     def _check_alone(self, offset: int) -> None:
         if offset not in self.suspects or self.now_ms >= self.careful_until_ms:
             return
+        if self.broker.where_parked(offset):
+            return  # it was set aside, and is redriven
         if self.hands:
             raise Broken(f"suspect {offset} begins beside {list(self.hands)}")
         if offset not in self.failed and offset not in self.broker.begun:
@@ -320,11 +330,8 @@ class History:
         answer = self.broker.ack(self.token, request.ranges, request.failed, request.begun)
         for start, end in request.held:
             for offset in range(start, end):
-                if offset not in self.hands and (PARTITION_ID, offset) not in self.hands:
-                    continue
-                self.in_flight_until_ms[offset] = (
-                    self.session.acks.sent_ms + self.settings.in_flight_ms
-                )
+                sent_ms = self.session.acks.sent_ms
+                self.in_flight_until_ms[offset] = sent_ms + self.settings.in_flight_ms
         return answer
 
     def _serve_changes(self, request: SendChanges) -> Any:
@@ -432,7 +439,7 @@ class History:
         """The shell's timers: none is late."""
         if self.now_ms >= self.wait_until_ms:
             self.feed(Tick())
-        elif self.now_ms >= self.lease_until_ms:
+        elif self.session.tenure.is_live and self.now_ms >= self.lease_until_ms:
             raise Broken("no timer for the end of the lease")
 
     def pause(self) -> None:
@@ -506,19 +513,20 @@ class History:
         """Everything works now: each message must be handled, and nothing is left over."""
         self.is_calm = True
         self.broker.ranges_max = self.broker.keys_max = 1_000
-        self.seal()
         if self.is_paused:
             self.pause()
-        for turn in range(400):
-            if not self._heal_once() and self._is_done():
+        for _ in range(400):
+            self._heal_once()
+            if self.broker.is_sealed and self.session.is_drained:
                 self.check_count()
-                if turn and not self.session.is_drained:
-                    raise Broken("everything is handled, and the partition is not drained")
+                self._check_complete()
                 return
+            if self._is_done():
+                self.seal()
         raise Broken(f"not done: {self._undone()}")
 
-    def _heal_once(self) -> bool:
-        """Do all that can be done; return False if that was nothing, and let time pass."""
+    def _heal_once(self) -> None:
+        """Do all that can be done, and let time pass."""
         self.replace_ended()
         self.is_stopped = self.is_stopped and not self.session.tenure.is_live
         for key, parked in list(self.broker.parked.items()):
@@ -548,7 +556,20 @@ class History:
             self.tick()
             if self.session.tenure.is_live and self.now_ms < self.lease_until_ms:
                 self.renew()
-        return False
+
+    def _is_done(self) -> bool:
+        """True if all is handled; of a partition that is sealed, its children have the rest."""
+        undone = self._undone()
+        left = undone["not handled"] or undone["parked"]
+        is_at_end = self.session.offsets.cursor == len(self.broker.keys)
+        return is_at_end and not left
+
+    def _check_complete(self) -> None:
+        """Nothing is lost: what no handler has handled is parked, or was skipped."""
+        broker = self.broker
+        missing = set(range(len(broker.keys))) - broker.handled - broker.skipped
+        if lost := {offset for offset in missing if not broker.where_parked(offset)}:
+            raise Broken(f"lost: {lost}")
 
     def _undone(self) -> dict[str, Any]:
         broker = self.broker
@@ -560,13 +581,6 @@ class History:
             "phase": self.session.tenure.phase,
             "calls": self.calls,
         }
-
-    def _is_done(self) -> bool:
-        undone = self._undone()
-        is_quiet = not (self.hands or self.run) and self.session.tenure.is_acquired
-        is_current = self.session.offsets.cursor == len(self.broker.keys)
-        left = undone["not handled"] or undone["not acked"] or undone["parked"]
-        return is_quiet and is_current and not left and not self.session.parking
 
 
 def _is_aside(where: list[Any]) -> bool:
