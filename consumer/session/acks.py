@@ -43,7 +43,7 @@ class AckState:
     @property
     def is_flushed(self) -> bool:
         """True if the broker has stored everything, or can store no more ranges."""
-        if self.sent is not None:
+        if self.sent is not None or self.awaited:
             return False
         return self.handled.is_refused or not (self.handled or self.tries)
 

@@ -32,7 +32,7 @@ from .failure import sets_aside
 from .hand_over import fence, stop
 from .lanes import Stored
 from .ready import Note, NoteKind, ReadWindow, SendChanges
-from .state import Call, PartitionSession
+from .state import CallSlot, PartitionSession
 from .suspects import SuspectPhase, Suspects
 from .taking import end_suspect, hand_out_suspect
 from .tenure import NEVER, SessionPhase
@@ -42,7 +42,7 @@ from .windows import on_listed, on_stored, on_window_failed
 def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> None:
     """The broker has raised the fence, for the first time or again."""
     tenure, offsets = session.tenure, session.offsets
-    session.calls[Call.ACQUIRE].end()
+    session.calls.acquire.end()
     session.acks.sent_ms = now_ms
     if tenure.phase is SessionPhase.ACQUIRING:
         tenure.phase = SessionPhase.SERVING
@@ -63,7 +63,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
 
 def on_keys_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None:
     """The parked keys are known."""
-    session.calls[Call.LIST].end()
+    session.calls.list_keys.end()
     if session.tenure.is_live:
         on_listed(session, event, now_ms)
         session.tenure.is_acquired = True
@@ -78,7 +78,7 @@ def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_
 def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     """Batches are here."""
     if not event.has_more:
-        session.calls[Call.PULL].end()
+        session.calls.pull.end()
     if not session.tenure.is_live:
         return
     session.parking.version = max(session.parking.version, event.parked_version)
@@ -117,7 +117,7 @@ def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) 
 
 def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: int) -> None:
     """Messages of a shared group are in flight here."""
-    session.calls[Call.PULL].end()
+    session.calls.pull.end()
     if not session.tenure.is_live:
         return
     flights, offsets = session.flights, session.offsets
@@ -145,7 +145,7 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
     acks, suspects = session.acks, session.suspects
     sent = acks.sent
     assert sent is not None
-    session.calls[Call.ACK].end()
+    session.calls.ack.end()
     acks.confirm()
     session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
     session.parking.version = max(session.parking.version, answer.parked_version)
@@ -183,14 +183,14 @@ def _serve_awaited(session: PartitionSession, now_ms: int) -> None:
 
 def on_changed(session: PartitionSession, _answer: ParkedChanged, now_ms: int) -> None:
     """The broker has stored changes of parked messages."""
-    session.calls[Call.CHANGE].end()
+    session.calls.change.end()
     for pending in session.parking.confirm():
         on_stored(session, pending, now_ms)
 
 
 def on_released(session: PartitionSession, _answer: Released, _now_ms: int) -> None:
     """The pull lock is free."""
-    session.calls[Call.RELEASE].end()
+    session.calls.release.end()
     session.tenure.phase = SessionPhase.ENDED
 
 
@@ -209,15 +209,15 @@ def on_call_failed(session: PartitionSession, event: CallFailed, now_ms: int) ->
     elif isinstance(request, Pull | PullShared | Read):
         _on_pull_failed(session, error, now_ms)
     elif isinstance(request, Acquire | AcquireShared):
-        _fail(session, Call.ACQUIRE, now_ms)
+        _fail(session, session.calls.acquire, now_ms)
     elif isinstance(request, ListParked):
-        _fail(session, Call.LIST, now_ms)
+        _fail(session, session.calls.list_keys, now_ms)
     if isinstance(error, FencedError) and not isinstance(request, Release | ReadWindow):
         fence(session, error.current_token or 0, now_ms)
 
 
-def _fail(session: PartitionSession, call: Call, now_ms: int) -> None:
-    session.calls[call].fail(session.settings, session.rng, now_ms)
+def _fail(session: PartitionSession, slot: CallSlot, now_ms: int) -> None:
+    slot.fail(session.settings, session.rng, now_ms)
 
 
 def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
@@ -225,27 +225,27 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
     if not isinstance(error, OverloadedError):
         acks.retract()
         acks.make_due(now_ms)
-        _fail(session, Call.ACK, now_ms)
+        _fail(session, session.calls.ack, now_ms)
         return
     if not acks.handled.is_refused:
         session.output.notes.append(Note(NoteKind.RANGE_LIMIT, session.offsets.cursor))
     if acks.retract(is_refused=True):
-        session.calls[Call.ACK].end()
+        session.calls.ack.end()
     else:
-        _fail(session, Call.ACK, now_ms)
+        _fail(session, session.calls.ack, now_ms)
     acks.make_due(now_ms)
 
 
 def _on_changes_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
     if error.reason is Reason.PARK_FULL and session.parking.refuse():
-        session.calls[Call.CHANGE].end()
+        session.calls.change.end()
     elif error.reason is Reason.PARK_MOVED:
         # The children have adopted the messages, so these changes have no effect any more.
-        session.calls[Call.CHANGE].end()
+        session.calls.change.end()
         for pending in session.parking.confirm():
             on_stored(session, pending, now_ms)
     else:
-        _fail(session, Call.CHANGE, now_ms)
+        _fail(session, session.calls.change, now_ms)
 
 
 def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
@@ -253,7 +253,7 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
     if not isinstance(error, OffsetOutOfRangeError):
         _acquire_again(session, now_ms)
         return
-    session.calls[Call.PULL].end()
+    session.calls.pull.end()
     first_offset = error.first_offset or 0
     if session.flights.is_shared:  # the broker goes on with what it still stores
         session.output.notes.append(Note(NoteKind.MISSED, first_offset))
@@ -267,6 +267,6 @@ def _on_pull_failed(session: PartitionSession, error: KeylaneError, now_ms: int)
 
 def _acquire_again(session: PartitionSession, now_ms: int) -> None:
     """Raise the fence again: the broker may have been started again."""
-    _fail(session, Call.PULL, now_ms)
+    _fail(session, session.calls.pull, now_ms)
     if session.tenure.phase is SessionPhase.SERVING:
         session.tenure.phase = SessionPhase.ACQUIRING

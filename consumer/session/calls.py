@@ -17,7 +17,7 @@ from ...protocol.offsets import Range
 from ..settings import FullPolicy
 from .offsets import ranges_of
 from .ready import Request, SendChanges
-from .state import Call, PartitionSession
+from .state import PartitionSession
 from .suspects import SuspectPhase
 from .tenure import NEVER, SessionPhase
 from .windows import read_due
@@ -31,31 +31,21 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
     if session.has_ended:
         return
     requests, settings, lease = session.output.requests, session.settings, tenure.lease
-    if tenure.phase is SessionPhase.ACQUIRING and _begin(session, Call.ACQUIRE, now_ms):
+    if tenure.phase is SessionPhase.ACQUIRING and session.calls.acquire.begin(now_ms):
         kind = AcquireShared if session.flights.is_shared else Acquire
         requests.append(kind(*lease, settings.ttl_ms))
     if tenure.phase is SessionPhase.SERVING:
         parking = session.parking
-        if parking.version > parking.listed_version and _begin(session, Call.LIST, now_ms):
+        if parking.version > parking.listed_version and session.calls.list_keys.begin(now_ms):
             parking.freed.clear()
             requests.append(ListParked(*lease, 0))
         if tenure.is_acquired:
             read_due(session, now_ms)
-        if calls[Call.PULL].is_free(now_ms) and _may_pull(session, now_ms):
-            calls[Call.PULL].is_in_flight = True
+        if _may_pull(session, now_ms) and calls.pull.begin(now_ms):
             requests.append(_pull(session))
     if tenure.may_ack:
         _send_changes(session, now_ms)
         _send_acks(session, now_ms)
-
-
-def _begin(session: PartitionSession, call: Call, now_ms: int) -> bool:
-    """Return True if a request of a kind may be sent, and mark it as in flight."""
-    slot = session.calls[call]
-    if not slot.is_free(now_ms):
-        return False
-    slot.is_in_flight = True
-    return True
 
 
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
@@ -88,7 +78,7 @@ def _pull(session: PartitionSession) -> Request:
 # ── acks and changes ──────────────────────────────────────────────────────────────────────────────
 def _send_changes(session: PartitionSession, now_ms: int) -> None:
     parking = session.parking
-    if not parking or not _begin(session, Call.CHANGE, now_ms):
+    if not parking or not session.calls.change.begin(now_ms):
         return
     may_die = session.settings.on_full is FullPolicy.DEAD
     changes = parking.take(may_die=may_die)
@@ -115,11 +105,20 @@ def _held(session: PartitionSession) -> tuple[Range, ...]:
     return tuple(ranges_of(sorted(session.lanes.in_hand.values(), key=_by_offset)))
 
 
+def _may_send_acks(session: PartitionSession) -> bool:
+    tenure = session.tenure
+    if not tenure.may_ack or session.calls.release.is_in_flight:
+        return False
+    return tenure.is_live or not session.acks.is_flushed
+
+
 def _send_acks(session: PartitionSession, now_ms: int) -> None:
     acks = session.acks
+    if not _may_send_acks(session):
+        return
     if now_ms < acks.due_ms and now_ms < _renewal_ms(session):
         return
-    if _begin(session, Call.ACK, now_ms):
+    if session.calls.ack.begin(now_ms):
         request = acks.request(
             session.tenure.lease, now_ms, _held(session), session.settings.in_flight_ms
         )
@@ -133,11 +132,11 @@ def next_ms(session: PartitionSession, now_ms: int) -> int:
     if session.has_ended:
         return NEVER
     times = [tenure.cancel_ms, tenure.flush_until_ms]
-    times += [slot.not_before_ms for slot in calls.values() if slot.not_before_ms > now_ms]
+    times += [slot.not_before_ms for slot in calls if slot.not_before_ms > now_ms]
     if tenure.is_live:
         times.append(tenure.until_ms or NEVER)
-    if tenure.may_ack and not calls[Call.ACK].is_in_flight:
-        times += (acks_due_ms(session), _renewal_ms(session))
+    if _may_send_acks(session) and not calls.ack.is_in_flight:
+        times.append(_ack_ms(session))
     if session.lanes.retries and tenure.is_live and not tenure.is_paused:
         due_ms = session.lanes.retries[0].due_ms
         times.append(due_ms if due_ms > now_ms else NEVER)
@@ -147,9 +146,12 @@ def next_ms(session: PartitionSession, now_ms: int) -> int:
             times.append(window_ms)
     if suspects is not None and suspects.phase is SuspectPhase.ALONE:
         times.append(suspects.deadline_ms)
+    elif suspects is not None and suspects.until_ms > now_ms:
+        times.append(suspects.until_ms)
     return min(times)
 
 
-def acks_due_ms(session: PartitionSession) -> int:
+def _ack_ms(session: PartitionSession) -> int:
     """Return when the next ack request leaves."""
-    return max(session.acks.due_ms, session.calls[Call.ACK].not_before_ms)
+    due_ms = min(session.acks.due_ms, _renewal_ms(session))
+    return max(due_ms, session.calls.ack.not_before_ms)

@@ -48,7 +48,7 @@ class Flights:
         until_ms = self.begin_limit_ms(sent_ms)
         for offset in offsets:
             if offset in self.begin_until_ms:
-                self.begin_until_ms[offset] = until_ms
+                self.begin_until_ms[offset] = max(until_ms, self.begin_until_ms[offset])
 
     def end(self, offset: int) -> None:
         """Forget a message."""

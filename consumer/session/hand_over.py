@@ -13,7 +13,7 @@ from __future__ import annotations
 from ...protocol.frames import Release
 from ..settings import AckMode
 from .ready import CancelHandlers, Note, NoteKind
-from .state import Call, PartitionSession
+from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect
 from .tenure import NEVER, SessionPhase
@@ -30,8 +30,18 @@ def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
         end_suspect(session)
     _drop_waiting(session)
     session.acks.make_due(now_ms)
-    if lanes.is_idle:
+    if lanes.is_idle and not session.acks.awaited:
         tenure.cancel_ms = NEVER
+
+
+def _give_up_awaited(session: PartitionSession) -> None:
+    """Nothing waits for an ack any more: no handler starts with a message that was acked first."""
+    acks = session.acks
+    if session.settings.ack is AckMode.BEFORE:
+        for message in acks.awaited.values():
+            session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
+            session.intake.held -= 1
+    acks.awaited.clear()
 
 
 def _drop_waiting(session: PartitionSession) -> None:
@@ -71,6 +81,7 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         tenure.cancel_ms = NEVER
         if not lanes.is_idle:
             session.output.requests.append(CancelHandlers())
+        _give_up_awaited(session)
     is_first = session.settings.ack is AckMode.BEFORE
     if not lanes.is_idle or (is_first and session.acks.awaited and tenure.fence is None):
         return
@@ -80,7 +91,7 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
     if tenure.flush_until_ms == NEVER:
         tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms
         session.acks.make_due(now_ms)
-    parking, slot = session.parking, session.calls[Call.RELEASE]
+    parking, slot = session.parking, session.calls.release
     is_flushed = session.acks.is_flushed and (not parking or parking.is_full)
     if now_ms >= tenure.flush_until_ms and not is_flushed:
         tenure.phase = SessionPhase.ENDED  # what is not flushed is handed out again

@@ -6,9 +6,8 @@ belongs together.
 
 from __future__ import annotations
 
-import enum
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ...protocol.message import Message
 from ...protocol.routing import ConsumeStrategy
@@ -21,18 +20,7 @@ from .parking import ParkedKeys
 from .ready import Note, Request
 from .redrive import Redrives
 from .suspects import Suspects
-from .tenure import NEVER, Lease, SessionPhase, Tenure
-
-
-class Call(enum.Enum):
-    """The kinds of requests of which one is in flight at a time."""
-
-    ACQUIRE = enum.auto()
-    PULL = enum.auto()
-    ACK = enum.auto()
-    CHANGE = enum.auto()
-    LIST = enum.auto()
-    RELEASE = enum.auto()
+from .tenure import Lease, SessionPhase, Tenure
 
 
 class CallSlot:
@@ -45,9 +33,12 @@ class CallSlot:
         self.not_before_ms = 0
         self.failures = 0
 
-    def is_free(self, now_ms: int) -> bool:
-        """Return True if a request may be sent."""
-        return not self.is_in_flight and now_ms >= self.not_before_ms
+    def begin(self, now_ms: int) -> bool:
+        """Return True if a request may be sent, and record that it is."""
+        if self.is_in_flight or now_ms < self.not_before_ms:
+            return False
+        self.is_in_flight = True
+        return True
 
     def end(self) -> None:
         """Record an answer."""
@@ -59,6 +50,23 @@ class CallSlot:
         self.is_in_flight = False
         self.failures += 1
         self.not_before_ms = now_ms + settings.backoff.wait_ms(self.failures, rng)
+
+
+class Calls:
+    """The kinds of requests of which one is in flight at a time."""
+
+    __slots__ = ("ack", "acquire", "change", "list_keys", "pull", "release")
+
+    def __init__(self) -> None:
+        self.acquire = CallSlot()
+        self.pull = CallSlot()
+        self.ack = CallSlot()
+        self.change = CallSlot()
+        self.list_keys = CallSlot()
+        self.release = CallSlot()
+
+    def __iter__(self) -> Iterator[CallSlot]:
+        return iter((self.acquire, self.pull, self.ack, self.change, self.list_keys, self.release))
 
 
 class Intake:
@@ -136,7 +144,7 @@ class PartitionSession:
         self.redrives = Redrives(is_allowed=redrives_here)
         self.suspects: Suspects | None = None
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
-        self.calls = {call: CallSlot() for call in Call}
+        self.calls = Calls()
         self.output = Output()
         self.next_timer_ms = 0
         """The time of the last `Ready`; earlier if an ack is due earlier."""
@@ -168,6 +176,3 @@ class Output:
         self.requests: list[Request] = []
         self.hand_out: list[Message] = []
         self.notes: list[Note] = []
-
-
-__all__ = ["NEVER", "Call", "CallSlot", "Intake", "PartitionSession"]

@@ -53,11 +53,11 @@ class Suspects:
         "_has_no_record",
         "_last_accused",
         "_upto",
-        "_until_ms",
-        "crashes",
+                "crashes",
         "message",
         "phase",
         "since_ms",
+        "until_ms",
     )
 
     def __init__(self, upto: int, begun: Iterable[tuple[int, int]], now_ms: int) -> None:
@@ -66,7 +66,8 @@ class Suspects:
         """The crashes of each accused message, by offset."""
         self._last_accused = max(self.crashes, default=-1)
         self._has_no_record = not self.crashes
-        self._until_ms = now_ms + CAREFUL_MS
+        self.until_ms = now_ms + CAREFUL_MS
+        """When the state ends, except for accused messages."""
         self._count = 0
         self.phase = SuspectPhase.NONE
         self.message: Message | None = None
@@ -74,15 +75,25 @@ class Suspects:
         self.since_ms = 0
         """When it was handed out."""
 
-    def is_over(self, first: int, now_ms: int) -> bool:
-        """Return True if no message from offset `first` on is to be handed out alone."""
-        is_at_limit = first >= self._upto or self._count >= CAREFUL_MAX or now_ms >= self._until_ms
-        return is_at_limit and first > self._last_accused
+    def is_over(self, first: int, now_ms: int, *, first_queued: int) -> bool:
+        """
+        Return True if no message is to be handed out alone.
+
+        Args:
+            first: the lowest offset that may be handed out, or is not pulled.
+            first_queued: the lowest one that waits for a failed message of its key.
+        """
+        if min(first, first_queued) >= self._upto or self._is_at_limit(now_ms):
+            return first > self._last_accused
+        return False
+
+    def _is_at_limit(self, now_ms: int) -> bool:
+        return self._count >= CAREFUL_MAX or now_ms >= self.until_ms
 
     @property
     def deadline_ms(self) -> int:
         """Until when the present suspect is waited for."""
-        return max(self._until_ms, self.since_ms + LONG_MS)
+        return max(self.until_ms, self.since_ms + LONG_MS)
 
     def begin(self, message: Message) -> None:
         """Make a message the present suspect, which waits for the consumer's turn."""

@@ -81,7 +81,9 @@ def has_more(session: PartitionSession, now_ms: int) -> bool:
         return is_due or lanes.has_waiting
     if suspects.message is not None or not lanes.is_idle:
         return False
-    return is_due or bool(lanes.opened or lanes.stored or lanes.again)
+    if lanes.opened or lanes.stored or lanes.again or is_due:
+        return True
+    return bool(lanes.extra) and _is_over(session, suspects, now_ms)
 
 
 def drop(session: PartitionSession, message: Message) -> None:
@@ -182,7 +184,7 @@ def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) ->
     lanes.reopen()
     while lanes.opened or _open_next(session, now_ms):
         message = lanes.opened[0]
-        if suspects.is_over(message.offset, now_ms):
+        if _is_over(session, suspects, now_ms):
             break
         lanes.opened.popleft()
         crashes = suspects.crashes.get(message.offset, 0)
@@ -201,10 +203,22 @@ def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) ->
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
-    if not lanes.opened and not suspects.is_over(session.offsets.next_offset, now_ms):
-        return True  # suspects are not pulled yet
+    if not lanes.opened and not _is_over(session, suspects, now_ms):
+        return True  # suspects are not pulled yet, or wait for their keys
     session.suspects = None
     return False
+
+
+def _is_over(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool:
+    """Return True if messages may be handed out freely."""
+    lanes = session.lanes
+    first = session.offsets.next_offset
+    if lanes.opened or lanes.again:
+        first = min(message.offset for message in (*lanes.opened, *lanes.again))
+    elif lanes.stored:
+        first = lanes.stored[0].ranges[0][0]
+    queued = (queue[0].offset for queue in lanes.busy.values() if queue)
+    return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
 def crash_fate(session: PartitionSession, message: Message) -> Fate:

@@ -67,7 +67,7 @@ class Tenure:
     @property
     def is_live(self) -> bool:
         """True while the session is not being handed over."""
-        return self.phase in {SessionPhase.ACQUIRING, SessionPhase.SERVING}
+        return self.phase is SessionPhase.SERVING or self.phase is SessionPhase.ACQUIRING
 
     def may_hand_out(self, now_ms: int) -> bool:
         """Return True if a handler may start."""

@@ -84,6 +84,7 @@ EXCLUSIVE = [
     for policy in FailurePolicy
     for ack in (AckMode.LINGERING, AckMode.LINGERING, AckMode.EACH)
 ]
+AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
 
 
@@ -102,6 +103,14 @@ class History:
         self.broker = PartitionModel(
             ranges_max=1 if is_small else 1_000, keys_max=2 if rng.random() < 0.2 else 1_000
         )
+        self.is_early = self.settings.ack is AckMode.BEFORE
+        self.broker.is_early = self.is_early
+        self.ever: set[int] = set()
+        """What any session has begun."""
+        self.rejects: Callable[[Message], bool] | None = None
+        if rng.random() < 0.2:
+            self.rejects = _is_rejected
+            self.broker.rejected = lambda offset: offset % 4 == 1
         self.offsets_of: dict[bytes, list[int]] = defaultdict(list)
         self.now_ms = 1_000
         self.token = 0
@@ -122,14 +131,17 @@ class History:
         self.done: set[tuple[int, int]] = set()
         self.failed: set[int] = set()
         """What failed in this session, or was handed out alone."""
+        self.recorded: set[int] = set()
+        """What the broker has recorded as begun."""
         self.is_paused = self.is_stopped = self.has_more = self.must_cancel = False
         self.has_turn = False
         self.suspects: set[int] = set()
         self.careful_until_ms = 0
         self.wait_until_ms = self.now_ms
         lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
+        rng = random.Random(self.rng.getrandbits(32))
         self.session = PartitionSession(
-            lease, self.settings, random.Random(self.rng.getrandbits(32)), epoch_ms=10**12
+            lease, self.settings, rng, epoch_ms=10**12, rejects=self.rejects
         )
         self.renew()
 
@@ -145,6 +157,8 @@ class History:
         ready = step_module.step(self.session, event, self.now_ms)
         self.has_more = ready.has_more
         self.wait_until_ms = ready.wait_until_ms
+        if ready.wait_until_ms <= self.now_ms and not self.session.has_ended:
+            raise Broken("a timer in the past")
         for request in ready.requests:
             self._take_request(request)
         if ready.hand_out:
@@ -180,12 +194,17 @@ class History:
         ref = message.partition_id, offset
         if self.now_ms >= self.lease_until_ms:
             raise Broken(f"offset {offset} begins after the lease")
-        if self.is_stopped or self.is_paused:
+        if (self.is_stopped or self.is_paused) and not self.is_early:
             raise Broken(f"offset {offset} begins in a pause or a hand-over")
+        if self.is_early and (offset in self.ever or offset not in broker.acked):
+            raise Broken(f"offset {offset} begins twice, or before its ack")
+        self.ever.add(offset)
         if ref in self.hands:
             raise Broken(f"offset {offset} is in hand twice")
         if ref in self.done:
             raise Broken(f"offset {offset} begins again after it was handled")
+        if self.is_early:
+            return
         where = broker.where_parked(offset)
         if self.is_shared:
             if not where:
@@ -226,7 +245,7 @@ class History:
             return  # it was set aside, and is redriven
         if self.hands:
             raise Broken(f"suspect {offset} begins beside {list(self.hands)}")
-        if offset not in self.failed and offset not in self.broker.begun:
+        if offset not in self.failed and offset not in self.recorded:
             raise Broken(f"suspect {offset} begins without a record")
         self.failed.add(offset)
 
@@ -242,12 +261,13 @@ class History:
         stored = sum(end - start for each in lanes.stored for start, end in each.ranges)
         releasing = sum(map(len, session.parking.releasing.values()))
         made = sum(1 for _ in lanes.waiting())
+        early = len(session.acks.awaited) if self.is_early else 0
         suspects = session.suspects
         present = suspects.message if suspects is not None else None
         waits = 0
         if present is not None and suspects.phase.name in {"TURN", "BEGINNING"}:
             waits = 1
-        have = stored + releasing + made + len(lanes.in_hand) + len(lanes.run) + waits
+        have = stored + releasing + made + len(lanes.in_hand) + len(lanes.run) + waits + early
         if session.tenure.is_live and session.intake.held != have:
             raise Broken(f"{session.intake.held} messages are counted, and there are {have}")
 
@@ -299,7 +319,7 @@ class History:
         self.broker.check_token(self.token)
         rng, start = self.rng, request.offset
         sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
-        if start > 0 and rng.random() < 0.3:
+        if start > self.broker.first_offset and rng.random() < 0.3:
             start -= 1  # a batch may begin below what was asked for
         batches = self.broker.batches(start, sizes)
         end = len(self.broker.keys)
@@ -320,7 +340,7 @@ class History:
             del free[0]
         for offset in free:
             self.in_flight_until_ms[offset] = now_ms + request.in_flight_ms
-        batches = broker.batches(0, [len(broker.keys)])
+        batches = broker.batches(broker.first_offset, [len(broker.keys)])
         ranges = tuple((offset, offset + 1) for offset in free)
         tries = tuple((offset, broker.tries[offset]) for offset in free if offset in broker.tries)
         end, sealed = len(broker.keys), broker.is_sealed
@@ -328,10 +348,13 @@ class History:
 
     def _serve_ack(self, request: Ack) -> Any:
         answer = self.broker.ack(self.token, request.ranges, request.failed, request.begun)
+        self.recorded.update(offset for offset, _ in request.begun)
         for start, end in request.held:
             for offset in range(start, end):
                 sent_ms = self.session.acks.sent_ms
-                self.in_flight_until_ms[offset] = sent_ms + self.settings.in_flight_ms
+                until_ms = sent_ms + self.settings.in_flight_ms
+                known_ms = self.in_flight_until_ms.get(offset, 0)
+                self.in_flight_until_ms[offset] = max(known_ms, until_ms)
         return answer
 
     def _serve_changes(self, request: SendChanges) -> Any:
@@ -353,11 +376,14 @@ class History:
             offsets = [offset for offset in offsets if start <= offset < end]
         else:
             offsets = offsets[: self.rng.randint(1, 3)]
-        keys = self.broker.keys
+        keys, first = self.broker.keys, self.broker.first_offset
+        gone = [(PARTITION_ID, offset, offset + 1) for offset in offsets if offset < first]
         messages = [
-            Message("s", keys[offset], b"", offset, PARTITION_ID, 0) for offset in offsets
+            Message("s", keys[offset], b"", offset, PARTITION_ID, 0)
+            for offset in offsets
+            if offset >= first
         ]
-        return WindowRead(request.number, messages, (), left)
+        return WindowRead(request.number, messages, gone, left)
 
     def _serve_turn(self, _request: TakeTurn) -> Any:
         self.has_turn = True
@@ -466,6 +492,13 @@ class History:
         else:
             broker.redrive(key)
 
+    def remove(self) -> None:
+        """Retention removes what is acked, and now and then a little more."""
+        broker = self.broker
+        if self.rng.random() < 0.3 and not self.is_early:
+            beyond = self.rng.randint(0, 2)
+            broker.remove(min(len(broker.keys), broker.cursor + beyond))
+
     def seal(self) -> None:
         self.broker.is_sealed = True
 
@@ -530,9 +563,7 @@ class History:
         self.replace_ended()
         self.is_stopped = self.is_stopped and not self.session.tenure.is_live
         for key, parked in list(self.broker.parked.items()):
-            if parked.state is not ParkState.REDRIVING and (
-                key is None or isinstance(key, bytes)
-            ):
+            if parked.state is not ParkState.REDRIVING and (key is None or isinstance(key, bytes)):
                 self.broker.redrive(key)
         has_acted = False
         for _ in range(len(self.calls)):
@@ -568,6 +599,9 @@ class History:
         """Nothing is lost: what no handler has handled is parked, or was skipped."""
         broker = self.broker
         missing = set(range(len(broker.keys))) - broker.handled - broker.skipped
+        missing = {offset for offset in missing if not broker.rejected(offset)}
+        if self.is_early:
+            return
         if lost := {offset for offset in missing if not broker.where_parked(offset)}:
             raise Broken(f"lost: {lost}")
 
@@ -575,12 +609,16 @@ class History:
         broker = self.broker
         every = set(range(len(broker.keys)))
         return {
-            "not handled": every - broker.handled - broker.skipped,
+            "not handled": every - broker.handled - broker.skipped - broker.acked,
             "not acked": every - broker.acked,
             "parked": broker.parked,
             "phase": self.session.tenure.phase,
             "calls": self.calls,
         }
+
+
+def _is_rejected(message: Message) -> bool:
+    return message.offset % 4 == 1
 
 
 def _is_aside(where: list[Any]) -> bool:
@@ -612,6 +650,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (3, History.operate),
     (3, History.return_all),
     (1, History.pause),
+    (1, History.remove),
     (1, History.seal),
     (1, History.stop),
     (1, History.crash),

@@ -6,10 +6,11 @@ message was handled that no handler had, that a key is free which has messages.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from keylane.protocol.errors import FencedError, OverloadedError, Reason
+from keylane.protocol.errors import FencedError, OffsetOutOfRangeError, OverloadedError, Reason
 from keylane.protocol.frames import Acked, Acquired, ParkedChanged, Released
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
@@ -77,6 +78,12 @@ class PartitionModel:
         self.version = 0
         self.ranges_max = ranges_max
         self.keys_max = keys_max
+        self.first_offset = 0
+        """Messages below it are removed."""
+        self.is_early = False
+        """True if messages are acked before their handlers."""
+        self.rejected: Callable[[int], bool] = lambda _: False
+        """What the filter leaves out."""
         self.pulled_to = -1
         self.once_to = -1
         self.upto = 0
@@ -153,6 +160,10 @@ class PartitionModel:
 
     def batches(self, start: int, sizes: list[int]) -> list[BatchModel]:
         """Batches from `start` on, of the given sizes, as far as messages are stored."""
+        if start < self.first_offset:
+            raise OffsetOutOfRangeError(
+                offset=start, first_offset=self.first_offset, next_offset=len(self.keys)
+            )
         batches = []
         for size in sizes:
             end = min(start + size, len(self.keys))
@@ -166,7 +177,8 @@ class PartitionModel:
     def ack(self, token: int, ranges: Any, failed: Any, begun: Any) -> Acked:
         self.check_token(token)
         offsets = {offset for start, end in ranges for offset in range(start, end)}
-        assert offsets <= self.handled, f"acked, but never handled: {offsets - self.handled}"
+        unhandled = {each for each in offsets - self.handled if not self.rejected(each)}
+        assert self.is_early or not unhandled, f"acked, but never handled: {unhandled}"
         result = self.acked | offsets
         if len(self.ranges_above(result)) > self.ranges_max:
             raise OverloadedError("more acked ranges above the cursor", cursor=self.cursor)
@@ -230,7 +242,10 @@ class PartitionModel:
         offsets = [offset for start, end in change.ranges for offset in range(start, end)]
         new = [offset for offset in offsets if offset not in self.acked]
         assert change.failure is not None or change.key in self.parked, "parked without a failure"
-        if not new and change.failure is None:
+        is_loose_part = is_loose(change.key) and bool(change.ranges)
+        if not new and (
+            change.failure is None or change.key not in self.parked or is_loose_part
+        ):
             return
         parked = self._add(change.key, new)
         if change.failure is not None and not (is_loose(change.key) and change.ranges):
@@ -247,11 +262,20 @@ class PartitionModel:
         offsets = [each for start, end in ranges for each in range(start, end)]
         removed = [offset for offset in offsets if offset in parked.offsets]
         if must_be_handled:
-            assert set(removed) <= self.handled, f"unparked, but never handled: {removed}"
+            unhandled = {each for each in removed if each >= self.first_offset} - self.handled
+            assert not unhandled, f"unparked, but never handled: {unhandled}"
         parked.offsets = [offset for offset in parked.offsets if offset not in removed]
         if is_loose(key) and not parked.offsets:
             del self.parked[key]
         return removed
+
+    def remove(self, first_offset: int) -> None:
+        """Retention removes the messages below an offset."""
+        for offset in range(self.first_offset, first_offset):
+            if offset not in self.handled:
+                self.skipped.add(offset)
+            self.acked.add(offset)
+        self.first_offset = max(self.first_offset, first_offset)
 
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
     def redrive(self, key: Any) -> None:
