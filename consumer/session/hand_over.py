@@ -93,7 +93,7 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         session.acks.make_due(now_ms)
     parking, slot = session.parking, session.calls.release
     is_flushed = session.acks.is_flushed and (not parking or parking.is_full)
-    if now_ms >= tenure.flush_until_ms and not is_flushed:
+    if now_ms >= tenure.flush_until_ms:
         tenure.phase = SessionPhase.ENDED  # what is not flushed is handed out again
     elif is_flushed and not slot.is_in_flight:
         slot.is_in_flight = True

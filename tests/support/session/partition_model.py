@@ -113,7 +113,7 @@ class PartitionModel:
 
     def is_settled(self, offset: int) -> bool:
         """True if later messages of its key need not wait for it."""
-        if offset in self.handled or offset in self.skipped:
+        if offset in self.handled or offset in self.skipped or self.rejected(offset):
             return True
         return any(is_loose(key) for key in self.where_parked(offset))
 
