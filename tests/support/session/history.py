@@ -43,7 +43,7 @@ from keylane.consumer.session.ready import (
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.settings import AckMode, ConsumerSettings
 from keylane.protocol.backoff import Backoff
-from keylane.protocol.errors import KeylaneError, UnreachableError
+from keylane.protocol.errors import FencedError, KeylaneError, UnreachableError
 from keylane.protocol.frames import (
     Ack,
     Acquire,
@@ -134,7 +134,7 @@ class History:
         self.recorded: set[int] = set()
         """What the broker has recorded as begun."""
         self.is_paused = self.is_stopped = self.has_more = self.must_cancel = False
-        self.has_turn = False
+        self.has_turn = self.is_fenced = False
         self.suspects: set[int] = set()
         self.careful_until_ms = 0
         self.wait_until_ms = self.now_ms
@@ -196,6 +196,8 @@ class History:
             raise Broken(f"offset {offset} begins after the lease")
         if (self.is_stopped or self.is_paused) and not self.is_early:
             raise Broken(f"offset {offset} begins in a pause or a hand-over")
+        if self.is_fenced:
+            raise Broken(f"offset {offset} begins after a fence")
         if self.is_early and (offset in self.ever or offset not in broker.acked):
             raise Broken(f"offset {offset} begins twice, or before its ack")
         self.ever.add(offset)
@@ -210,6 +212,10 @@ class History:
             if not where:
                 self._begin_shared(offset)
             return
+        if offset in broker.acked and offset >= broker.first_offset and not where:
+            raise Broken(f"offset {offset} begins although it is acked")
+        if not where and message.attempt <= broker.tries.get(offset, 0):
+            raise Broken(f"offset {offset} begins with a try that was counted before")
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
             if not any(each.token == self.token for each in states) and not _is_aside(where):
@@ -222,9 +228,13 @@ class History:
         for other in self.hands.values():
             if other.key == key and not self._is_loose(other.offset):
                 raise Broken(f"offset {offset} begins beside {other.offset} of its key")
+        acks_each = self.settings.ack is AckMode.EACH
         for earlier in self.offsets_of[key]:
             if earlier >= offset:
                 break
+            is_done = (PARTITION_ID, earlier) in self.done
+            if acks_each and is_done and earlier not in self.broker.acked:
+                raise Broken(f"offset {offset} begins before the ack of {earlier} is stored")
             if not (self.broker.is_settled(earlier) or self._goes_aside(earlier)):
                 raise Broken(f"offset {offset} begins before {earlier} of its key")
 
@@ -245,6 +255,9 @@ class History:
             return  # it was set aside, and is redriven
         if self.hands:
             raise Broken(f"suspect {offset} begins beside {list(self.hands)}")
+        for other in self.suspects:
+            if (PARTITION_ID, other) in self.done and other not in self.broker.acked:
+                raise Broken(f"suspect {offset} begins before the ack of {other} is stored")
         if offset not in self.failed and offset not in self.recorded:
             raise Broken(f"suspect {offset} begins without a record")
         self.failed.add(offset)
@@ -300,6 +313,8 @@ class History:
             self.feed(event)
 
     def _fail_call(self, request: Any, error: KeylaneError) -> None:
+        if isinstance(error, FencedError) and type(request) is not ReadWindow:
+            self.is_fenced = True
         self.feed(CallFailed(request, error))
 
     def _serve(self, request: Any) -> Any:

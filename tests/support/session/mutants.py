@@ -1,0 +1,383 @@
+"""Bugs of a partition session, put in on purpose: random histories must find each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from keylane.consumer.session import answers, hand_over, outcomes, step, taking, windows
+from keylane.consumer.session.acks import AckState
+from keylane.consumer.session.events import (
+    MessageFailed,
+    MessagesHandled,
+    Paused,
+    TurnTaken,
+)
+from keylane.consumer.session.flights import Flights
+from keylane.consumer.session.lanes import KeyLanes
+from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
+from keylane.consumer.session.parking import ParkedKeys
+from keylane.consumer.session.redrive import Redrives
+from keylane.consumer.session.suspects import Suspects
+from keylane.consumer.session.tenure import Tenure
+from sim.mutants.mutant import Mutant, Patches
+
+Apply = Any
+
+
+def _on_event(patches: Patches, kind: type, change: Apply) -> Apply:
+    """Replace what `step` does with an event; returns what it did."""
+    before = step._APPLY[kind]
+    patches.set(step, "_APPLY", {**step._APPLY, kind: change})
+    return before
+
+
+# ── order ─────────────────────────────────────────────────────────────────────────────────────────
+def key_not_waited_for(patches: Patches) -> None:
+    """A message is handed out while another one of its key is in hand."""
+
+    def claim(self: Any, message: Any) -> bool:
+        self.busy.setdefault(message.key, None)
+        return True
+
+    patches.set(KeyLanes, "claim", claim)
+
+
+def run_ignores_busy_keys(patches: Patches) -> None:
+    def take_run(self: Any, count: int) -> Any:
+        self.run = [self.opened.popleft() for _ in range(min(count, len(self.opened)))]
+        return self.run
+
+    patches.set(KeyLanes, "take_run", take_run)
+
+
+def run_returned_behind_later_ones(patches: Patches) -> None:
+    def end_run(self: Any, done: int, *, has_next: bool) -> Any:
+        rest = self.run[done + has_next :]
+        handled = real(self, done, has_next=has_next)
+        for _ in rest:
+            self.opened.append(self.opened.popleft())
+        return handled
+
+    real = patches.set(KeyLanes, "end_run", end_run)
+
+
+def failed_key_freed(patches: Patches) -> None:
+    """Later messages of a key overtake one that waits for its next try."""
+
+    def wait(self: Any, message: Any, due_ms: int) -> None:
+        real(self, message, due_ms)
+        if message.key and self.is_ordered:
+            self.opened.extendleft(reversed(self.busy.pop(message.key) or ()))
+
+    real = patches.set(KeyLanes, "wait", wait)
+
+
+def later_messages_not_parked(patches: Patches) -> None:
+    def remove_key(self: Any, key: bytes, matches: Any) -> list[Any]:
+        queue = self.busy.pop(key, None) or ()
+        self.opened.extendleft(reversed(queue))
+        return []
+
+    patches.set(KeyLanes, "remove_key", remove_key)
+
+
+def parked_key_handed_out(patches: Patches) -> None:
+    """A batch that is opened later is not looked through for parked keys."""
+    patches.set(taking, "divert", lambda session, messages, now_ms: messages)
+
+
+def key_freed_before_it_is_stored(patches: Patches) -> None:
+    """An ack "each" does not hold its key."""
+
+    def confirm(session: Any, event: Any, now_ms: int) -> None:
+        before(session, event, now_ms)
+        for message in session.acks.awaited.values():
+            session.lanes.finish(message)
+        session.acks.awaited.clear()
+
+    before = _on_event(patches, MessagesHandled, confirm)
+
+
+# ── nothing lost, nothing twice ───────────────────────────────────────────────────────────────────
+def queue_dropped(patches: Patches) -> None:
+    """What waits for a key is forgotten when the key is free."""
+    patches.set(KeyLanes, "finish", lambda self, message: self.busy.pop(message.key, None))
+
+
+def run_rest_dropped(patches: Patches) -> None:
+    def end_run(self: Any, done: int, *, has_next: bool) -> Any:
+        self.run = self.run[: done + has_next]
+        return real(self, done, has_next=has_next)
+
+    real = patches.set(KeyLanes, "end_run", end_run)
+
+
+def acked_when_handed_out(patches: Patches) -> None:
+    def hand_out(session: Any, message: Any, now_ms: int) -> None:
+        real(session, message, now_ms)
+        session.acks.handled.add(message.offset, message.offset + 1)
+
+    real = patches.set(taking, "_hand_out", hand_out)
+
+
+def failed_ack_forgotten(patches: Patches) -> None:
+    def retract(self: Any, *, is_refused: bool = False) -> bool:
+        self.in_flight = ()
+        return False
+
+    patches.set(HandledOffsets, "retract", retract)
+
+
+def acked_ranges_pulled_again(patches: Patches) -> None:
+    """What is acked above the cursor is handed out again."""
+
+    def begin(self: Any, cursor: int, ranges: Any) -> None:
+        real(self, cursor, ())
+
+    real = patches.set(PullOffsets, "begin", begin)
+
+
+def overlap_pulled_again(patches: Patches) -> None:
+    """The first messages of a batch that begins below the pull offset are handed out again."""
+
+    def take(self: Any, start: int, end: int) -> Any:
+        self.next_offset = min(start, self.next_offset)
+        return real(self, start, end)
+
+    real = patches.set(PullOffsets, "take", take)
+
+
+def refused_ack_blocks_for_ever(patches: Patches) -> None:
+    def confirm(self: Any) -> Any:
+        is_refused = self.is_refused
+        confirmed = real(self)
+        self.is_refused = is_refused
+        return confirmed
+
+    real = patches.set(HandledOffsets, "confirm", confirm)
+
+
+def refused_parks_forgotten(patches: Patches) -> None:
+    def refuse(self: Any) -> bool:
+        self.in_flight = []
+        return True
+
+    patches.set(ParkedKeys, "refuse", refuse)
+
+
+def tries_not_loaded(patches: Patches) -> None:
+    """A new owner counts the tries of a message from one."""
+
+    def on_acquired(session: Any, answer: Any, now_ms: int) -> None:
+        real(session, answer, now_ms)
+        session.intake.earlier_tries = {}
+
+    real = patches.set(answers, "on_acquired", on_acquired)
+    _on_event(patches, answers.Acquired, on_acquired)
+
+
+def count_leaks(patches: Patches) -> None:
+    """A message that fails counts as pulled for ever."""
+
+    def on_failed(session: Any, event: Any, now_ms: int) -> None:
+        session.intake.held += 1
+        before(session, event, now_ms)
+
+    before = _on_event(patches, MessageFailed, on_failed)
+
+
+# ── parking ───────────────────────────────────────────────────────────────────────────────────────
+def window_read_again_too_soon(patches: Patches) -> None:
+    """The next window is read before it is stored what became of the last one."""
+
+    def settle(session: Any, window: Any) -> None:
+        unstored = window.unstored
+        window.unstored = 0
+        real(session, window)
+        window.unstored = unstored
+
+    real = patches.set(windows, "_settle", settle)
+
+    def unpark(session: Any, message: Any) -> None:
+        window = session.redrives.owners[message.partition_id, message.offset]
+        real_unpark(session, message)
+        settle(session, window)
+
+    real_unpark = patches.set(outcomes, "_unpark", unpark)
+
+
+def key_freed_with_messages(patches: Patches) -> None:
+    """A redriven key is freed after its first window."""
+
+    def settle(session: Any, window: Any) -> None:
+        is_due = not (window.out or window.unstored) and window.key not in session.parking.releasing
+        if is_due and isinstance(window.key, bytes) and window.phase is windows.WindowPhase.IN_HAND:
+            window.phase = windows.WindowPhase.FREEING
+            session.parking.free(window.key)
+            return
+        real(session, window)
+
+    real = patches.set(windows, "_settle", settle)
+
+
+def redrive_goes_on_after_a_failure(patches: Patches) -> None:
+    """A redriven key whose message has failed too often goes on with its next message."""
+
+    def drop_window(session: Any, window: Any) -> None:
+        window.is_stopped = False
+
+    from keylane.consumer.session import setting_aside
+
+    patches.set(setting_aside, "_drop_window", drop_window)
+
+
+def released_messages_forgotten(patches: Patches) -> None:
+    """What came while a key was being freed is not handed out."""
+
+    def release(session: Any, key: Any) -> None:
+        session.parking.releasing[key] = []
+        real(session, key)
+
+    real = patches.set(windows, "_release", release)
+
+
+# ── suspects ──────────────────────────────────────────────────────────────────────────────────────
+def suspects_ignored(patches: Patches) -> None:
+    patches.set(taking, "_take_suspect", lambda session, suspects, now_ms: False)
+
+
+def suspect_not_recorded(patches: Patches) -> None:
+    """A suspect is handed out before the broker has recorded that it begins."""
+
+    def on_turn(session: Any, event: Any, now_ms: int) -> None:
+        before(session, event, now_ms)
+        suspects = session.suspects
+        if suspects is not None and suspects.message is not None:
+            taking.hand_out_suspect(session, suspects, now_ms)
+
+    before = _on_event(patches, TurnTaken, on_turn)
+
+
+def suspect_ack_not_awaited(patches: Patches) -> None:
+    """The next suspect begins before the ack of the last one is stored."""
+
+    def on_handled(session: Any, event: Any, now_ms: int) -> None:
+        before(session, event, now_ms)
+        if session.suspects is not None:
+            taking.end_suspect(session)
+
+    before = _on_event(patches, MessagesHandled, on_handled)
+
+
+def suspects_behind_a_failed_one_set_free(patches: Patches) -> None:
+    def is_over(self: Any, first: int, now_ms: int, *, first_queued: int) -> bool:
+        return bool(real(self, first, now_ms, first_queued=first))
+
+    real = patches.set(Suspects, "is_over", is_over)
+
+
+# ── leases ────────────────────────────────────────────────────────────────────────────────────────
+def lease_not_looked_at(patches: Patches) -> None:
+    def may_hand_out(self: Any, now_ms: int) -> bool:
+        return bool(real(self, min(now_ms, self.until_ms - 1)))
+
+    real = patches.set(Tenure, "may_hand_out", may_hand_out)
+    patches.set(hand_over, "proceed", lambda session, now_ms: None)
+    patches.set(step, "proceed", lambda session, now_ms: None)
+
+
+def pause_ignored(patches: Patches) -> None:
+    _on_event(patches, Paused, lambda session, event, now_ms: None)
+
+
+def fence_ignored(patches: Patches) -> None:
+    patches.set(answers, "fence", lambda session, token, now_ms: None)
+
+
+def lapsed_lease_renewed(patches: Patches) -> None:
+    def renew(self: Any, until_ms: int, now_ms: int) -> None:
+        self.until_ms = until_ms
+
+    patches.set(Tenure, "renew", renew)
+    patches.set(step, "proceed", lambda session, now_ms: None)
+
+
+def released_before_handlers_end(patches: Patches) -> None:
+    patches.set(KeyLanes, "is_idle", property(lambda self: True))
+
+
+# ── shared groups, and acks before ────────────────────────────────────────────────────────────────
+def flight_used_to_its_end(patches: Patches) -> None:
+    def begin_limit_ms(self: Any, sent_ms: int) -> int:
+        return sent_ms + self._in_flight_ms if self.is_shared else 1 << 62
+
+    patches.set(Flights, "begin_limit_ms", begin_limit_ms)
+
+
+def handled_flight_begun_again(patches: Patches) -> None:
+    """The broker hands a message out again whose ack it does not have yet."""
+    patches.set(PullOffsets, "is_acked", lambda self, offset: False)
+
+
+def handler_before_the_ack(patches: Patches) -> None:
+    """With acks before, a handler starts when the ack is sent, not when it is stored."""
+
+    def request(self: Any, *args: Any) -> Any:
+        sent = real(self, *args)
+        self.handled.in_flight = ()
+        return sent
+
+    real = patches.set(AckState, "request", request)
+
+
+def redriven_windows_unlimited(patches: Patches) -> None:
+    """A window that is in hand is read a second time."""
+
+    def take_due(self: Any, now_ms: int) -> Any:
+        for window in real(self, now_ms):
+            yield window
+            if not window.is_retry:
+                window.phase = windows.WindowPhase.DUE
+
+    real = patches.set(Redrives, "take_due", take_due)
+
+
+MUTANTS = [
+    Mutant(breaks)
+    for breaks in (
+        key_not_waited_for,
+        run_ignores_busy_keys,
+        run_returned_behind_later_ones,
+        failed_key_freed,
+        later_messages_not_parked,
+        parked_key_handed_out,
+        key_freed_before_it_is_stored,
+        queue_dropped,
+        run_rest_dropped,
+        acked_when_handed_out,
+        failed_ack_forgotten,
+        acked_ranges_pulled_again,
+        overlap_pulled_again,
+        refused_ack_blocks_for_ever,
+        refused_parks_forgotten,
+        tries_not_loaded,
+        count_leaks,
+        window_read_again_too_soon,
+        key_freed_with_messages,
+        redrive_goes_on_after_a_failure,
+        released_messages_forgotten,
+        suspects_ignored,
+        suspect_not_recorded,
+        suspect_ack_not_awaited,
+        suspects_behind_a_failed_one_set_free,
+        lease_not_looked_at,
+        pause_ignored,
+        fence_ignored,
+        lapsed_lease_renewed,
+        released_before_handlers_end,
+        flight_used_to_its_end,
+        handled_flight_begun_again,
+        handler_before_the_ack,
+        redriven_windows_unlimited,
+    )
+]
