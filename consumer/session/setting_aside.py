@@ -57,7 +57,9 @@ def set_aside(
         parking.park(message.key, [offset, *(each.offset for each in later)], failure)
         return
     session.intake.held -= 1
-    session.flights.end(offset)
+    if session.flights.is_shared:
+        session.flights.end(offset)
+        session.offsets.mark_acked(offset)  # another copy of it may be stored
     if fate is Fate.ASIDE:
         pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
         parking.park(message.attempt, [offset], failure, try_at_ms=now_ms + pause)
