@@ -53,7 +53,7 @@ class Suspects:
         "_has_no_record",
         "_last_accused",
         "_upto",
-                "crashes",
+        "crashes",
         "message",
         "phase",
         "since_ms",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ...protocol.message import Message
 from ..settings import AckMode
-from .failure import Fate, sets_aside
+from .failure import TABLE, Fate, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
 from .lanes import Stored
 from .ready import LeaveTurn, Note, NoteKind, TakeTurn
-from .setting_aside import crash_of, divert, set_aside
+from .setting_aside import crash_of, divert, is_own, set_aside
 from .state import PartitionSession
 from .suspects import CRASHES_MAX, SuspectPhase, Suspects
 from .tenure import NEVER
@@ -59,7 +59,8 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     """Hand out a message whose key is its own."""
     ref = message.partition_id, message.offset
     flights = session.flights
-    if flights.is_shared and now_ms >= flights.begin_until_ms.get(message.offset, NEVER):
+    is_late = flights.is_shared and now_ms >= flights.begin_until_ms.get(message.offset, NEVER)
+    if is_late and is_own(session, message):
         drop(session, message)
         return
     if session.settings.ack is AckMode.BEFORE:
@@ -223,8 +224,9 @@ def _is_over(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool
 
 def crash_fate(session: PartitionSession, message: Message) -> Fate:
     """Return what becomes of a message that has ended processes."""
-    parks = session.settings.failure_policy == "park" and bool(message.key)
-    return Fate.PARKED if parks else Fate.DEAD
+    settings = session.settings
+    row = TABLE[settings.failure_policy, settings.consume_strategy]
+    return Fate.PARKED if row.after is Fate.PARKED and message.key else Fate.DEAD
 
 
 def on_turn(session: PartitionSession, now_ms: int) -> None:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
     CallFailed,
@@ -53,7 +55,7 @@ from keylane.protocol.frames import (
     PullShared,
     Release,
 )
-from keylane.protocol.groups import FailurePolicy
+from keylane.protocol.groups import FailurePolicy, FullPolicy
 from keylane.protocol.message import Message
 from keylane.protocol.parked import Failure, ParkState, is_loose
 from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
@@ -64,10 +66,10 @@ FAILURE = Failure("ValueError", "bad", "test", 1, 1)
 _BACKOFF = Backoff(first_ms=50, max_ms=400)
 
 
-def settings_of(**given: Any) -> ConsumerSettings:
+def settings_of(*, tries_max: int = 2, **given: Any) -> ConsumerSettings:
     return ConsumerSettings(
         ttl_ms=LEASE_MS,
-        tries_max=2,
+        tries_max=tries_max,
         retry_tries_max=3,
         buffer_messages=6,
         in_flight_messages=6,
@@ -84,11 +86,12 @@ EXCLUSIVE = [
     for policy in FailurePolicy
     for ack in (AckMode.LINGERING, AckMode.LINGERING, AckMode.EACH)
 ]
+EXCLUSIVE += [settings_of(on_failure="park", on_full=full, tries_max=1) for full in FullPolicy] * 2
 AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
 
 
-class Broken(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A session has broken a promise."""
 
 
@@ -101,8 +104,9 @@ class History:
         self.is_shared = self.settings in SHARED
         is_small = rng.random() < 0.3
         self.broker = PartitionModel(
-            ranges_max=1 if is_small else 1_000, keys_max=2 if rng.random() < 0.2 else 1_000
+            ranges_max=1 if is_small else 1_000, keys_max=1 if rng.random() < 0.3 else 1_000
         )
+        self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
         self.ever: set[int] = set()
@@ -158,13 +162,13 @@ class History:
         self.has_more = ready.has_more
         self.wait_until_ms = ready.wait_until_ms
         if ready.wait_until_ms <= self.now_ms and not self.session.has_ended:
-            raise Broken("a timer in the past")
+            raise BrokenPromiseError("a timer in the past")
         for request in ready.requests:
             self._take_request(request)
         if ready.hand_out:
             if ready.hand_out is self.session.lanes.run:
                 if self.hands:
-                    raise Broken("a run beside messages in hand")
+                    raise BrokenPromiseError("a run beside messages in hand")
                 self.run = ready.hand_out
             else:
                 for message in ready.hand_out:
@@ -180,11 +184,11 @@ class History:
             self.has_turn = False
         else:
             if kind is not ReadWindow and any(type(each) is kind for each in self.calls):
-                raise Broken(f"two requests in flight: {request}")
+                raise BrokenPromiseError(f"two requests in flight: {request}")
             if kind is Release and (self.hands or self.run):
-                raise Broken("released while a handler has a message")
+                raise BrokenPromiseError("released while a handler has a message")
             if kind is Pull and self.is_paused:
-                raise Broken("pulled in a pause")
+                raise BrokenPromiseError("pulled in a pause")
             self.calls.append(request)
 
     # ── the judge ─────────────────────────────────────────────────────────────────────────────────
@@ -193,18 +197,18 @@ class History:
         offset, key, broker = message.offset, message.key, self.broker
         ref = message.partition_id, offset
         if self.now_ms >= self.lease_until_ms:
-            raise Broken(f"offset {offset} begins after the lease")
+            raise BrokenPromiseError(f"offset {offset} begins after the lease")
         if (self.is_stopped or self.is_paused) and not self.is_early:
-            raise Broken(f"offset {offset} begins in a pause or a hand-over")
+            raise BrokenPromiseError(f"offset {offset} begins in a pause or a hand-over")
         if self.is_fenced:
-            raise Broken(f"offset {offset} begins after a fence")
+            raise BrokenPromiseError(f"offset {offset} begins after a fence")
         if self.is_early and (offset in self.ever or offset not in broker.acked):
-            raise Broken(f"offset {offset} begins twice, or before its ack")
+            raise BrokenPromiseError(f"offset {offset} begins twice, or before its ack")
         self.ever.add(offset)
         if ref in self.hands:
-            raise Broken(f"offset {offset} is in hand twice")
+            raise BrokenPromiseError(f"offset {offset} is in hand twice")
         if ref in self.done:
-            raise Broken(f"offset {offset} begins again after it was handled")
+            raise BrokenPromiseError(f"offset {offset} begins again after it was handled")
         if self.is_early:
             return
         where = broker.where_parked(offset)
@@ -213,13 +217,13 @@ class History:
                 self._begin_shared(offset)
             return
         if offset in broker.acked and offset >= broker.first_offset and not where:
-            raise Broken(f"offset {offset} begins although it is acked")
+            raise BrokenPromiseError(f"offset {offset} begins although it is acked")
         if not where and message.attempt <= broker.tries.get(offset, 0):
-            raise Broken(f"offset {offset} begins with a try that was counted before")
+            raise BrokenPromiseError(f"offset {offset} begins with a try that was counted before")
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
             if not any(each.token == self.token for each in states) and not _is_aside(where):
-                raise Broken(f"offset {offset} begins while it is parked")
+                raise BrokenPromiseError(f"offset {offset} begins while it is parked")
         if key and not any(is_loose(each) for each in where):
             self._check_order(offset, key)
         self._check_alone(offset)
@@ -227,16 +231,18 @@ class History:
     def _check_order(self, offset: int, key: bytes) -> None:
         for other in self.hands.values():
             if other.key == key and not self._is_loose(other.offset):
-                raise Broken(f"offset {offset} begins beside {other.offset} of its key")
+                raise BrokenPromiseError(f"offset {offset} begins beside {other.offset} of its key")
         acks_each = self.settings.ack is AckMode.EACH
         for earlier in self.offsets_of[key]:
             if earlier >= offset:
                 break
             is_done = (PARTITION_ID, earlier) in self.done
             if acks_each and is_done and earlier not in self.broker.acked:
-                raise Broken(f"offset {offset} begins before the ack of {earlier} is stored")
+                raise BrokenPromiseError(
+                    f"offset {offset} begins before the ack of {earlier} is stored"
+                )
             if not (self.broker.is_settled(earlier) or self._goes_aside(earlier)):
-                raise Broken(f"offset {offset} begins before {earlier} of its key")
+                raise BrokenPromiseError(f"offset {offset} begins before {earlier} of its key")
 
     def _goes_aside(self, offset: int) -> bool:
         """True if the session has given a message up alone, and the broker does not know it yet."""
@@ -254,18 +260,20 @@ class History:
         if self.broker.where_parked(offset):
             return  # it was set aside, and is redriven
         if self.hands:
-            raise Broken(f"suspect {offset} begins beside {list(self.hands)}")
+            raise BrokenPromiseError(f"suspect {offset} begins beside {list(self.hands)}")
         for other in self.suspects:
             if (PARTITION_ID, other) in self.done and other not in self.broker.acked:
-                raise Broken(f"suspect {offset} begins before the ack of {other} is stored")
+                raise BrokenPromiseError(
+                    f"suspect {offset} begins before the ack of {other} is stored"
+                )
         if offset not in self.failed and offset not in self.recorded:
-            raise Broken(f"suspect {offset} begins without a record")
+            raise BrokenPromiseError(f"suspect {offset} begins without a record")
         self.failed.add(offset)
 
     def _begin_shared(self, offset: int) -> None:
         until_ms = self.in_flight_until_ms.get(offset, 0)
         if self.now_ms >= until_ms - self.settings.in_flight_ms // 3:
-            raise Broken(f"offset {offset} begins too late in its time in flight")
+            raise BrokenPromiseError(f"offset {offset} begins too late in its time in flight")
 
     def check_count(self) -> None:
         """The session counts each message that it has once."""
@@ -282,7 +290,9 @@ class History:
             waits = 1
         have = stored + releasing + made + len(lanes.in_hand) + len(lanes.run) + waits + early
         if session.tenure.is_live and session.intake.held != have:
-            raise Broken(f"{session.intake.held} messages are counted, and there are {have}")
+            raise BrokenPromiseError(
+                f"{session.intake.held} messages are counted, and there are {have}"
+            )
 
     # ── actions ───────────────────────────────────────────────────────────────────────────────────
     def send(self) -> None:
@@ -322,8 +332,8 @@ class History:
 
     def _serve_acquire(self, _request: Any) -> Any:
         answer = self.broker.acquire(self.token)
-        if self.is_shared:
-            return answer
+        if self.is_shared:  # the broker itself hands suspects out alone
+            return replace(answer, suspects_upto=0, begun=())
         if self.session.offsets.next_offset < 0:
             accused = {offset for offset, _ in answer.begun}
             self.suspects = {*range(answer.cursor, answer.suspects_upto), *accused}
@@ -481,7 +491,7 @@ class History:
         if self.now_ms >= self.wait_until_ms:
             self.feed(Tick())
         elif self.session.tenure.is_live and self.now_ms >= self.lease_until_ms:
-            raise Broken("no timer for the end of the lease")
+            raise BrokenPromiseError("no timer for the end of the lease")
 
     def pause(self) -> None:
         if not self.is_stopped:
@@ -541,13 +551,13 @@ class History:
             self.is_stopped = True
         if self.session.has_ended:
             if self.hands or self.run:
-                raise Broken("ended while a handler has a message")
+                raise BrokenPromiseError("ended while a handler has a message")
             self.crash()
 
     # ── a whole history ───────────────────────────────────────────────────────────────────────────
     def act(self) -> None:
         """One random action."""
-        _pick_action(self.rng)(self)
+        self.drawn[int(self.rng.random() * len(self.drawn))](self)
         self.replace_ended()
 
     def play(self, count: int) -> None:
@@ -571,7 +581,7 @@ class History:
                 return
             if self._is_done():
                 self.seal()
-        raise Broken(f"not done: {self._undone()}")
+        raise BrokenPromiseError(f"not done: {self._undone()}")
 
     def _heal_once(self) -> None:
         """Do all that can be done, and let time pass."""
@@ -618,7 +628,7 @@ class History:
         if self.is_early:
             return
         if lost := {offset for offset in missing if not broker.where_parked(offset)}:
-            raise Broken(f"lost: {lost}")
+            raise BrokenPromiseError(f"lost: {lost}")
 
     def _undone(self) -> dict[str, Any]:
         broker = self.broker
@@ -671,8 +681,11 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (1, History.crash),
     (1, History.fence),
 ]
-_DRAWN = [action for weight, action in ACTIONS for _ in range(weight)]
-
-
-def _pick_action(rng: random.Random) -> Callable[[History], None]:
-    return _DRAWN[int(rng.random() * len(_DRAWN))]
+MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
+    [],
+    [],
+    [(20, History.fail), (15, History.operate), (10, History.answer)],
+    [(6, History.crash), (20, History.answer)],
+)
+"""What some histories have more of."""
+_DRAWN = [[act for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE]

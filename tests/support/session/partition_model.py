@@ -243,9 +243,7 @@ class PartitionModel:
         new = [offset for offset in offsets if offset not in self.acked]
         assert change.failure is not None or change.key in self.parked, "parked without a failure"
         is_loose_part = is_loose(change.key) and bool(change.ranges)
-        if not new and (
-            change.failure is None or change.key not in self.parked or is_loose_part
-        ):
+        if not new and (change.failure is None or change.key not in self.parked or is_loose_part):
             return
         parked = self._add(change.key, new)
         if change.failure is not None and not (is_loose(change.key) and change.ranges):
