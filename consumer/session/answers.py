@@ -6,6 +6,7 @@ from itertools import chain
 
 from ...protocol.errors import (
     FencedError,
+    InvalidRequestError,
     KeylaneError,
     OffsetOutOfRangeError,
     OutcomeUnknownError,
@@ -237,7 +238,10 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
 
 
 def _on_changes_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:
-    if error.reason is Reason.PARK_FULL and session.parking.refuse():
+    is_full = error.reason is Reason.PARK_FULL
+    is_unknown = isinstance(error, InvalidRequestError)
+    parking = session.parking
+    if (is_full and parking.refuse()) or (is_unknown and parking.name_failures()):
         session.calls.change.end()
     elif error.reason is Reason.PARK_MOVED:
         # The children have adopted the messages, so these changes have no effect any more.

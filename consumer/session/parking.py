@@ -61,6 +61,7 @@ class ParkedKeys:
         "_is_one_at_a_time",
         "_others",
         "_parks",
+        "failures",
         "freed",
         "in_flight",
         "is_full",
@@ -76,6 +77,8 @@ class ParkedKeys:
         self.rejects = rejects
         self.keys: set[ParkKey] = set()
         """The keys whose messages are not handed out."""
+        self.failures: dict[ParkKey, Failure] = {}
+        """Why each key was parked here."""
         self.version = 0
         """The newest version of which the broker has told."""
         self.listed_version = 0
@@ -156,6 +159,8 @@ class ParkedKeys:
         """
         if isinstance(key, bytes) and key:
             self.keys.add(key)
+            if failure is not None:
+                self.failures[key] = failure
         self.messages += len(offsets)
         ranges: tuple[Range, ...] = tuple(IntervalSet((each, each + 1) for each in offsets))
         for first in range(0, max(len(ranges), 1), PARKED_ROWS_MAX):
@@ -221,6 +226,20 @@ class ParkedKeys:
                 self.messages -= sum(end - start for start, end in pending.change.ranges)
         return confirmed
 
+    def name_failures(self) -> bool:
+        """
+        Give the failure of their key to parks in flight that have none, because the broker does not
+        know the key: retention had removed the message that failed. Return False if there are none.
+        """
+        is_changed = False
+        for index, pending in enumerate(self.in_flight):
+            change = pending.change
+            if isinstance(change, Park) and change.failure is None and change.key in self.failures:
+                named = Park(change.key, change.ranges, self.failures[change.key], change.token)
+                self.in_flight[index] = pending._replace(change=named)
+                is_changed = True
+        return is_changed
+
     def refuse(self) -> bool:
         """Take back the parks in flight, for which the broker has no room. Return True if another
         request may succeed at once.
@@ -249,6 +268,6 @@ def _or_dead(change: ParkChange) -> RequestedChange:
     """Return the change that makes a key dead letters without room. A message that waits for a
     retry has no key of its own, and waits for room.
     """
-    if isinstance(change, Park) and not isinstance(change.key, int):
+    if isinstance(change, Park) and not isinstance(change.key, int) and not change.token:
         return ParkOrDeadLetter(change.key, change.ranges, change.failure)
     return change

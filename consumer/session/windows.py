@@ -163,6 +163,7 @@ def _release(session: PartitionSession, key: bytes | int | None) -> None:
     parking, redrives = session.parking, session.redrives
     waiting = parking.releasing.pop(key, [])
     parking.keys.discard(key)
+    parking.failures.pop(key, None)
     parking.freed.add(key)
     for window in list(redrives.windows.values()):
         if window.key == key and not window.is_retry:

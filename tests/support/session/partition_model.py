@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from keylane.protocol.errors import FencedError, OffsetOutOfRangeError, OverloadedError, Reason
+from keylane.protocol.errors import (
+    FencedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    Reason,
+)
 from keylane.protocol.frames import Acked, Acquired, ParkedChanged, Released
 from keylane.protocol.message import Message
 from keylane.protocol.parked import (
@@ -213,6 +219,10 @@ class PartitionModel:
         }
         if new_keys and len(self.parked) + len(new_keys) > self.keys_max:
             raise OverloadedError(Reason.PARK_FULL, "too many parked keys", limit=self.keys_max)
+        known = {*self.parked, *(each.key for each in changes if _has_failure(each))}
+        for change in changes:
+            if isinstance(change, Park | ParkOrDeadLetter) and change.key not in known:
+                raise InvalidRequestError("the key is not parked, and no failure is given")
         for change in changes:
             self._apply(change)
         return ParkedChanged(self.version)
@@ -241,7 +251,6 @@ class PartitionModel:
     def _park(self, change: Park | ParkOrDeadLetter) -> None:
         offsets = [offset for start, end in change.ranges for offset in range(start, end)]
         new = [offset for offset in offsets if offset not in self.acked]
-        assert change.failure is not None or change.key in self.parked, "parked without a failure"
         is_loose_part = is_loose(change.key) and bool(change.ranges)
         if not new and (change.failure is None or change.key not in self.parked or is_loose_part):
             return
@@ -291,3 +300,7 @@ class PartitionModel:
         self.skipped.add(parked.offsets.pop(0))
         if not parked.offsets:
             parked.state = ParkState.REDRIVING
+
+
+def _has_failure(change: Any) -> bool:
+    return isinstance(change, Park | ParkOrDeadLetter) and change.failure is not None
