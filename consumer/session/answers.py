@@ -56,7 +56,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
     session.intake.earlier_tries = dict(answer.attempts)
     session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
     if answer.suspects_upto > answer.cursor or answer.begun:
-        session.suspects = Suspects(answer.suspects_upto, answer.begun, now_ms)
+        session.set_suspects(Suspects(answer.suspects_upto, answer.begun, now_ms))
         count = max(answer.suspects_upto - answer.cursor, 1)
         session.output.notes.append(Note(NoteKind.CAREFUL, answer.cursor, count))
     tenure.is_acquired = session.parking.version <= session.parking.listed_version

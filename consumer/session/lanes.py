@@ -102,10 +102,11 @@ class KeyLanes:
         """A heap of messages whose keys are busy."""
         self._sequence = 0
 
-    @property
-    def has_waiting(self) -> bool:
-        """True if a message may be free to be handed out."""
-        return bool(self.opened or self.stored or self.extra or self.again)
+    def may_have_more(self, now_ms: int) -> bool:
+        """Return True if a worker that asks may get something."""
+        if self.opened or self.stored or self.again or self.extra:
+            return True
+        return bool(self.retries) and self.retries[0].due_ms <= now_ms
 
     @property
     def is_idle(self) -> bool:
@@ -152,12 +153,12 @@ class KeyLanes:
     # ── one message at a time ─────────────────────────────────────────────────────────────────────
     def claim(self, message: Message) -> bool:
         """Make the message's key busy, and return True; if it is, queue the message."""
-        key = message.key
+        key, busy = message.key, self.busy
         if not key or not self.is_ordered:
             return True
-        if self._queue_if_busy(message):
-            return False
-        self.busy[key] = None
+        if key in busy:
+            return not self._queue_if_busy(message)
+        busy[key] = None
         return True
 
     def _queue_if_busy(self, message: Message) -> bool:
@@ -176,13 +177,18 @@ class KeyLanes:
         key = message.key
         if not key or not self.is_ordered:
             return
-        queue = self.busy[key]
-        if queue:
-            self.again.append(queue.popleft())
-            if not queue:
-                self.busy[key] = None
-        else:
+        if self.busy[key] is None:
             del self.busy[key]
+        else:
+            self.pass_on(key)
+
+    def pass_on(self, key: bytes) -> None:
+        """Let the next message that waits for a key own it."""
+        queue = self.busy[key]
+        assert queue
+        self.again.append(queue.popleft())
+        if not queue:
+            self.busy[key] = None
 
     def wait(self, message: Message, due_ms: int) -> None:
         """Keep a failed message, whose key stays busy, until `due_ms`."""

@@ -18,6 +18,7 @@ from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, take
+from .tenure import NEVER
 
 
 def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> None:
@@ -43,17 +44,31 @@ def make_ack_due(session: PartitionSession, now_ms: int) -> None:
 
 def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:
     """Handlers have returned."""
-    partition_id = session.partition_id
-    source = partition_id if event.source < 0 else event.source
-    in_hand, owners = session.lanes.in_hand, session.redrives.owners
+    source = session.tenure.lease[0] if event.source < 0 else event.source
+    lanes, owners = session.lanes, session.redrives.owners
     for start, end in event.ranges:
+        if session.is_plain and end - start == 1 and not owners:
+            # The usual case of a handler that waits, written out: a call for each part of it would
+            # double what it costs.
+            key = lanes.in_hand.pop((source, start)).key
+            if key:
+                if lanes.busy[key] is None:
+                    del lanes.busy[key]
+                else:
+                    lanes.pass_on(key)
+            session.intake.held -= 1
+            session.acks.handled.add(start, end)
+            if session.acks.due_ms == NEVER:
+                make_ack_due(session, now_ms)
+            continue
         for offset in range(start, end):
-            message = in_hand.pop((source, offset))
+            message = lanes.in_hand.pop((source, offset))
             if owners and (source, offset) in owners:
                 _unpark(session, message)
             else:
                 _ack(session, message, now_ms)
-    take(session, now_ms, count=event.wanted, retries=event.wanted)
+    if event.wanted:
+        take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
 def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:

@@ -177,11 +177,6 @@ class ParkedKeys:
         self.releasing[key] = []
         self.add(Free(key))
 
-    @property
-    def has_waiting(self) -> bool:
-        """True if a change may be sent now."""
-        return bool(self._parks or self._others)
-
     def take(self, *, may_die: bool) -> list[RequestedChange]:
         """Return the changes of the next request; `may_die`: without room, keys become dead."""
         if not self.in_flight:

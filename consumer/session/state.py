@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from ...protocol.message import Message
 from ...protocol.routing import ConsumeStrategy
-from ..settings import ConsumerSettings
+from ..settings import AckMode, ConsumerSettings
 from .acks import AckState
 from .flights import Flights
 from .lanes import KeyLanes
@@ -109,6 +109,7 @@ class PartitionSession:
         "epoch_ms",
         "flights",
         "intake",
+        "is_plain",
         "lanes",
         "next_timer_ms",
         "offsets",
@@ -142,8 +143,13 @@ class PartitionSession:
         self.lanes = KeyLanes(is_ordered=not is_shared)
         self.parking = ParkedKeys(rejects)
         self.redrives = Redrives(is_allowed=redrives_here)
-        self.suspects: Suspects | None = None
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
+        self.suspects: Suspects | None
+        self.is_plain: bool
+        """True if a message that is handed out or handled needs nothing but its key and its
+        offset.
+        """
+        self.set_suspects(None)
         self.calls = Calls()
         self.output = Output()
         self.next_timer_ms = 0
@@ -153,6 +159,15 @@ class PartitionSession:
     def partition_id(self) -> int:
         """The partition's id."""
         return self.tenure.lease[0]
+
+    def set_suspects(self, suspects: Suspects | None) -> None:
+        """Begin or end the state in which messages are handed out alone."""
+        self.suspects = suspects
+        self.is_plain = (
+            suspects is None
+            and self.settings.ack is AckMode.LINGERING
+            and not self.flights.is_shared
+        )
 
     @property
     def is_drained(self) -> bool:

@@ -70,16 +70,22 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
     kind = type(event)
     _APPLY[kind](session, event, now_ms)
     output = session.output
-    is_short = (
-        kind in _SHORT
-        and session.tenure.phase is SessionPhase.SERVING
-        and now_ms < session.next_timer_ms
-        and not (output.requests or session.intake.is_full or session.parking)
-    )
-    if not is_short:
+    if (
+        kind not in _SHORT
+        or now_ms >= session.next_timer_ms
+        or session.tenure.phase is not SessionPhase.SERVING
+        or output.requests
+        or session.intake.is_full
+        or session.parking
+    ):
         proceed(session, now_ms)
         send_due(session, now_ms)
         session.next_timer_ms = next_ms(session, now_ms)
+    elif output.hand_out and session.is_plain:
+        hand_out = output.hand_out
+        output.hand_out = []
+        more = session.lanes.may_have_more(now_ms)
+        return Ready(_NO_REQUESTS, hand_out, more, session.next_timer_ms, _NO_NOTES)
     hand_out = output.hand_out
     output.hand_out = []
     requests, notes = _NO_REQUESTS, _NO_NOTES
@@ -125,7 +131,7 @@ def _on_tick(session: PartitionSession, _event: Tick, now_ms: int) -> None:
         return
     if now_ms >= suspects.deadline_ms:
         end_suspect(session)
-        session.suspects = None
+        session.set_suspects(None)
 
 
 _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {

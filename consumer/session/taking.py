@@ -39,6 +39,10 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
     if run and _may_run(session, now_ms) and _take_run(session, run, now_ms):
         return
     hand_out = session.output.hand_out
+    is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
+    if count == 1 and not (is_due or lanes.extra) and session.is_plain:
+        _take_one(session, now_ms)
+        return
     while retries and len(hand_out) < count and (message := lanes.take_due(now_ms)) is not None:
         retries -= 1
         message.attempt += 1
@@ -53,6 +57,22 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         message = lanes.opened.popleft()
         if lanes.claim(message):
             _hand_out(session, message, now_ms)
+
+
+def _take_one(session: PartitionSession, now_ms: int) -> None:
+    """Hand out one message, as `take` does, where nothing special is to be done."""
+    lanes = session.lanes
+    if lanes.again:
+        message = lanes.again.popleft()
+    else:
+        while True:
+            if not lanes.opened and not _open_next(session, now_ms):
+                return
+            message = lanes.opened.popleft()
+            if lanes.claim(message):
+                break
+    lanes.in_hand[message.partition_id, message.offset] = message
+    session.output.hand_out.append(message)
 
 
 def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
@@ -77,12 +97,13 @@ def has_more(session: PartitionSession, now_ms: int) -> bool:
     lanes, suspects = session.lanes, session.suspects
     if not session.tenure.may_hand_out(now_ms):
         return False
-    is_due = bool(lanes.retries) and lanes.retries[0].due_ms <= now_ms
     if suspects is None:
-        return is_due or lanes.has_waiting
+        return lanes.may_have_more(now_ms)
     if suspects.message is not None or not lanes.is_idle:
         return False
-    if lanes.opened or lanes.stored or lanes.again or is_due:
+    if lanes.opened or lanes.stored or lanes.again:
+        return True
+    if lanes.retries and lanes.retries[0].due_ms <= now_ms:
         return True
     return bool(lanes.extra) and _is_over(session, suspects, now_ms)
 
@@ -206,7 +227,7 @@ def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) ->
         return True
     if not lanes.opened and not _is_over(session, suspects, now_ms):
         return True  # suspects are not pulled yet, or wait for their keys
-    session.suspects = None
+    session.set_suspects(None)
     return False
 
 

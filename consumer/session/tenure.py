@@ -71,7 +71,13 @@ class Tenure:
 
     def may_hand_out(self, now_ms: int) -> bool:
         """Return True if a handler may start."""
-        return self.is_acquired and self.is_live and not self.is_paused and now_ms < self.until_ms
+        phase = self.phase
+        return (
+            now_ms < self.until_ms
+            and self.is_acquired
+            and not self.is_paused
+            and (phase is SessionPhase.SERVING or phase is SessionPhase.ACQUIRING)
+        )
 
     @property
     def may_ack(self) -> bool:
