@@ -47,10 +47,6 @@ class AckState:
             return False
         return self.handled.is_refused or not (self.handled or self.tries)
 
-    def make_due(self, at_ms: int) -> None:
-        """Make a request due at `at_ms` or earlier."""
-        self.due_ms = min(self.due_ms, at_ms)
-
     def request(self, lease: Lease, now_ms: int, held: tuple[Range, ...], in_flight_ms: int) -> Ack:
         """Return the next request, which is then in flight."""
         self.due_ms = NEVER

@@ -91,7 +91,7 @@ def on_pulled(session: PartitionSession, event: Pulled, now_ms: int) -> None:
     if event.is_sealed:
         session.offsets.end_offset = event.end_offset
         if session.offsets.is_exhausted:
-            session.acks.make_due(now_ms)
+            session.make_ack_due(now_ms)
 
 
 def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
@@ -113,7 +113,7 @@ def _ack_left_out(session: PartitionSession, start: int, end: int, now_ms: int) 
     """Ack messages without a wanted tag."""
     for low, high in session.offsets.take(min(start, session.offsets.next_offset), end):
         session.acks.handled.add(low, high)
-        session.acks.make_due(now_ms + session.settings.ack_linger_ms)
+        session.make_ack_due(now_ms + session.settings.ack_linger_ms)
 
 
 def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: int) -> None:
@@ -151,7 +151,7 @@ def on_acked(session: PartitionSession, answer: Acked, now_ms: int) -> None:
     session.offsets.cursor = max(session.offsets.cursor, answer.cursor)
     session.parking.version = max(session.parking.version, answer.parked_version)
     if acks.handled or acks.tries or acks.begun:
-        acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
     if sent.held:
         renewed = chain.from_iterable(range(start, end) for start, end in sent.held)
         session.flights.renew(list(renewed), acks.sent_ms)
@@ -225,7 +225,7 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
     acks = session.acks
     if not isinstance(error, OverloadedError):
         acks.retract()
-        acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
         _fail(session, session.calls.ack, now_ms)
         return
     if not acks.handled.is_refused:
@@ -234,7 +234,7 @@ def _on_ack_failed(session: PartitionSession, error: KeylaneError, now_ms: int) 
         session.calls.ack.end()
     else:
         _fail(session, session.calls.ack, now_ms)
-    acks.make_due(now_ms)
+    session.make_ack_due(now_ms)
 
 
 def _on_changes_failed(session: PartitionSession, error: KeylaneError, now_ms: int) -> None:

@@ -29,7 +29,7 @@ def stop(session: PartitionSession, grace_ms: int, now_ms: int) -> None:
     if suspects is not None and suspects.phase in {SuspectPhase.TURN, SuspectPhase.BEGINNING}:
         end_suspect(session)
     _drop_waiting(session)
-    session.acks.make_due(now_ms)
+    session.make_ack_due(now_ms)
     if lanes.is_idle and not session.acks.awaited:
         tenure.cancel_ms = NEVER
 
@@ -90,7 +90,7 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
         return
     if tenure.flush_until_ms == NEVER:
         tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms
-        session.acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
     parking, slot = session.parking, session.calls.release
     is_flushed = session.acks.is_flushed and (not parking or parking.is_full)
     if now_ms >= tenure.flush_until_ms:

@@ -29,17 +29,15 @@ def on_run_ended(session: PartitionSession, event: RunEnded, now_ms: int) -> Non
         for start, end in ranges_of(done):
             handled.add(start, end)
         session.intake.held -= len(done)
-        make_ack_due(session, now_ms)
+        _make_ack_due(session, now_ms)
     take(session, now_ms, count=event.wanted, retries=event.wanted)
 
 
-def make_ack_due(session: PartitionSession, now_ms: int) -> None:
+def _make_ack_due(session: PartitionSession, now_ms: int) -> None:
     """Let the next ack request leave after its linger, or at once where something waits for it."""
     settings = session.settings
     lingers = settings.ack is AckMode.LINGERING and not session.offsets.is_exhausted
-    at_ms = now_ms + settings.ack_linger_ms if lingers else now_ms
-    session.acks.make_due(at_ms)
-    session.next_timer_ms = min(session.next_timer_ms, at_ms)
+    session.make_ack_due(now_ms + settings.ack_linger_ms if lingers else now_ms)
 
 
 def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:
@@ -59,7 +57,7 @@ def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -
             session.intake.held -= 1
             session.acks.handled.add(start, end)
             if session.acks.due_ms == NEVER:
-                make_ack_due(session, now_ms)
+                _make_ack_due(session, now_ms)
             continue
         for offset in range(start, end):
             message = lanes.in_hand.pop((source, offset))
@@ -87,9 +85,9 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
         session.acks.awaited[message.partition_id, offset] = message
     else:
         session.lanes.finish(message)
-    make_ack_due(session, now_ms)
+    _make_ack_due(session, now_ms)
     if suspects is not None and mode is not AckMode.BEFORE:
-        session.acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
     elif suspects is not None and suspects.is_present(message):
         end_suspect(session)
 
@@ -132,7 +130,7 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     if not (session.tenure.is_live and now_ms < session.tenure.until_ms):
         # The next owner hands it out; this try counts.
         session.acks.tries[message.offset] = message.attempt
-        session.acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
         session.intake.held -= 1
         return
     has_order = bool(message.key) and not session.flights.is_shared
@@ -143,7 +141,7 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         set_aside(session, message, fate, event.failure, now_ms, asked_ms=event.asked_ms)
         return
     session.acks.tries[message.offset] = message.attempt
-    make_ack_due(session, now_ms)
+    _make_ack_due(session, now_ms)
     _wait(session, event, now_ms)
 
 

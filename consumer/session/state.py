@@ -160,6 +160,11 @@ class PartitionSession:
         """The partition's id."""
         return self.tenure.lease[0]
 
+    def make_ack_due(self, at_ms: int) -> None:
+        """Make an ack request due at `at_ms` or earlier."""
+        self.acks.due_ms = min(self.acks.due_ms, at_ms)
+        self.next_timer_ms = min(self.next_timer_ms, at_ms)
+
     def set_suspects(self, suspects: Suspects | None) -> None:
         """Begin or end the state in which messages are handed out alone."""
         self.suspects = suspects

@@ -86,7 +86,7 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     if session.settings.ack is AckMode.BEFORE:
         session.acks.awaited[ref] = message
         session.acks.handled.add(message.offset, message.offset + 1)
-        session.acks.make_due(now_ms)
+        session.make_ack_due(now_ms)
         return
     session.lanes.in_hand[ref] = message
     session.output.hand_out.append(message)
@@ -259,7 +259,7 @@ def on_turn(session: PartitionSession, now_ms: int) -> None:
     offset = suspects.message.offset
     suspects.phase = SuspectPhase.BEGINNING
     session.acks.begun[offset] = suspects.crashes_if_alone(offset)
-    session.acks.make_due(now_ms)
+    session.make_ack_due(now_ms)
 
 
 def hand_out_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) -> None:

@@ -91,6 +91,19 @@ AT_MOST_ONCE = [settings_of(ack=AckMode.BEFORE)]
 SHARED = [settings_of(on_failure=policy, consume_strategy="shared") for policy in FailurePolicy]
 
 
+POOL = EXCLUSIVE * 2 + SHARED * 2 + AT_MOST_ONCE * 3
+"""What histories draw their settings from."""
+ACTIONS_EACH = 60
+
+
+def play(seed: int) -> History:
+    """Play the history of a seed to its end."""
+    rng = random.Random(seed)
+    history = History(rng, rng.choice(POOL))
+    history.play(ACTIONS_EACH)
+    return history
+
+
 class BrokenPromiseError(AssertionError):
     """A session has broken a promise."""
 
@@ -163,6 +176,7 @@ class History:
         self.wait_until_ms = ready.wait_until_ms
         if ready.wait_until_ms <= self.now_ms and not self.session.has_ended:
             raise BrokenPromiseError("a timer in the past")
+        self._check_timer()
         for request in ready.requests:
             self._take_request(request)
         if ready.hand_out:
@@ -190,6 +204,15 @@ class History:
             if kind is Pull and self.is_paused:
                 raise BrokenPromiseError("pulled in a pause")
             self.calls.append(request)
+
+    def _check_timer(self) -> None:
+        """What is due has a timer."""
+        session, slot = self.session, self.session.calls.ack
+        if session.tenure.phase.name != "SERVING" or slot.is_in_flight:
+            return
+        due_ms = max(session.acks.due_ms, slot.not_before_ms)
+        if session.tenure.is_acquired and due_ms < self.wait_until_ms:
+            raise BrokenPromiseError("an ack is due before the timer")
 
     # ── the judge ─────────────────────────────────────────────────────────────────────────────────
     def _begin(self, message: Message) -> None:

@@ -1,0 +1,215 @@
+"""Parked keys, dead letters and retries of a session: what docs/PARKING.md promises."""
+
+from keylane.consumer.session.events import (
+    CallFailed,
+    KeysListed,
+    OperatorChanged,
+    Tick,
+    WindowRead,
+    WorkWanted,
+)
+from keylane.consumer.session.ready import ReadWindow, SendChanges
+from keylane.protocol.backoff import Backoff
+from keylane.protocol.errors import InvalidRequestError, OverloadedError, Reason
+from keylane.protocol.frames import Acquired, ListParked, ParkedChanged
+from keylane.protocol.message import Message
+from keylane.protocol.parked import (
+    Free,
+    Park,
+    ParkedKeyRow,
+    ParkOrDeadLetter,
+    ParkState,
+    Shift,
+    Unpark,
+)
+from support.session.partition_model import PARTITION_ID
+from support.session.steps import FAILURE, Steps, offsets_of
+
+A, B, NONE = b"a", b"b", b""
+PARKS = {"on_failure": "park", "tries_max": 1}
+
+
+def changes_of(steps: Steps) -> list[object]:
+    return [change for sent in steps.requested(SendChanges) for change in sent.changes]
+
+
+def message(key: bytes, offset: int, source: int = PARTITION_ID) -> Message:
+    return Message("s", key, b"", offset, source, 0)
+
+
+def redriving(*rows: tuple[bytes | int, int]) -> Steps:
+    """A session whose partition has keys that an operator has chosen."""
+    steps = Steps(A, A, A, B, acquired=Acquired(0, ((0, 2),), 4, False, (), 1), **PARKS)
+    listed = [ParkedKeyRow(key, ParkState.REDRIVING, count) for key, count in rows]
+    steps.step(KeysListed(1, listed))
+    return steps
+
+
+def test_key_is_parked_with_the_messages_that_wait_for_it():
+    steps = Steps(A, B, A, A, **PARKS)
+    steps.pull(3)
+    assert steps.want(2) == [0, 1]
+    assert steps.want() == []
+    steps.fail(0)
+    assert changes_of(steps) == [Park(A, ((0, 1), (2, 3)), FAILURE)]
+    assert steps.session.intake.held == 1
+
+
+def test_later_messages_of_a_parked_key_are_parked_when_their_batch_is_opened():
+    steps = Steps(A, B, A, A, NONE, **PARKS)
+    steps.pull(1, 4)
+    steps.want()
+    steps.fail(0)
+    steps.step(ParkedChanged(1))
+    assert steps.want(5) == [1, 4]
+    assert changes_of(steps) == [Park(A, ((2, 4),), None)]
+
+
+def test_message_without_a_key_becomes_a_dead_letter_in_place_of_a_parked_key():
+    steps = Steps(NONE, **PARKS)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    assert changes_of(steps) == [Park(None, ((0, 1),), FAILURE)]
+
+
+def test_dead_letter_lets_its_key_continue():
+    steps = Steps(A, A, on_failure="dead", tries_max=1)
+    steps.pull(2)
+    steps.want()
+    steps.want()
+    steps.fail(0, wanted=1)
+    assert offsets_of(steps.ready.hand_out) == [1]
+
+
+def test_message_is_retried_alone_when_its_pause_is_over():
+    backoff = Backoff(first_ms=1_000, max_ms=1_000)
+    steps = Steps(A, A, on_failure="retry", retry_backoff=backoff)
+    steps.pull(2)
+    steps.want()
+    steps.fail(0)
+    assert changes_of(steps) == [Park(1, ((0, 1),), FAILURE)]
+    assert steps.want() == [1]
+    steps.step(ParkedChanged(1))
+    steps.step(Tick(), after_ms=1_000)
+    [window] = steps.requested(ReadWindow)
+    assert (window.key, window.ranges) == (1, ((0, 1),))
+    steps.step(WindowRead(window.number, [message(A, 0)]))
+    steps.handle(1)
+    [again] = steps.step(WorkWanted(1)).hand_out
+    assert (again.offset, again.attempt) == (0, 2)
+    steps.fail(0)
+    assert changes_of(steps) == [Shift(1, 2, PARTITION_ID, ((0, 1),), FAILURE)]
+
+
+def test_redriven_key_is_handled_in_order_and_then_freed():
+    steps = redriving((A, 2))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, [message(A, 0), message(A, 1)]))
+    assert steps.want(2) == [0]
+    assert steps.handle(0, wanted=1) == [1]
+    assert changes_of(steps) == [Unpark(A, PARTITION_ID, ((0, 1),))]
+    steps.step(ParkedChanged(1))
+    steps.handle(1)
+    assert not steps.requested(ReadWindow), "the last change is not stored yet"
+    steps.step(ParkedChanged(1))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, []))
+    assert changes_of(steps) == [Free(A)]
+
+
+def test_messages_that_come_while_a_key_is_freed_are_handed_out_after_it():
+    steps = redriving((A, 0))
+    steps.pull(4)
+    [window] = list(steps.session.redrives.windows)
+    steps.step(WindowRead(window, []))
+    assert steps.want(4) == [3]
+    steps.step(ParkedChanged(1))
+    assert steps.want(4) == [2]
+
+
+def test_redriven_key_whose_message_fails_is_parked_again():
+    steps = redriving((A, 2))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, [message(A, 0), message(A, 1)]))
+    steps.want()
+    steps.fail(0)
+    assert changes_of(steps) == [Park(A, (), FAILURE)]
+    steps.step(ParkedChanged(1))
+    assert steps.want() == []
+    assert not steps.session.redrives
+
+
+def test_key_is_not_redriven_again_before_its_failure_is_stored():
+    steps = redriving((A, 1))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, [message(A, 0)]))
+    steps.want()
+    steps.fail(0)
+    steps.step(OperatorChanged(2))
+    assert steps.requested(ListParked)
+    steps.step(KeysListed(2, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
+    assert not steps.requested(ReadWindow)
+
+
+def test_messages_removed_by_retention_are_given_up():
+    steps = redriving((A, 1))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, [], [(PARTITION_ID, 0, 1)]))
+    assert changes_of(steps) == [Unpark(A, PARTITION_ID, ((0, 1),))]
+
+
+def test_key_is_parked_again_before_it_is_redriven_after_an_unclean_end():
+    acquired = Acquired(0, ((0, 2),), 4, False, (), 1, unreleased=True)
+    steps = Steps(A, A, A, B, acquired=acquired, **PARKS)
+    rows = [ParkedKeyRow(key, ParkState.REDRIVING, 1) for key in (A, B)]
+    steps.step(KeysListed(1, rows))
+    [park] = changes_of(steps)
+    assert (park.key, park.ranges, park.failure.kind, park.token) == (A, (), "crashed", 5)
+    assert not steps.requested(ReadWindow)
+    steps.step(ParkedChanged(1))
+    assert [each.key for each in steps.requested(ReadWindow)] == [A]
+
+
+def test_full_broker_gets_one_park_at_a_time():
+    steps = Steps(A, B, **PARKS)
+    steps.pull(2)
+    steps.want(2)
+    steps.fail(0)
+    [sent] = steps.requested(SendChanges)
+    steps.fail(1)
+    steps.step(CallFailed(sent, OverloadedError(Reason.PARK_FULL, "full")))
+    assert changes_of(steps) == [Park(A, ((0, 1),), FAILURE)]
+    [sent] = steps.requested(SendChanges)
+    steps.step(CallFailed(sent, OverloadedError(Reason.PARK_FULL, "full")))
+    steps.step(Tick(), after_ms=2_000)
+    assert changes_of(steps) == [Park(B, ((1, 2),), FAILURE)]
+
+
+def test_full_broker_makes_dead_keys_when_the_policy_says_so():
+    steps = Steps(A, on_full="dead", **PARKS)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    assert changes_of(steps) == [ParkOrDeadLetter(A, ((0, 1),), FAILURE)]
+
+
+def test_key_that_the_broker_does_not_know_is_parked_with_its_failure():
+    """Retention had removed the message that failed, so the broker has parked nothing."""
+    steps = Steps(A, A, **PARKS)
+    steps.pull(1, 1)
+    steps.want()
+    steps.fail(0)
+    steps.step(ParkedChanged(0))
+    assert steps.want() == []
+    [sent] = steps.requested(SendChanges)
+    steps.step(CallFailed(sent, InvalidRequestError("the key is not parked")))
+    assert changes_of(steps) == [Park(A, ((1, 2),), FAILURE)]
+
+
+def test_consumer_that_cannot_redrive_leaves_keys_parked():
+    steps = redriving()
+    steps.session.redrives.is_allowed = False
+    steps.step(KeysListed(2, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
+    assert not steps.requested(ReadWindow)
+    assert steps.ready.notes

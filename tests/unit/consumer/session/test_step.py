@@ -1,0 +1,334 @@
+"""A partition session, step by step: the promises of docs/CONSUMING.md, each as a story."""
+
+import pytest
+
+from keylane.consumer.session.events import (
+    CallFailed,
+    LeaseGranted,
+    MessagesReturned,
+    Paused,
+    Pulled,
+    RunEnded,
+    Stopped,
+    Tick,
+    WorkWanted,
+)
+from keylane.consumer.session.ready import CancelHandlers, Note, NoteKind
+from keylane.protocol.errors import (
+    FencedError,
+    OffsetOutOfRangeError,
+    OverloadedError,
+    UnreachableError,
+)
+from keylane.protocol.frames import Ack, Acquire, Acquired, ListParked, Pull, Release, Released
+from support.session.steps import LEASE, LEASE_MS, Steps, offsets_of
+
+A, B, NONE = b"a", b"b", b""
+
+
+def test_session_acquires_before_it_pulls():
+    steps = Steps.__new__(Steps)
+    Steps.__init__(steps, A)
+    [pull] = steps.requested(Pull)
+    assert (pull.partition_id, pull.token, pull.offset) == (LEASE[0], LEASE[3], 0)
+
+
+def test_batch_stays_closed_until_a_worker_takes_from_it():
+    steps = Steps(*[A] * 6)
+    first, second = steps.pull(3, 3)
+    assert (first.opened, second.opened) == (0, 0)
+    assert steps.ready.has_more
+    assert steps.want() == [0]
+    assert (first.opened, second.opened) == (1, 0)
+
+
+def test_lone_worker_takes_a_run_of_several_batches():
+    steps = Steps(*[A, B] * 4)
+    steps.pull(4, 4)
+    assert steps.want(run=6) == [0, 1, 2, 3, 4, 5]
+    steps.step(RunEnded(6))
+    assert steps.want(run=6) == [6, 7]
+    steps.step(RunEnded(2), after_ms=20)
+    [ack] = steps.requested(Ack)
+    assert ack.ranges == ((0, 8),)
+
+
+def test_run_ends_where_its_handler_waits():
+    steps = Steps(A, A, B, A)
+    steps.pull(4)
+    assert steps.want(run=4) == [0, 1, 2, 3]
+    steps.step(RunEnded(1, has_next=True))
+    assert steps.want() == [2]
+    assert steps.want() == []
+    assert steps.handle(1, wanted=1) == [3]
+
+
+def test_messages_of_a_key_are_handed_out_one_at_a_time():
+    steps = Steps(A, A, B, NONE)
+    steps.pull(4)
+    assert steps.want(3) == [0, 2, 3]
+    assert steps.want() == []
+    assert steps.handle(0, wanted=1) == [1]
+
+
+def test_ack_leaves_after_its_linger():
+    steps = Steps(A, B, ack_linger_ms=20)
+    steps.pull(2)
+    steps.want(2)
+    steps.handle(0)
+    assert steps.ready.wait_until_ms == steps.now_ms + 20
+    steps.handle(1)
+    assert not steps.requested(Ack)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    assert ack.ranges == ((0, 2),)
+
+
+def test_failed_ack_is_sent_again_with_what_was_handled_since():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want(2)
+    steps.handle(1)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    steps.handle(0)
+    steps.step(CallFailed(ack, UnreachableError("no answer")))
+    steps.step(Tick(), after_ms=2_000)
+    assert steps.requested(Ack)[0].ranges == ((0, 2),)
+
+
+def test_message_that_fails_waits_and_so_does_its_key():
+    steps = Steps(A, A, B)
+    steps.pull(3)
+    assert steps.want() == [0]
+    steps.fail(0)
+    assert steps.want(2) == [2]
+    assert steps.ready.wait_until_ms <= steps.now_ms + 100
+    steps.step(Tick(), after_ms=100)
+    assert steps.ready.has_more
+    [message] = steps.step(WorkWanted(1)).hand_out
+    assert (message.offset, message.attempt) == (0, 2)
+    assert steps.handle(0, wanted=1) == [1]
+
+
+def test_retry_waits_while_a_worker_takes_first_tries_only():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want()
+    steps.fail(0)
+    steps.now_ms += 100
+    assert offsets_of(steps.step(WorkWanted(2, 0)).hand_out) == [1]
+    assert offsets_of(steps.step(WorkWanted(2, 1)).hand_out) == [0]
+
+
+def test_failed_tries_are_reported_with_the_next_ack():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.want()
+    steps.fail(0)
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].failed == ((0, 1),)
+
+
+def test_next_owner_counts_on():
+    steps = Steps(A, acquired=Acquired(0, (), 1, False, ((0, 3),)))
+    steps.pull(1)
+    assert steps.step(WorkWanted(1)).hand_out[0].attempt == 4
+
+
+def test_ack_each_holds_the_key_until_the_ack_is_stored():
+    steps = Steps(A, A, B, ack="each")
+    steps.pull(3)
+    steps.want()
+    assert steps.handle(0, wanted=1) == [2]
+    [ack] = steps.requested(Ack)
+    assert ack.ranges == ((0, 1),)
+    steps.ack(1)
+    assert steps.want() == [1]
+
+
+def test_ack_before_hands_a_message_out_when_its_ack_is_stored():
+    steps = Steps(A, ack="before")
+    steps.pull(1)
+    assert steps.want() == []
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    assert offsets_of(steps.ack(1).hand_out) == [0]
+
+
+def test_message_acked_before_is_lost_when_its_handler_fails():
+    steps = Steps(A, A, ack="before")
+    steps.pull(2)
+    steps.want()
+    steps.ack(1)
+    steps.fail(0)
+    assert steps.ready.notes == (Note(NoteKind.LOST, 0, 1),)
+    steps.want()
+    assert offsets_of(steps.ack(2).hand_out) == [1]
+
+
+def test_paused_partition_hands_out_and_pulls_nothing():
+    steps = Steps(A, B)
+    steps.pull(1)
+    steps.step(Paused(True))
+    assert not steps.ready.has_more
+    assert steps.want() == []
+    steps.step(Pulled([], 1, 2))
+    assert not steps.requested(Pull)
+    steps.step(Paused(False))
+    assert steps.requested(Pull)
+    assert steps.want() == [0]
+
+
+def test_pulls_stop_at_the_limit_and_go_on_at_half_of_it():
+    steps = Steps(*[NONE] * 4, buffer_messages=4)
+    steps.pull(4)
+    assert not steps.requested(Pull)
+    steps.want(3)
+    steps.handle(0)
+    assert not steps.requested(Pull)
+    steps.handle(1)
+    assert steps.requested(Pull)
+
+
+def test_hand_over_flushes_and_releases_when_the_last_handler_has_ended():
+    steps = Steps(A, B)
+    steps.pull(2)
+    steps.want()
+    steps.step(Stopped(500))
+    assert steps.want() == []
+    assert not steps.requested(Release)
+    steps.handle(0)
+    assert steps.requested(Ack)[0].ranges == ((0, 1),)
+    assert not steps.requested(Release)
+    steps.ack(1)
+    assert steps.requested(Release)
+    steps.step(Released())
+    assert steps.session.has_ended
+
+
+def test_handlers_are_cancelled_when_the_hand_over_takes_too_long():
+    steps = Steps(A)
+    steps.pull(1)
+    message = steps.step(WorkWanted(1)).hand_out[0]
+    steps.step(Stopped(500))
+    assert steps.ready.wait_until_ms == steps.now_ms + 500
+    steps.step(Tick(), after_ms=500)
+    assert steps.requested(CancelHandlers)
+    steps.step(MessagesReturned([message]))
+    assert steps.requested(Release)
+    assert not steps.requested(Ack)
+
+
+def test_nothing_begins_at_the_end_of_the_lease():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.now_ms += LEASE_MS
+    assert steps.want() == []
+    assert Note(NoteKind.LAPSED) in steps.ready.notes
+
+
+def test_lapsed_lease_is_not_renewed():
+    steps = Steps(A)
+    steps.pull(1)
+    steps.now_ms += LEASE_MS
+    steps.step(LeaseGranted(steps.now_ms + LEASE_MS))
+    assert steps.want() == []
+
+
+def test_fenced_session_cancels_its_handlers_and_ends():
+    steps = Steps(A)
+    steps.pull(1)
+    message = steps.step(WorkWanted(1)).hand_out[0]
+    steps.step(Tick(), after_ms=10_000)
+    [ack] = steps.requested(Ack)
+    steps.step(CallFailed(ack, FencedError(token=5, current_token=9)))
+    assert steps.session.tenure.fence == 9
+    assert steps.requested(CancelHandlers)
+    steps.step(MessagesReturned([message]))
+    assert steps.session.has_ended
+    assert not steps.ready.requests
+
+
+def test_failed_pull_raises_the_fence_again_and_handlers_go_on():
+    steps = Steps(A, B)
+    steps.pull(2)
+    [pull] = steps.requested(Pull)
+    steps.step(CallFailed(pull, UnreachableError("no answer")))
+    assert steps.requested(Acquire)
+    assert steps.want() == [0]
+
+
+def test_messages_removed_by_retention_are_counted_and_passed():
+    steps = Steps(*[A] * 9)
+    pull = Pull(*LEASE, 0, 1, 1)
+    steps.step(CallFailed(pull, OffsetOutOfRangeError(offset=0, first_offset=4, next_offset=9)))
+    assert steps.ready.notes == (Note(NoteKind.MISSED, 4, 4),)
+    assert steps.requested(Pull)[0].offset == 4
+
+
+def test_broker_that_stores_less_than_was_pulled_makes_the_session_hand_over():
+    steps = Steps(A, A)
+    steps.pull(2)
+    [pull] = steps.requested(Pull)
+    steps.step(CallFailed(pull, OffsetOutOfRangeError(offset=2, first_offset=0, next_offset=1)))
+    assert steps.requested(Release)
+
+
+def test_left_out_ranges_are_acked_without_a_handler():
+    steps = Steps(*[A] * 6)
+    batch = steps.pull()
+    assert batch == []
+    steps.step(Pulled([], 6, 6, left_out=((0, 6),)))
+    steps.step(Tick(), after_ms=20)
+    assert steps.requested(Ack)[0].ranges == ((0, 6),)
+
+
+def test_range_limit_halves_the_request_and_stops_pulls():
+    steps = Steps(*[NONE] * 9)
+    steps.pull(9)
+    steps.want(9)
+    steps.handle(1, 3, 5, 7)
+    steps.step(Tick(), after_ms=20)
+    [ack] = steps.requested(Ack)
+    steps.step(CallFailed(ack, OverloadedError("more acked ranges above the cursor")))
+    [ack] = steps.requested(Ack)
+    assert ack.ranges == ((1, 2), (3, 4))
+    steps.step(Pulled([], 9, 9))
+    assert not steps.requested(Pull)
+    steps.ack(0)
+    steps.ack(0)
+    assert steps.requested(Pull)
+
+
+def test_sealed_partition_is_drained_when_all_is_acked():
+    steps = Steps(A)
+    steps.pull(1, sealed=True)
+    assert not steps.requested(Pull)
+    steps.ack(0)
+    steps.want()
+    steps.handle(0)
+    assert steps.requested(Ack), "the last acks do not linger: its children wait"
+    assert not steps.session.is_drained
+    steps.ack(1)
+    assert steps.session.is_drained
+
+
+def test_idle_session_renews_the_pull_lock():
+    steps = Steps(ttl_ms=9_000)
+    assert steps.ready.wait_until_ms == steps.now_ms + 3_000
+    steps.step(Tick(), after_ms=3_000)
+    assert steps.requested(Ack)[0].ranges == ()
+
+
+def test_parked_keys_are_listed_before_anything_is_pulled():
+    steps = Steps(A, acquired=Acquired(0, (), 1, False, (), 3))
+    assert steps.requested(ListParked)
+    assert not steps.requested(Pull)
+    assert steps.want() == []
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_worker_gets_no_more_than_it_takes(count):
+    steps = Steps(*[NONE] * 5)
+    steps.pull(5)
+    assert steps.want(count) == list(range(count))
