@@ -18,7 +18,7 @@ from .tenure import NEVER, Lease
 TRIES_PER_ACK = 1_000
 
 
-class AckState:
+class PendingAcks:
     """The acks of one session."""
 
     __slots__ = ("awaited", "begun", "due_ms", "handled", "sent", "sent_ms", "tries")

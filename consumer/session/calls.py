@@ -126,29 +126,32 @@ def _send_acks(session: PartitionSession, now_ms: int) -> None:
 
 
 # ── the next time ─────────────────────────────────────────────────────────────────────────────────
-def next_ms(session: PartitionSession, now_ms: int) -> int:
+def find_next_ms(session: PartitionSession, now_ms: int) -> int:
     """Return when the session is to be called, if nothing happens earlier."""
     tenure, calls, suspects = session.tenure, session.calls, session.suspects
     if session.has_ended:
         return NEVER
-    times = [tenure.cancel_ms, tenure.flush_until_ms]
-    times += [slot.not_before_ms for slot in calls if slot.not_before_ms > now_ms]
+    next_ms = min(tenure.cancel_ms, tenure.flush_until_ms)
+    for slot in calls.every:
+        if now_ms < slot.not_before_ms < next_ms:
+            next_ms = slot.not_before_ms
     if tenure.is_live:
-        times.append(tenure.until_ms or NEVER)
-    if _may_send_acks(session) and not calls.ack.is_in_flight:
-        times.append(_ack_ms(session))
+        next_ms = min(next_ms, tenure.until_ms or NEVER)
+    if not calls.ack.is_in_flight and _may_send_acks(session):
+        next_ms = min(next_ms, _ack_ms(session))
     if session.lanes.retries and tenure.is_live and not tenure.is_paused:
         due_ms = session.lanes.retries[0].due_ms
-        times.append(due_ms if due_ms > now_ms else NEVER)
-    if tenure.phase is SessionPhase.SERVING:
+        if now_ms < due_ms < next_ms:
+            next_ms = due_ms
+    if session.redrives.has_waiting and tenure.phase is SessionPhase.SERVING:
         window_ms = session.redrives.next_ms()
-        if window_ms is not None and window_ms > now_ms:
-            times.append(window_ms)
+        if window_ms is not None and now_ms < window_ms < next_ms:
+            next_ms = window_ms
     if suspects is not None and suspects.phase is SuspectPhase.ALONE:
-        times.append(suspects.deadline_ms)
-    elif suspects is not None and suspects.until_ms > now_ms:
-        times.append(suspects.until_ms)
-    return min(times)
+        next_ms = min(next_ms, suspects.deadline_ms)
+    elif suspects is not None and now_ms < suspects.until_ms:
+        next_ms = min(next_ms, suspects.until_ms)
+    return next_ms
 
 
 def _ack_ms(session: PartitionSession) -> int:

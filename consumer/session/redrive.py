@@ -133,6 +133,11 @@ class Redrives:
         return bool(self.windows)
 
     @property
+    def has_waiting(self) -> bool:
+        """True if there is a window, or a message waits for a retry."""
+        return bool(self.windows or self.aside)
+
+    @property
     def has_room(self) -> bool:
         """True if more messages may wait for a retry."""
         return len(self.aside) < ASIDE_MAX

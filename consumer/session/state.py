@@ -7,12 +7,12 @@ belongs together.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from ...protocol.message import Message
 from ...protocol.routing import ConsumeStrategy
 from ..settings import AckMode, ConsumerSettings
-from .acks import AckState
+from .acks import PendingAcks
 from .flights import Flights
 from .lanes import KeyLanes
 from .offsets import PullOffsets
@@ -55,7 +55,7 @@ class CallSlot:
 class Calls:
     """The kinds of requests of which one is in flight at a time."""
 
-    __slots__ = ("ack", "acquire", "change", "list_keys", "pull", "release")
+    __slots__ = ("ack", "acquire", "change", "every", "list_keys", "pull", "release")
 
     def __init__(self) -> None:
         self.acquire = CallSlot()
@@ -64,9 +64,14 @@ class Calls:
         self.change = CallSlot()
         self.list_keys = CallSlot()
         self.release = CallSlot()
-
-    def __iter__(self) -> Iterator[CallSlot]:
-        return iter((self.acquire, self.pull, self.ack, self.change, self.list_keys, self.release))
+        self.every = (
+            self.acquire,
+            self.pull,
+            self.ack,
+            self.change,
+            self.list_keys,
+            self.release,
+        )
 
 
 class Intake:
@@ -139,7 +144,7 @@ class PartitionSession:
         self.tenure = Tenure(lease)
         self.intake = Intake()
         self.offsets = PullOffsets()
-        self.acks = AckState()
+        self.acks = PendingAcks()
         self.lanes = KeyLanes(is_ordered=not is_shared)
         self.parking = ParkedKeys(rejects)
         self.redrives = Redrives(is_allowed=redrives_here)

@@ -26,7 +26,7 @@ from .answers import (
     on_pulled,
     on_released,
 )
-from .calls import next_ms, send_due
+from .calls import find_next_ms, send_due
 from .events import (
     CallFailed,
     Event,
@@ -80,7 +80,7 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
     ):
         proceed(session, now_ms)
         send_due(session, now_ms)
-        session.next_timer_ms = next_ms(session, now_ms)
+        session.next_timer_ms = find_next_ms(session, now_ms)
     elif output.hand_out and session.is_plain:
         hand_out = output.hand_out
         output.hand_out = []

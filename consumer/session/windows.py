@@ -51,7 +51,7 @@ def _begin(session: PartitionSession, redrives: Redrives, key: bytes | int | Non
 def read_due(session: PartitionSession, now_ms: int) -> None:
     """Request the windows that are due."""
     redrives = session.redrives
-    if not (redrives.windows or redrives.aside) or not redrives.is_allowed:
+    if not redrives.has_waiting or not redrives.is_allowed:
         return
     if session.offsets.is_acked_to_end:
         redrives.drop_unread()  # the children have adopted them, or will

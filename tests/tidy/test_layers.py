@@ -83,6 +83,7 @@ LAYERS: dict[str, set[str]] = {
     "consumer/parking": {"consumer/delivery"},
     "consumer/pulling": {"consumer/delivery", "consumer/parking"},
     "consumer/handling": {"consumer/delivery", "consumer/pulling"},
+    "consumer/session": set(),
     "consumer/reading": {"consumer/delivery", "consumer/pulling"},
     "cli/commands": set(),
     "cli/demo": set(),

@@ -43,6 +43,7 @@ from keylane.consumer.session.ready import (
     TakeTurn,
 )
 from keylane.consumer.session.state import PartitionSession
+from keylane.consumer.session.tenure import SessionPhase
 from keylane.consumer.settings import AckMode, ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.errors import FencedError, KeylaneError, UnreachableError
@@ -208,7 +209,7 @@ class History:
     def _check_timer(self) -> None:
         """What is due has a timer."""
         session, slot = self.session, self.session.calls.ack
-        if session.tenure.phase.name != "SERVING" or slot.is_in_flight:
+        if session.tenure.phase is not SessionPhase.SERVING or slot.is_in_flight:
             return
         due_ms = max(session.acks.due_ms, slot.not_before_ms)
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
@@ -570,7 +571,7 @@ class History:
 
     def replace_ended(self) -> None:
         """A session that has ended is followed by another."""
-        if self.session.tenure.phase.name == "STOPPING":
+        if self.session.tenure.phase is SessionPhase.STOPPING:
             self.is_stopped = True
         if self.session.has_ended:
             if self.hands or self.run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from keylane.consumer.session import answers, hand_over, outcomes, step, taking, windows
-from keylane.consumer.session.acks import AckState
+from keylane.consumer.session.acks import PendingAcks
 from keylane.consumer.session.events import (
     MessageFailed,
     MessagesHandled,
@@ -327,7 +327,7 @@ def handler_before_the_ack(patches: Patches) -> None:
         self.handled.in_flight = ()
         return sent
 
-    real = patches.set(AckState, "request", request)
+    real = patches.set(PendingAcks, "request", request)
 
 
 def redriven_windows_unlimited(patches: Patches) -> None:

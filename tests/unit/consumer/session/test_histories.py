@@ -11,7 +11,7 @@ from support.session.history import POOL, History, play
 from support.session.mutants import MUTANTS
 
 FAULTLESS = 600
-"""Seeds of a run; 100,000 others were played when the session was written."""
+"""The number of seeds in a run."""
 SEEDS_MAX = 4_000
 """A bug is found by one of so many seeds."""
 
