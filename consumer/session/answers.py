@@ -31,10 +31,10 @@ from ..settings import AckMode
 from .events import CallFailed, FlightsPulled, KeysListed, OperatorChanged, Pulled
 from .failure import sets_aside
 from .hand_over import fence, stop
-from .lanes import Stored
+from .lanes import ClosedBatch
 from .ready import Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
-from .suspects import SuspectPhase, Suspects
+from .suspects import SuspectPhase, SuspectMessages
 from .taking import end_suspect, hand_out_suspect
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed
@@ -56,7 +56,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
     session.intake.earlier_tries = dict(answer.attempts)
     session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
     if answer.suspects_upto > answer.cursor or answer.begun:
-        session.set_suspects(Suspects(answer.suspects_upto, answer.begun, now_ms))
+        session.set_suspects(SuspectMessages(answer.suspects_upto, answer.begun, now_ms))
         count = max(answer.suspects_upto - answer.cursor, 1)
         session.output.notes.append(Note(NoteKind.CAREFUL, answer.cursor, count))
     tenure.is_acquired = session.parking.version <= session.parking.listed_version
@@ -103,7 +103,7 @@ def _store(session: PartitionSession, event: Pulled, now_ms: int) -> None:
             continue
         ranges = offsets.take(batch.start, batch.end)
         if ranges:
-            session.lanes.stored.append(Stored(batch, ranges, NEVER))
+            session.lanes.stored.append(ClosedBatch(batch, ranges, NEVER))
             session.intake.held += sum(end - start for start, end in ranges)
     for start, end in left_out:
         _ack_left_out(session, start, end, now_ms)
@@ -132,7 +132,7 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
             if low < batch.end and batch.start < high
         ]
         if ranges:
-            session.lanes.stored.append(Stored(batch, ranges, limit_ms))
+            session.lanes.stored.append(ClosedBatch(batch, ranges, limit_ms))
             session.intake.held += sum(end - start for start, end in ranges)
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)

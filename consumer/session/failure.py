@@ -25,7 +25,7 @@ ASKED_PAUSE_MS_MAX = 1_000
 """The longest pause of a message that asks again and again to be tried at once."""
 
 
-class Fate(enum.Enum):
+class Treatment(enum.Enum):
     """What becomes of a message whose try has failed."""
 
     AGAIN = enum.auto()
@@ -39,28 +39,28 @@ class Fate(enum.Enum):
 class Row(NamedTuple):
     """What a policy does before the last try, and after it."""
 
-    before: Fate
-    after: Fate
+    before: Treatment
+    after: Treatment
 
 
 _P, _EXCLUSIVE, _SHARED = FailurePolicy, ConsumeStrategy.EXCLUSIVE, ConsumeStrategy.SHARED
 TABLE: dict[tuple[FailurePolicy, ConsumeStrategy], Row] = {
-    (_P.BLOCK, _EXCLUSIVE): Row(Fate.AGAIN, Fate.AGAIN),
-    (_P.BLOCK, _SHARED): Row(Fate.AGAIN, Fate.AGAIN),
-    (_P.PARK, _EXCLUSIVE): Row(Fate.AGAIN, Fate.PARKED),
-    (_P.PARK, _SHARED): Row(Fate.AGAIN, Fate.DEAD),
-    (_P.DEAD, _EXCLUSIVE): Row(Fate.AGAIN, Fate.DEAD),
-    (_P.DEAD, _SHARED): Row(Fate.AGAIN, Fate.DEAD),
-    (_P.RETRY, _EXCLUSIVE): Row(Fate.ASIDE, Fate.DEAD),
-    (_P.RETRY, _SHARED): Row(Fate.AGAIN, Fate.DEAD),
+    (_P.BLOCK, _EXCLUSIVE): Row(Treatment.AGAIN, Treatment.AGAIN),
+    (_P.BLOCK, _SHARED): Row(Treatment.AGAIN, Treatment.AGAIN),
+    (_P.PARK, _EXCLUSIVE): Row(Treatment.AGAIN, Treatment.PARKED),
+    (_P.PARK, _SHARED): Row(Treatment.AGAIN, Treatment.DEAD),
+    (_P.DEAD, _EXCLUSIVE): Row(Treatment.AGAIN, Treatment.DEAD),
+    (_P.DEAD, _SHARED): Row(Treatment.AGAIN, Treatment.DEAD),
+    (_P.RETRY, _EXCLUSIVE): Row(Treatment.ASIDE, Treatment.DEAD),
+    (_P.RETRY, _SHARED): Row(Treatment.AGAIN, Treatment.DEAD),
 }
 
 
-def decide_fate(
+def decide_treatment(
     settings: ConsumerSettings, *, attempt: int, has_order: bool, is_asked: bool
-) -> Fate:
+) -> Treatment:
     """
-    Return the fate of a message whose attempt number `attempt` has failed.
+    Return the treatment of a message whose attempt number `attempt` has failed.
 
     Args:
         has_order: True if later messages of its key wait for it: it has a key, and is not loose.
@@ -71,8 +71,8 @@ def decide_fate(
     is_last = attempt >= settings.last_try
     if is_last and is_asked and policy is not FailurePolicy.RETRY:
         is_last = False
-    fate = row.after if is_last else row.before
-    return Fate.DEAD if fate is Fate.PARKED and not has_order else fate
+    treatment = row.after if is_last else row.before
+    return Treatment.DEAD if treatment is Treatment.PARKED and not has_order else treatment
 
 
 def sets_aside(settings: ConsumerSettings) -> bool:

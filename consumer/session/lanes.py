@@ -38,7 +38,7 @@ class Unopened(Protocol):
         ...
 
 
-class Stored(NamedTuple):
+class ClosedBatch(NamedTuple):
     """A pulled batch, with the offsets that are to be handed out."""
 
     batch: Unopened
@@ -85,7 +85,7 @@ class KeyLanes:
 
     def __init__(self, *, is_ordered: bool) -> None:
         self.is_ordered = is_ordered
-        self.stored: deque[Stored] = deque()
+        self.stored: deque[ClosedBatch] = deque()
         self.opened: deque[Message] = deque()
         """The messages of opened batches; all stored ones come after them."""
         self.extra: deque[Message] = deque()

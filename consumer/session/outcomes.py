@@ -11,7 +11,7 @@ from ...protocol.message import Message
 from ...protocol.parked import Unpark
 from ..settings import AckMode
 from .events import MessageFailed, MessagesHandled, MessagesReturned, RunEnded
-from .failure import Fate, decide_fate, pause_ms
+from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
 from .ready import Note, NoteKind
 from .setting_aside import is_own, set_aside, set_redriven_aside
@@ -134,11 +134,11 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         session.intake.held -= 1
         return
     has_order = bool(message.key) and not session.flights.is_shared
-    fate = decide_fate(
+    treatment = decide_treatment(
         settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
-    if fate is not Fate.AGAIN:
-        set_aside(session, message, fate, event.failure, now_ms, asked_ms=event.asked_ms)
+    if treatment is not Treatment.AGAIN:
+        set_aside(session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms)
         return
     session.acks.tries[message.offset] = message.attempt
     _make_ack_due(session, now_ms)
@@ -164,16 +164,16 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
         _forget_redriven(session, message)
         return
     has_order = bool(message.key)
-    fate = decide_fate(
+    treatment = decide_treatment(
         session.settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
-    if fate is Fate.AGAIN:
+    if treatment is Treatment.AGAIN:
         _wait(session, event, now_ms)
         return
     del session.redrives.owners[message.partition_id, message.offset]
     window.out.discard((message.partition_id, message.offset))
     set_redriven_aside(
-        session, window, message, fate, event.failure, now_ms, asked_ms=event.asked_ms
+        session, window, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
     )
 
 

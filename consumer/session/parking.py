@@ -49,7 +49,7 @@ class Pending(NamedTuple):
     """The boot time of the next try that it sets; 0: none."""
 
 
-class ParkedKeys:
+class PartitionParking:
     """
     The parked keys of one partition, and their unconfirmed changes.
 

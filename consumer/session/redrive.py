@@ -95,7 +95,7 @@ class Aside(NamedTuple):
     end: int
 
 
-class Redrives:
+class RedriveWindows:
     """
     The windows of one partition.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...protocol.message import Message
 from ...protocol.parked import RETRIED, FailAgain, Failure, Shift, crash_failure, is_loose
 from ...protocol.text import counted
-from .failure import Fate, aside_ms
+from .failure import Treatment, aside_ms
 from .redrive import Window
 from .state import PartitionSession
 
@@ -42,7 +42,7 @@ def divert(session: PartitionSession, messages: list[Message], now_ms: int) -> l
 def set_aside(
     session: PartitionSession,
     message: Message,
-    fate: Fate,
+    treatment: Treatment,
     failure: Failure,
     now_ms: int,
     *,
@@ -51,7 +51,7 @@ def set_aside(
     """Set aside a message of this partition, which no worker has any more."""
     parking, lanes, offset = session.parking, session.lanes, message.offset
     session.acks.tries.pop(offset, None)
-    if fate is Fate.PARKED:
+    if treatment is Treatment.PARKED:
         later = lanes.remove_key(message.key, lambda other: is_own(session, other))
         session.intake.held -= 1 + len(later)
         parking.park(message.key, [offset, *(each.offset for each in later)], failure)
@@ -60,7 +60,7 @@ def set_aside(
     if session.flights.is_shared:
         session.flights.end(offset)
         session.offsets.mark_acked(offset)  # another copy of it may be stored
-    if fate is Fate.ASIDE:
+    if treatment is Treatment.ASIDE:
         pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
         parking.park(message.attempt, [offset], failure, try_at_ms=now_ms + pause)
     else:
@@ -72,7 +72,7 @@ def set_redriven_aside(
     session: PartitionSession,
     window: Window,
     message: Message,
-    fate: Fate,
+    treatment: Treatment,
     failure: Failure,
     now_ms: int,
     *,
@@ -90,7 +90,7 @@ def set_redriven_aside(
         session.lanes.remove_key(message.key, lambda _: False)
         return
     if isinstance(key, int):
-        is_retried = key != RETRIED and fate is Fate.ASIDE
+        is_retried = key != RETRIED and treatment is Treatment.ASIDE
         pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
         try_at_ms = now_ms + pause if is_retried else 0
         shift = Shift(key, message.attempt if is_retried else None, *where, failure)

@@ -16,10 +16,10 @@ from .acks import PendingAcks
 from .flights import Flights
 from .lanes import KeyLanes
 from .offsets import PullOffsets
-from .parking import ParkedKeys
+from .parking import PartitionParking
 from .ready import Note, Request
-from .redrive import Redrives
-from .suspects import Suspects
+from .redrive import RedriveWindows
+from .suspects import SuspectMessages
 from .tenure import Lease, SessionPhase, Tenure
 
 
@@ -146,10 +146,10 @@ class PartitionSession:
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         self.lanes = KeyLanes(is_ordered=not is_shared)
-        self.parking = ParkedKeys(rejects)
-        self.redrives = Redrives(is_allowed=redrives_here)
+        self.parking = PartitionParking(rejects)
+        self.redrives = RedriveWindows(is_allowed=redrives_here)
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
-        self.suspects: Suspects | None
+        self.suspects: SuspectMessages | None
         self.is_plain: bool
         """True if a message that is handed out or handled needs nothing but its key and its
         offset.
@@ -170,7 +170,7 @@ class PartitionSession:
         self.acks.due_ms = min(self.acks.due_ms, at_ms)
         self.next_timer_ms = min(self.next_timer_ms, at_ms)
 
-    def set_suspects(self, suspects: Suspects | None) -> None:
+    def set_suspects(self, suspects: SuspectMessages | None) -> None:
         """Begin or end the state in which messages are handed out alone."""
         self.suspects = suspects
         self.is_plain = (

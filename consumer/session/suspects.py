@@ -39,7 +39,7 @@ class SuspectPhase(enum.Enum):
     """It is handled, and its ack is not durable."""
 
 
-class Suspects:
+class SuspectMessages:
     """
     The suspects of one partition.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from ...protocol.message import Message
 from ..settings import AckMode
-from .failure import TABLE, Fate, sets_aside
+from .failure import TABLE, Treatment, sets_aside
 from .flights import ALONE_FROM
 from .flights import CRASHES_MAX as SHARED_CRASHES_MAX
-from .lanes import Stored
+from .lanes import ClosedBatch
 from .ready import LeaveTurn, Note, NoteKind, TakeTurn
 from .setting_aside import crash_of, divert, is_own, set_aside
 from .state import PartitionSession
-from .suspects import CRASHES_MAX, SuspectPhase, Suspects
+from .suspects import CRASHES_MAX, SuspectPhase, SuspectMessages
 from .tenure import NEVER
 
 OPENED_MAX = 1_024
@@ -166,7 +166,7 @@ def _open_next(session: PartitionSession, now_ms: int) -> bool:
 
 
 def _note_flights(
-    session: PartitionSession, messages: list[Message], stored: Stored, now_ms: int
+    session: PartitionSession, messages: list[Message], stored: ClosedBatch, now_ms: int
 ) -> list[Message]:
     """Note until when messages of a shared group may begin, and return those to hand out."""
     flights, lanes, kept = session.flights, session.lanes, []
@@ -186,14 +186,14 @@ def _note_flights(
             is_spent = crashes >= SHARED_CRASHES_MAX or message.attempt > session.settings.last_try
             if is_spent and sets_aside(session.settings):
                 failure = crash_of(session, message, crashes, now_ms)
-                set_aside(session, message, Fate.DEAD, failure, now_ms)
+                set_aside(session, message, Treatment.DEAD, failure, now_ms)
                 continue
         kept.append(message)
     return kept
 
 
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
-def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool:
+def _take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> bool:
     """Let the next suspect begin. Return False once messages are handed out freely."""
     lanes = session.lanes
     if suspects.message is not None or not lanes.is_idle:
@@ -220,7 +220,7 @@ def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) ->
             continue
         if is_spent and sets_aside(session.settings):
             failure = crash_of(session, message, crashes, now_ms)
-            set_aside(session, message, crash_fate(session, message), failure, now_ms)
+            set_aside(session, message, treat_crash(session, message), failure, now_ms)
             continue
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
@@ -231,7 +231,7 @@ def _take_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) ->
     return False
 
 
-def _is_over(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool:
+def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> bool:
     """Return True if messages may be handed out freely."""
     lanes = session.lanes
     first = session.offsets.next_offset
@@ -243,11 +243,11 @@ def _is_over(session: PartitionSession, suspects: Suspects, now_ms: int) -> bool
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
 
 
-def crash_fate(session: PartitionSession, message: Message) -> Fate:
+def treat_crash(session: PartitionSession, message: Message) -> Treatment:
     """Return what becomes of a message that has ended processes."""
     settings = session.settings
     row = TABLE[settings.failure_policy, settings.consume_strategy]
-    return Fate.PARKED if row.after is Fate.PARKED and message.key else Fate.DEAD
+    return Treatment.PARKED if row.after is Treatment.PARKED and message.key else Treatment.DEAD
 
 
 def on_turn(session: PartitionSession, now_ms: int) -> None:
@@ -262,7 +262,7 @@ def on_turn(session: PartitionSession, now_ms: int) -> None:
     session.make_ack_due(now_ms)
 
 
-def hand_out_suspect(session: PartitionSession, suspects: Suspects, now_ms: int) -> None:
+def hand_out_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: int) -> None:
     """The begin of the suspect is stored: hand it out."""
     assert suspects.message is not None
     if not session.tenure.may_hand_out(now_ms):

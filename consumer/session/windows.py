@@ -1,4 +1,4 @@
-"""Redrives parked keys, and tries messages that wait for a retry, window by window. Pure.
+"""RedriveWindows parked keys, and tries messages that wait for a retry, window by window. Pure.
 
 listed as redriving ─▶ window ─▶ read ─▶ in hand ─▶ stored ─▶ the next window ─▶ freed
 aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
@@ -18,7 +18,7 @@ from ...protocol.parked import (
 from .events import KeysListed, WindowRead
 from .parking import Pending
 from .ready import Note, NoteKind, ReadWindow
-from .redrive import WINDOW, Redrives, Window, WindowPhase
+from .redrive import WINDOW, RedriveWindows, Window, WindowPhase
 from .state import PartitionSession
 
 
@@ -41,7 +41,7 @@ def _is_retry(key: object) -> bool:
     return isinstance(key, int) and key != 0
 
 
-def _begin(session: PartitionSession, redrives: Redrives, key: bytes | int | None) -> None:
+def _begin(session: PartitionSession, redrives: RedriveWindows, key: bytes | int | None) -> None:
     if not redrives.is_allowed:
         session.output.notes.append(Note(NoteKind.NO_REDRIVES))
     elif not session.offsets.is_acked_to_end:

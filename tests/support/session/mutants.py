@@ -15,9 +15,9 @@ from keylane.consumer.session.events import (
 from keylane.consumer.session.flights import Flights
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
-from keylane.consumer.session.parking import ParkedKeys
-from keylane.consumer.session.redrive import Redrives
-from keylane.consumer.session.suspects import Suspects
+from keylane.consumer.session.parking import PartitionParking
+from keylane.consumer.session.redrive import RedriveWindows
+from keylane.consumer.session.suspects import SuspectMessages
 from keylane.consumer.session.tenure import Tenure
 from sim.mutants.mutant import Mutant, Patches
 
@@ -162,7 +162,7 @@ def refused_parks_forgotten(patches: Patches) -> None:
         self.in_flight = []
         return True
 
-    patches.set(ParkedKeys, "refuse", refuse)
+    patches.set(PartitionParking, "refuse", refuse)
 
 
 def tries_not_loaded(patches: Patches) -> None:
@@ -273,7 +273,7 @@ def suspects_behind_a_failed_one_set_free(patches: Patches) -> None:
     def is_over(self: Any, first: int, now_ms: int, *, first_queued: int) -> bool:
         return bool(real(self, first, now_ms, first_queued=first))
 
-    real = patches.set(Suspects, "is_over", is_over)
+    real = patches.set(SuspectMessages, "is_over", is_over)
 
 
 # ── leases ────────────────────────────────────────────────────────────────────────────────────────
@@ -339,7 +339,7 @@ def redriven_windows_unlimited(patches: Patches) -> None:
             if not window.is_retry:
                 window.phase = windows.WindowPhase.DUE
 
-    real = patches.set(Redrives, "take_due", take_due)
+    real = patches.set(RedriveWindows, "take_due", take_due)
 
 
 MUTANTS = [

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from keylane.consumer.session.failure import TABLE, Fate, aside_ms, decide_fate, pause_ms
+from keylane.consumer.session.failure import TABLE, Treatment, aside_ms, decide_treatment, pause_ms
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
 from keylane.protocol.groups import FailurePolicy
@@ -13,11 +13,11 @@ from keylane.protocol.routing import ConsumeStrategy
 EXCLUSIVE, SHARED = ConsumeStrategy.EXCLUSIVE, ConsumeStrategy.SHARED
 
 
-def fate(policy, strategy, attempt, *, has_order=True, is_asked=False):
+def treatment(policy, strategy, attempt, *, has_order=True, is_asked=False):
     settings = ConsumerSettings(
         on_failure=policy, consume_strategy=strategy, tries_max=3, retry_tries_max=5
     )
-    return decide_fate(settings, attempt=attempt, has_order=has_order, is_asked=is_asked)
+    return decide_treatment(settings, attempt=attempt, has_order=has_order, is_asked=is_asked)
 
 
 def test_table_has_a_row_for_each_policy_and_strategy():
@@ -38,17 +38,17 @@ def test_table_has_a_row_for_each_policy_and_strategy():
     ],
 )
 def test_fate_follows_from_the_number_of_the_try(policy, strategy, fates):
-    assert [fate(policy, strategy, attempt).name for attempt in range(1, 6)] == fates.split()
+    assert [treatment(policy, strategy, attempt).name for attempt in range(1, 6)] == fates.split()
 
 
 def test_message_without_order_is_never_parked_with_its_key():
-    assert fate("park", EXCLUSIVE, 3, has_order=False) is Fate.DEAD
+    assert treatment("park", EXCLUSIVE, 3, has_order=False) is Treatment.DEAD
 
 
 def test_handler_that_asks_for_another_try_gets_it_except_under_retry():
-    assert fate("park", EXCLUSIVE, 9, is_asked=True) is Fate.AGAIN
-    assert fate("dead", SHARED, 9, is_asked=True) is Fate.AGAIN
-    assert fate("retry", EXCLUSIVE, 5, is_asked=True) is Fate.DEAD
+    assert treatment("park", EXCLUSIVE, 9, is_asked=True) is Treatment.AGAIN
+    assert treatment("dead", SHARED, 9, is_asked=True) is Treatment.AGAIN
+    assert treatment("retry", EXCLUSIVE, 5, is_asked=True) is Treatment.DEAD
 
 
 def test_pause_is_what_was_asked_for():

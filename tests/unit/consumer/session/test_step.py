@@ -219,7 +219,7 @@ def test_handlers_are_cancelled_when_the_hand_over_takes_too_long():
     assert not steps.requested(Ack)
 
 
-def test_nothing_begins_at_the_end_of_the_lease():
+def test_handler_does_not_begin_at_the_end_of_the_lease():
     steps = Steps(A)
     steps.pull(1)
     steps.now_ms += LEASE_MS
