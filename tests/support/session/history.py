@@ -62,7 +62,7 @@ from keylane.protocol.parked import Failure, ParkState, is_loose
 from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
 
 LEASE_MS = 10_000
-GROUP = "g"
+GROUP = "audit"
 FAILURE = Failure("ValueError", "bad", "test", 1, 1)
 _BACKOFF = Backoff(first_ms=50, max_ms=400)
 
@@ -143,6 +143,7 @@ class History:
     def open(self) -> None:
         """A new owner, under the next token."""
         self.token += 1
+        self.own_token = self.token
         self.calls: list[Any] = []
         self.hands: dict[tuple[int, int], Message] = {}
         self.run: list[Message] = []
@@ -246,7 +247,7 @@ class History:
             raise BrokenPromiseError(f"offset {offset} begins with a try that was counted before")
         if any(broker.parked[each].state is not ParkState.REDRIVING for each in where):
             states = [broker.parked[each] for each in where]
-            if not any(each.token == self.token for each in states) and not _is_aside(where):
+            if not any(each.token == self.own_token for each in states) and not _is_aside(where):
                 raise BrokenPromiseError(f"offset {offset} begins while it is parked")
         if key and not any(is_loose(each) for each in where):
             self._check_order(offset, key)
@@ -355,7 +356,7 @@ class History:
         return _SERVE[type(request)](self, request)
 
     def _serve_acquire(self, _request: Any) -> Any:
-        answer = self.broker.acquire(self.token)
+        answer = self.broker.acquire(self.own_token)
         if self.is_shared:  # the broker itself hands suspects out alone
             return replace(answer, suspects_upto=0, begun=())
         if self.session.offsets.next_offset < 0:
@@ -365,9 +366,10 @@ class History:
         return answer
 
     def _serve_pull(self, request: Pull) -> Any:
-        self.broker.check_token(self.token)
+        self.broker.check_token(self.own_token)
         rng, start = self.rng, request.offset
-        sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
+        self.broker.pulled_to = max(self.broker.pulled_to, start)
+        sizes = self.batch_sizes(rng)
         if start > self.broker.first_offset and rng.random() < 0.3:
             start -= 1  # a batch may begin below what was asked for
         batches = self.broker.batches(start, sizes)
@@ -375,6 +377,9 @@ class History:
         upto = batches[-1].end if batches else request.offset
         sealed = self.broker.is_sealed and upto == end
         return Pulled(batches, upto, end, sealed, self.broker.version)
+
+    def batch_sizes(self, rng: random.Random) -> list[int]:
+        return [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
 
     def _serve_shared(self, request: PullShared) -> Any:
         broker, now_ms = self.broker, self.now_ms
@@ -396,7 +401,7 @@ class History:
         return FlightsPulled(batches, ranges, now_ms, broker.cursor, end, sealed, (), tries)
 
     def _serve_ack(self, request: Ack) -> Any:
-        answer = self.broker.ack(self.token, request.ranges, request.failed, request.begun)
+        answer = self.broker.ack(self.own_token, request.ranges, request.failed, request.begun)
         self.recorded.update(offset for offset, _ in request.begun)
         for start, end in request.held:
             for offset in range(start, end):
@@ -407,16 +412,16 @@ class History:
         return answer
 
     def _serve_changes(self, request: SendChanges) -> Any:
-        return self.broker.change(self.token, request.changes)
+        return self.broker.change(self.own_token, request.changes)
 
     def _serve_list(self, _request: ListParked) -> Any:
-        self.broker.check_token(self.token)
+        self.broker.check_token(self.own_token)
         is_first = not self.session.tenure.is_acquired
         aside = self.broker.aside() if is_first else ()
         return KeysListed(self.broker.version, self.broker.rows(), aside)
 
     def _serve_window(self, request: ReadWindow) -> Any:
-        self.broker.check_token(self.token)
+        self.broker.check_token(self.own_token)
         parked = self.broker.parked.get(request.key)
         offsets = [] if parked is None else parked.offsets
         left: list[tuple[int, int]] = []
@@ -439,7 +444,7 @@ class History:
         return TurnTaken()
 
     def _serve_release(self, _request: Release) -> Any:
-        return self.broker.release(self.token)
+        return self.broker.release(self.own_token)
 
     def want(self) -> None:
         if self.run or len(self.hands) >= 3 or self.must_cancel:
@@ -534,12 +539,20 @@ class History:
             return
         key = self.rng.choice(choices)
         parked = broker.parked[key]
-        is_handled = parked.token == self.token
-        if isinstance(key, bytes) and key and self.rng.random() < 0.3 and not is_handled:
-            if parked.offsets:
-                broker.skip(key)
+        is_handled = parked.token == self.own_token
+        is_skip = isinstance(key, bytes) and bool(key) and self.rng.random() < 0.3
+        if not is_skip:
+            self.change_as_operator(key, is_skip=False)
+        elif parked.offsets and not is_handled:
+            self.change_as_operator(key, is_skip=True)
+
+    def change_as_operator(self, key: Any, *, is_skip: bool) -> None:
+        if is_skip:
+            self.broker.skip(key)
+        elif is_loose(key) and self.rng.random() < 0.5:
+            self.broker.retry(key)
         else:
-            broker.redrive(key)
+            self.broker.redrive(key)
 
     def remove(self) -> None:
         """Retention removes what is acked, and now and then a little more."""
@@ -581,7 +594,7 @@ class History:
     # ── a whole history ───────────────────────────────────────────────────────────────────────────
     def act(self) -> None:
         """One random action."""
-        self.drawn[int(self.rng.random() * len(self.drawn))](self)
+        getattr(self, self.drawn[int(self.rng.random() * len(self.drawn))])()
         self.replace_ended()
 
     def play(self, count: int) -> None:
@@ -613,7 +626,7 @@ class History:
         self.is_stopped = self.is_stopped and not self.session.tenure.is_live
         for key, parked in list(self.broker.parked.items()):
             if parked.state is not ParkState.REDRIVING and (key is None or isinstance(key, bytes)):
-                self.broker.redrive(key)
+                self.change_as_operator(key, is_skip=False)
         has_acted = False
         for _ in range(len(self.calls)):
             if self.calls:
@@ -712,4 +725,4 @@ MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""
-_DRAWN = [[act for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE]
+_DRAWN = [[act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE]

@@ -31,7 +31,7 @@ from keylane.protocol.parked import (
     is_loose,
 )
 
-PARTITION_ID = 7
+PARTITION_ID = 1
 KEYS = (b"", b"a", b"b", b"c", b"d")
 
 
@@ -287,11 +287,12 @@ class PartitionModel:
     # ── operators ─────────────────────────────────────────────────────────────────────────────────
     def redrive(self, key: Any) -> None:
         self.version += 1
-        if is_loose(key):  # dead letters are chosen for another attempt
-            offsets = self.parked.pop(key).offsets
-            self._add(0, offsets).state = ParkState.REDRIVING
-        else:
-            self.parked[key].state = ParkState.REDRIVING
+        self.parked[key].state = ParkState.REDRIVING
+
+    def retry(self, key: Any) -> None:
+        """Choose the dead letters that there are now for another attempt."""
+        self.version += 1
+        self._add(0, self.parked.pop(key).offsets).state = ParkState.REDRIVING
 
     def skip(self, key: bytes) -> None:
         """Skip the first message of a parked key."""
