@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...protocol.offsets import Range
-from ...protocol.parked import Failure, ParkKey
+from ...protocol.parked import RETRIED, Failure, ParkKey
 
 WINDOW = 100
 """The largest number of messages in a window."""
@@ -49,6 +49,7 @@ class Window:
     __slots__ = (
         "failure",
         "failures",
+        "gives_up",
         "is_stopped",
         "key",
         "not_before_ms",
@@ -75,6 +76,8 @@ class Window:
         """True if the key stays parked."""
         self.failure: Failure | None = None
         """The last failure of a loose message that stays parked."""
+        self.gives_up = False
+        """True for dead letters that an earlier owner may have ended with: they stay dead."""
         self.not_before_ms = 0
         self.failures = 0
 
@@ -142,13 +145,21 @@ class RedriveWindows:
         """True if more messages may wait for a retry."""
         return len(self.aside) < ASIDE_MAX
 
-    def begin(self, key: ParkKey) -> Window | None:
-        """Begin to redrive a key; None if that has begun."""
+    def begin(self, key: ParkKey, *, is_inherited: bool) -> None:
+        """
+        Begin to redrive a key, unless that has begun.
+
+        Args:
+            is_inherited: it was chosen under an earlier owner.
+        """
         if key in self.keys:
-            return None
-        phase = WindowPhase.UNPROTECTED if self.is_careful else WindowPhase.DUE
+            return
         self.keys.add(key)
-        return self._new(key, phase)
+        if key != RETRIED:
+            self._new(key, WindowPhase.UNPROTECTED if self.is_careful else WindowPhase.DUE)
+            return
+        window = self._new(key, WindowPhase.DUE)
+        window.gives_up = self.is_careful and is_inherited
 
     def _new(self, key: ParkKey, phase: WindowPhase) -> Window:
         self._sequence += 1

@@ -6,7 +6,9 @@ aside, due ─▶ window ─▶ read ─▶ in hand ─▶ stored
 
 from __future__ import annotations
 
+from ...protocol.message import Message
 from ...protocol.parked import (
+    RETRIED,
     Free,
     Park,
     ParkState,
@@ -45,7 +47,7 @@ def _begin(session: PartitionSession, redrives: RedriveWindows, key: bytes | int
     if not redrives.is_allowed:
         session.output.notes.append(Note(NoteKind.NO_REDRIVES))
     elif not session.offsets.is_acked_to_end:
-        redrives.begin(key)
+        redrives.begin(key, is_inherited=not session.tenure.is_acquired)
 
 
 def read_due(session: PartitionSession, now_ms: int) -> None:
@@ -84,6 +86,9 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
         assert isinstance(window.key, int)
         redrives.put_aside(now_ms, window.key, window.source, left)
     window.phase = WindowPhase.IN_HAND
+    if window.gives_up and event.messages:
+        _give_up(session, window, event.messages)
+        return
     for message in event.messages:
         ref = message.partition_id, message.offset
         window.out.add(ref)
@@ -104,6 +109,15 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
         window.phase = WindowPhase.FREEING
         window.unstored += 1
         parking.free(window.key)
+
+
+def _give_up(session: PartitionSession, window: Window, messages: list[Message]) -> None:
+    """Let dead letters stay dead, of which one may have ended the last owner."""
+    for message in messages:
+        window.unstored += 1
+        offset_range = message.offset, message.offset + 1
+        change = Shift(RETRIED, None, message.partition_id, (offset_range,))
+        session.parking.add(change, window=window.number)
 
 
 def on_window_failed(session: PartitionSession, number: int, now_ms: int) -> None:

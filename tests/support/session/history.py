@@ -549,7 +549,11 @@ class History:
     def change_as_operator(self, key: Any, *, is_skip: bool) -> None:
         if is_skip:
             self.broker.skip(key)
-        elif is_loose(key) and self.rng.random() < 0.5:
+        elif (
+            is_loose(key)
+            and self.rng.random() < 0.5
+            and self.broker.parked[key].token != self.own_token
+        ):
             self.broker.retry(key)
         else:
             self.broker.redrive(key)
