@@ -34,7 +34,7 @@ from .hand_over import fence, stop
 from .lanes import ClosedBatch
 from .ready import Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
-from .suspects import SuspectPhase, SuspectMessages
+from .suspects import SuspectMessages, SuspectPhase
 from .taking import end_suspect, hand_out_suspect
 from .tenure import NEVER, SessionPhase
 from .windows import on_listed, on_stored, on_window_failed
@@ -54,6 +54,7 @@ def on_acquired(session: PartitionSession, answer: Acquired, now_ms: int) -> Non
         return
     offsets.begin(answer.cursor, answer.ranges)
     session.intake.earlier_tries = dict(answer.attempts)
+    session.redrives.is_unreleased = answer.unreleased
     session.redrives.is_careful = answer.unreleased and sets_aside(session.settings)
     if answer.suspects_upto > answer.cursor or answer.begun:
         session.set_suspects(SuspectMessages(answer.suspects_upto, answer.begun, now_ms))

@@ -22,6 +22,7 @@ from ...protocol.parked import RETRIED, Failure, ParkKey
 
 WINDOW = 100
 """The largest number of messages in a window."""
+CAREFUL_MS = 30_000
 WINDOWS_MAX = 50
 """The largest number of windows that are read or in hand."""
 ASIDE_MAX = 100_000
@@ -36,7 +37,9 @@ class WindowPhase(enum.Enum):
 
     UNPROTECTED = enum.auto()
     PROTECTING = enum.auto()
-    """The key is being parked again, so that it stays parked if this process ends."""
+    """The key is being parked again, or the begin of a retry is being stored, so that the next owner
+    knows it if this process ends.
+    """
     DUE = enum.auto()
     READING = enum.auto()
     IN_HAND = enum.auto()
@@ -110,8 +113,10 @@ class RedriveWindows:
         "_sequence",
         "aside",
         "careful",
+        "careful_until_ms",
         "is_allowed",
         "is_careful",
+        "is_unreleased",
         "keys",
         "owners",
         "windows",
@@ -126,8 +131,12 @@ class RedriveWindows:
         """The window of each message that has not ended."""
         self.aside: list[Aside] = []
         """A heap."""
-        self.is_careful = False
+        self.is_unreleased = False
         """True if the last owner ended without a release."""
+        self.is_careful = False
+        """True if keys are redriven one at a time: the last owner ended without a release."""
+        self.careful_until_ms = 0
+        """Until when messages that waited for a retry are handed out one at a time."""
         self.careful: Window | None = None
         """The window that alone may run, because it may end the process."""
         self._sequence = 0
@@ -185,16 +194,21 @@ class RedriveWindows:
 
     def take_due(self, now_ms: int) -> Iterator[Window]:
         """Yield the windows that are to be read now, and mark them."""
+        is_careful = now_ms < self.careful_until_ms
         while self.aside and self.aside[0].due_ms <= now_ms and self._is_open():
+            if is_careful and self.careful is not None:
+                break
             waiting = heapq.heappop(self.aside)
-            end = min(waiting.end, waiting.start + WINDOW)
+            end = min(waiting.end, waiting.start + (1 if is_careful else WINDOW))
             if end < waiting.end:
                 rest = (end, waiting.end)
                 self.put_aside(waiting.due_ms, waiting.tries, waiting.source, rest)
-            window = self._new(waiting.tries, WindowPhase.READING)
+            phase = WindowPhase.UNPROTECTED if is_careful else WindowPhase.DUE
+            window = self._new(waiting.tries, phase)
             window.source = waiting.source
             window.ranges = ((waiting.start, end),)
-            yield window
+            if is_careful:
+                break
         for window in self.windows.values():
             if window.phase is not WindowPhase.DUE or window.not_before_ms > now_ms:
                 continue
@@ -203,10 +217,10 @@ class RedriveWindows:
                 yield window
 
     def take_unprotected(self) -> Window | None:
-        """Return the key that is to be parked again next, and mark it; None while another may end
+        """Return the window that is to be protected next, and mark it; None while another may end
         the process.
         """
-        if not self.is_careful or self.careful is not None:
+        if self.careful is not None:
             return None
         for window in self.windows.values():
             if window.phase is WindowPhase.UNPROTECTED:

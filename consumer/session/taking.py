@@ -15,7 +15,7 @@ from .lanes import ClosedBatch
 from .ready import LeaveTurn, Note, NoteKind, TakeTurn
 from .setting_aside import crash_of, divert, is_own, set_aside
 from .state import PartitionSession
-from .suspects import CRASHES_MAX, SuspectPhase, SuspectMessages
+from .suspects import CRASHES_MAX, SuspectMessages, SuspectPhase
 from .tenure import NEVER
 
 OPENED_MAX = 1_024

@@ -20,7 +20,7 @@ from ...protocol.parked import (
 from .events import KeysListed, WindowRead
 from .parking import Pending
 from .ready import Note, NoteKind, ReadWindow
-from .redrive import WINDOW, RedriveWindows, Window, WindowPhase
+from .redrive import CAREFUL_MS, WINDOW, RedriveWindows, Window, WindowPhase
 from .state import PartitionSession
 
 
@@ -35,8 +35,17 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
         waits = row.key in parking.releasing or parking.ends_redrive(row.key)
         if row.state is ParkState.REDRIVING and not waits and not _is_retry(row.key):
             _begin(session, redrives, row.key)
+    if event.aside and redrives.is_unreleased:
+        redrives.careful_until_ms = now_ms + CAREFUL_MS
     for tries, source, start, end in event.aside:
-        redrives.put_aside(now_ms, tries, source, (start, end))
+        if tries < 0 and redrives.is_unreleased:
+            attempts = -tries
+            at_ms = session.epoch_ms + now_ms
+            failure = crash_failure("again", at_ms=at_ms, attempts=attempts)
+            parking.add(Shift(tries, None, source, ((start, end),), failure))
+            session.output.notes.append(Note(NoteKind.CRASHED, start, end - start))
+        else:
+            redrives.put_aside(now_ms, tries, source, (start, end))
 
 
 def _is_retry(key: object) -> bool:
@@ -58,17 +67,36 @@ def read_due(session: PartitionSession, now_ms: int) -> None:
     if session.offsets.is_acked_to_end:
         redrives.drop_unread()  # the children have adopted them, or will
         return
+    due = list(redrives.take_due(now_ms))
     window = redrives.take_unprotected()
     if window is not None:
-        at_ms = session.epoch_ms + now_ms
-        failure = crash_failure("again", at_ms=at_ms, attempts=1)
-        window.unstored += 1
-        token = session.tenure.lease[3]
-        session.parking.park(window.key, [], failure, token=token, window=window.number)
-    for due in list(redrives.take_due(now_ms)):
+        _protect(session, window, now_ms)
+    for each in due:
         session.output.requests.append(
-            ReadWindow(due.number, due.key, due.source, due.ranges, WINDOW)
+            ReadWindow(each.number, each.key, each.source, each.ranges, WINDOW)
         )
+
+
+def _protect(session: PartitionSession, window: Window, now_ms: int) -> None:
+    """Have the broker store that a window begins which may end the process."""
+    window.unstored += 1
+    if window.is_retry:
+        assert isinstance(window.key, int)
+        begun = -attempt_of(window.key)
+        change = Shift(window.key, begun, window.source, window.ranges)
+        window.key = begun
+        session.parking.add(change, window=window.number)
+        return
+    failure = crash_failure("again", at_ms=session.epoch_ms + now_ms, attempts=1)
+    token = session.tenure.lease[3]
+    session.parking.park(window.key, [], failure, token=token, window=window.number)
+
+
+def attempt_of(key: int) -> int:
+    """Return the number of the next try of messages that wait under `key`: a negative one says that
+    this try has begun.
+    """
+    return key + 1 if key > 0 else -key
 
 
 def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) -> None:
@@ -95,7 +123,7 @@ def on_window_read(session: PartitionSession, event: WindowRead, now_ms: int) ->
         redrives.owners[ref] = window
         if window.is_retry:
             assert isinstance(window.key, int)
-            message.attempt = window.key + 1
+            message.attempt = attempt_of(window.key)
     session.lanes.extra.extend(event.messages)
     session.intake.held += len(event.messages)
     if event.messages or event.gone:
@@ -147,7 +175,7 @@ def on_stored(session: PartitionSession, pending: Pending, now_ms: int) -> None:
         assert isinstance(change.key, int)
         for offset_range in change.ranges:
             redrives.put_aside(pending.try_at_ms, change.key, session.partition_id, offset_range)
-    elif isinstance(change, Shift) and change.to is not None:
+    elif isinstance(change, Shift) and change.to is not None and pending.try_at_ms:
         for offset_range in change.ranges:
             redrives.put_aside(pending.try_at_ms, change.to, change.source, offset_range)
     window = redrives.windows.get(pending.window)

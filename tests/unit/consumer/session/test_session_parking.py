@@ -213,3 +213,44 @@ def test_consumer_that_cannot_redrive_leaves_keys_parked():
     steps.step(KeysListed(2, [ParkedKeyRow(A, ParkState.REDRIVING, 1)]))
     assert not steps.requested(ReadWindow)
     assert steps.ready.notes
+
+
+def unreleased(*aside: tuple[int, int, int, int]) -> Steps:
+    """A session after an unclean end, with messages that wait for a retry."""
+    acquired = Acquired(0, ((0, 3),), 4, False, (), 1, unreleased=True)
+    steps = Steps(A, A, A, B, acquired=acquired, on_failure="retry")
+    steps.step(KeysListed(1, [], aside))
+    return steps
+
+
+def test_retry_after_an_unclean_end_begins_when_that_is_stored_and_alone():
+    steps = unreleased((2, PARTITION_ID, 0, 2))
+    assert changes_of(steps) == [Shift(2, -3, PARTITION_ID, ((0, 1),))]
+    assert not steps.requested(ReadWindow)
+    steps.step(ParkedChanged(1))
+    [window] = steps.requested(ReadWindow)
+    assert (window.key, window.ranges) == (-3, ((0, 1),))
+    steps.step(WindowRead(window.number, [message(A, 0)]))
+    [again] = steps.step(WorkWanted(1)).hand_out
+    assert again.attempt == 3
+    steps.handle(0)
+    assert changes_of(steps) == [Unpark(-3, PARTITION_ID, ((0, 1),))]
+    steps.step(ParkedChanged(1))
+    assert changes_of(steps) == [Shift(2, -3, PARTITION_ID, ((1, 2),))]
+
+
+def test_retry_that_had_begun_at_an_unclean_end_becomes_a_dead_letter():
+    steps = unreleased((-3, PARTITION_ID, 0, 1))
+    [shift] = changes_of(steps)
+    assert (shift.key, shift.to, shift.ranges) == (-3, None, ((0, 1),))
+    assert (shift.failure.kind, shift.failure.attempts) == ("crashed", 3)
+
+
+def test_dead_letters_chosen_before_an_unclean_end_stay_dead():
+    acquired = Acquired(0, ((0, 2),), 4, False, (), 1, unreleased=True)
+    steps = Steps(A, A, A, B, acquired=acquired, **PARKS)
+    steps.step(KeysListed(1, [ParkedKeyRow(0, ParkState.REDRIVING, 1)]))
+    [window] = steps.requested(ReadWindow)
+    steps.step(WindowRead(window.number, [message(A, 0)]))
+    assert steps.want() == []
+    assert changes_of(steps) == [Shift(0, None, PARTITION_ID, ((0, 1),))]
