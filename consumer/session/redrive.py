@@ -37,9 +37,7 @@ class WindowPhase(enum.Enum):
 
     UNPROTECTED = enum.auto()
     PROTECTING = enum.auto()
-    """The key is being parked again, or the begin of a retry is being stored, so that the next owner
-    knows it if this process ends.
-    """
+    """The broker is told that it begins, so that the next owner knows it if this process ends."""
     DUE = enum.auto()
     READING = enum.auto()
     IN_HAND = enum.auto()

@@ -108,9 +108,7 @@ class ComparedHistory(History):
             key: (state, [each for _, low, high in rows for each in range(low, high)])
             for key, (state, _, _, rows) in keys.items()
         }
-        wanted = {
-            key: (parked.state, parked.offsets) for key, parked in self.broker.parked.items()
-        }
+        wanted = {key: (parked.state, parked.offsets) for key, parked in self.broker.parked.items()}
         for key in {*have, *wanted}:
             ours, theirs = wanted.get(key, ("", [])), have.get(key, ("", []))
             differ = ours[1] != theirs[1] or (ours[0] != theirs[0] and not is_loose(key))

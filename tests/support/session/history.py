@@ -729,4 +729,6 @@ MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""
-_DRAWN = [[act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE]
+_DRAWN = [
+    [act.__name__ for weight, act in (*ACTIONS, *more) for _ in range(weight)] for more in MORE
+]

@@ -252,5 +252,5 @@ def test_dead_letters_chosen_before_an_unclean_end_stay_dead():
     steps.step(KeysListed(1, [ParkedKeyRow(0, ParkState.REDRIVING, 1)]))
     [window] = steps.requested(ReadWindow)
     steps.step(WindowRead(window.number, [message(A, 0)]))
-    assert steps.want() == []
     assert changes_of(steps) == [Shift(0, None, PARTITION_ID, ((0, 1),))]
+    assert steps.want() == []
