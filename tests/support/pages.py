@@ -183,7 +183,7 @@ class Walk:
         """Save the files, run the commands, and compare what they print."""
         for block in blocks_of(page):
             text = re.sub(
-                r"\b(?:%s)\b" % "|".join(self.replaced),
+                rf"\b(?:{'|'.join(self.replaced)})\b",
                 lambda found: self.replaced[found[0]],
                 block.text,
             )
