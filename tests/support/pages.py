@@ -86,8 +86,8 @@ def commands_of(block: Block) -> Iterator[Command]:
     yield Command(command, output)
 
 
-class Terminal:
-    """A program that keeps running, and what it prints."""
+class RunningProgram:
+    """A program of a further terminal, and what it prints."""
 
     def __init__(self, command: str, folder: Path, environment: Mapping[str, str]) -> None:
         self._file = (folder / f"terminal-{time.monotonic_ns()}.txt").open("w+")
@@ -167,7 +167,7 @@ class Walk:
     folder: Path
     replaced: Mapping[str, str]
     environment: dict[str, str] = field(init=False)
-    terminals: dict[str, Terminal] = field(init=False, default_factory=dict)
+    terminals: dict[str, RunningProgram] = field(init=False, default_factory=dict)
     seen: dict[str, str] = field(init=False, default_factory=dict)
     """Process ids of the page, and those that were printed in their place."""
 
@@ -202,7 +202,7 @@ class Walk:
                 self._run_to_end(each)
                 continue
             if each.command:
-                self.terminals[f"{block.title} {block.line}"] = Terminal(
+                self.terminals[f"{block.title} {block.line}"] = RunningProgram(
                     self._with_seen(each.command), self.folder, self.environment
                 )
             terminal = [
