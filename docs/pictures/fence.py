@@ -28,6 +28,8 @@ SUBJECT, GROUP, KEY = "orders", "billing", b"customer-7"
 MESSAGES = 3
 TTL_MS = 2_000
 HANDLING_S = 0.8
+LEAD_S = 0.8
+"""Seconds that are shown before the first message is sent."""
 PAUSE_AFTER_S = 0.4
 """Seconds between the moment at which A has the message and its pause."""
 SLOWDOWN = 2.4
@@ -67,31 +69,34 @@ async def run_scenario(folder: Path, stack: ExitStack) -> list[Event]:
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
         await until_available(admin, 2)
         await admin.create_subject(SUBJECT, partitions=1)
-        for number in range(MESSAGES):
-            await producer.send(SUBJECT, b"%d" % number, key=KEY)
+        await admin.create_group(SUBJECT, GROUP)
         began_at = time.monotonic()
 
         def note(what: str, who: str, **facts: Any) -> None:
             events.append(Event(time.monotonic() - began_at, what, who, **facts))
 
         first = _start_consumer(cluster, stack, "A", rows)
+        await _until_token(admin, 1)
+        _start_consumer(cluster, stack, "B", rows)
+        sessions = 1
+        while sessions < 2:
+            await asyncio.sleep(0.02)
+            sessions = (await admin.describe_group(SUBJECT, GROUP)).sessions
+        began_at = time.monotonic()
+        await asyncio.sleep(LEAD_S)
+        for number in range(MESSAGES):
+            await producer.send(SUBJECT, b"%d" % number, key=KEY)
         await _until(lambda: _has(rows, "A", "has"))
-        token = await _token(admin)
         await asyncio.sleep(PAUSE_AFTER_S)
-        first.send_signal(signal.SIGSTOP)
         note("paused", "A")
+        first.send_signal(signal.SIGSTOP)
         (partition,) = (await admin.describe_group(SUBJECT, GROUP)).partitions
         note("expires", "metaserver", number=partition.expires_in_ms)
-        _start_consumer(cluster, stack, "B", rows)
-        granted = token
-        while granted == token:
-            await asyncio.sleep(0.02)
-            granted = await _token(admin)
-        note("granted", "B", token=granted)
+        note("granted", "B", token=await _until_token(admin, partition.token + 1))
         await _until(lambda: sum(_has(rows, "B", "acked")) == MESSAGES)
         await asyncio.sleep(0.5)
-        first.send_signal(signal.SIGCONT)
         note("resumed", "A")
+        first.send_signal(signal.SIGCONT)
         await _until(lambda: _has(rows, "A", "refused"))
         (partition,) = (await admin.describe_group(SUBJECT, GROUP)).partitions
         note("cursor", "broker", number=partition.offset)
@@ -111,9 +116,15 @@ def _start_consumer(
     return process
 
 
-async def _token(admin: Admin) -> int:
-    (partition,) = (await admin.describe_group(SUBJECT, GROUP)).partitions
-    return int(partition.token)
+async def _until_token(admin: Admin, token: int) -> int:
+    """Wait until the partition has an owner with this token or a higher one; return its token."""
+    async with asyncio.timeout(60):
+        found = 0
+        while found < token:
+            await asyncio.sleep(0.02)
+            (partition,) = (await admin.describe_group(SUBJECT, GROUP)).partitions
+            found = int(partition.token)
+        return found
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -237,7 +248,7 @@ def draw_lease(line: Timeline) -> Iterator[str]:
     left, top, width, height, _ = BOXES["metaserver"]
     full, total_s = width - 28, line.total_s
     spans = (
-        ("A", line.at("A", "has"), line.at("A", "paused"), line.at("B", "granted")),
+        ("A", 0, line.at("A", "paused"), line.at("B", "granted")),
         ("B", line.at("B", "granted"), total_s, total_s),
     )
     for who, from_s, stops_s, to_s in spans:
@@ -257,6 +268,8 @@ def draw_messages(line: Timeline) -> Iterator[str]:
     for number in range(MESSAGES):
         home = (left + width - 24, top + 26 + 26 * number)
         yield draw_circle(home, number, GREY)
+        acked = fade(line.total_s, line.at("B", "acked", number), line.total_s)
+        yield f'<g opacity="0">{acked}{draw_circle(home, number, COLOURS["B"])}</g>'
         for who in ("A", "B"):
             if who == "A" and number:
                 continue
@@ -304,7 +317,7 @@ def captions_of(line: Timeline) -> list[tuple[float, str]]:
     late_s = line.event("A", "resumed").at_s - line.event("A", "paused").at_s
     cursor = line.event("broker", "cursor").number
     return [
-        (line.at("A", "has") - 0.4, f"A gets the partition, with token {first.token}"),
+        (0, f"A has the partition, with token {first.token}; B waits"),
         (line.at("A", "paused"), "kill -STOP A: it sends no heartbeats, and does not know it"),
         (
             line.at("B", "granted"),
@@ -338,14 +351,13 @@ def draw_picture(events: Sequence[Event]) -> str:
             [(0, line.at("A", "paused")), (wakes_s, line.total_s)],
             "heartbeats",
         ),
-        *draw_link(line, "B", [(line.at("A", "paused") + 0.5, line.total_s)], "heartbeats"),
+        *draw_link(line, "B", [(0, line.total_s)], "heartbeats"),
         *draw_states(
             line,
             "metaserver",
             0,
             [
-                (0, "partition 1: no owner"),
-                (line.at("A", "has") - 0.4, f"partition 1: A, token {first.token}"),
+                (0, f"partition 1: A, token {first.token}"),
                 (line.lease_ends_s, "partition 1: lease ended"),
                 (line.at("B", "granted"), f"partition 1: B, token {second.token}"),
             ],
@@ -356,8 +368,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             "broker",
             0,
             [
-                (0, "fence: none"),
-                (line.at("A", "has") - 0.4, f"fence: token {first.token}"),
+                (0, f"fence: token {first.token}"),
                 (line.at("B", "granted"), f"fence: token {second.token}"),
             ],
         ),
@@ -372,6 +383,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             "A",
             0,
             [
+                (0, f"has the partition, token {first.token}"),
                 (line.at("A", "has"), f"handles message 0, token {first.token}"),
                 (line.at("A", "paused"), "paused"),
                 (wakes_s, f"acks message 0, token {first.token}"),
@@ -383,7 +395,7 @@ def draw_picture(events: Sequence[Event]) -> str:
             "B",
             0,
             [
-                (line.at("A", "paused") + 0.5, "waits for a partition"),
+                (0, "waits for a partition"),
                 *(
                     (line.at("B", "has", n), f"handles message {n}, token {second.token}")
                     for n in range(MESSAGES)

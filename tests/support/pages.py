@@ -102,10 +102,6 @@ class RunningProgram:
         self._found: set[int] = set()
         """The printed lines that were expected."""
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def printed(self) -> list[str]:
         return Path(self._file.name).read_text().splitlines()
 
