@@ -5,6 +5,7 @@ the errors and the commands. MkDocs calls `on_files` and `on_page_markdown`.
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,8 +20,8 @@ from keylane import errors
 from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTERNAL_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)]*)\)")
-"""Matches a link to a file of the repository that is not a page."""
+PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
+"""Matches a link to a page or a file in a folder above."""
 CLIENTS = {
     "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
     "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
@@ -48,8 +49,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files that are not pages by their text."""
-    return EXTERNAL_LINK.sub(r"\1", markdown)
+    """Replace links to files outside of the documents by their text."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def without_outside(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        return link[1] if target.startswith("..") else link[0]
+
+    return PARENT_LINK.sub(without_outside, markdown)
 
 
 def home_page() -> str:
@@ -58,7 +65,7 @@ def home_page() -> str:
     text = re.sub(r"\]\(docs/([^)]*)\)", r"](./\1)", text).replace(
         "(./decisions/)", "(./decisions/README.md)"
     )
-    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w/]+\.md)[^)]*\)", r"\1", text)
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w./-]+\.md)[^)]*\)", r"\1", text)
     return text.replace("](./", "](")
 
 

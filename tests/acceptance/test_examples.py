@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from keylane.admin import ResetTo
 from keylane.cli.java import find_java
 from support.cluster import Cluster
 from support.java import environment_without_java
+from support.pages import blocks_of
 from tidy.tree import ROOT
 
 pytestmark = pytest.mark.acceptance
@@ -73,6 +75,20 @@ async def test_add_each_once(file_cluster, tmp_path):
     async with Admin(file_cluster.meta) as admin:
         await admin.reset_group("payments", "ledger", ResetTo.EARLIEST)
     assert run(file_cluster, "add_each_once.py", path) == []
+
+
+async def test_refuse_a_paused_owner(file_cluster, tmp_path):
+    """The page about it shows what the program prints, but for the tokens."""
+    await file_cluster.create("transfers", partitions=1)
+    lines = run(file_cluster, "refuse_a_paused_owner.py", str(tmp_path / "bank.db"))
+    page = ROOT / "docs" / "do" / "fence-effects.md"
+    (shown,) = [block.text.splitlines() for block in blocks_of(page) if block.language == "text"]
+    places = re.compile(r"\b(token|partition) \d+")
+    assert [places.sub(r"\1 n", line) for line in lines] == [
+        places.sub(r"\1 n", line) for line in shown
+    ]
+    first, second = (int(re.findall(r"token (\d+)", line)[0]) for line in (lines[0], lines[2]))
+    assert first < second
 
 
 async def test_trace_sent_messages(file_cluster):

@@ -229,9 +229,9 @@ def _summary(read: list[dict[str, Any]]) -> str:
         (
             f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of "
             f"the simulation itself; "
-            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}. "
-            f"Each was mended, and is "
-            "replayed by the tests since. In the runs of real programs one judge counted "
+            f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.\n"
+            "   Each was repaired, and has been "
+            "replayed by the tests since.\n   In the runs of real programs one judge counted "
             f"{wrong:,} violations, and another, which shares no code with the product and reads "
             f"the disks, "
             f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among "
