@@ -309,11 +309,8 @@ def _run(version: Version, postgres: Postgres, database: str, size: Size) -> Out
 
 def table_of(outcomes: dict[str, Outcome]) -> str:
     """The outcomes as a table of Markdown."""
-    rows = [
-        "| | billed | twice | out of order | after SIGKILL | after SIGSTOP | parked, redriven |"
-        " SIGTERM |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    columns = "| | billed | twice | out of order | SIGKILL | SIGSTOP | parked, redriven | SIGTERM |"
+    rows = [columns, "| --- " * 8 + "|"]
     for name, seen in outcomes.items():
         rows.append(
             f"| {name} | {seen.billed} of {seen.placed} | {seen.twice} | {seen.out_of_order} |"

@@ -9,7 +9,7 @@ from keylane import Producer
 from keylane.testing import VirtualCluster
 
 
-async def test_old_orders_get_cents_and_new_ones_stay(keylane_cluster: VirtualCluster):
+async def test_old_orders_get_cents_and_new_ones_stay(keylane_cluster: VirtualCluster) -> None:
     await keylane_cluster.create_subject("orders", partitions=1)
     async with Producer(keylane_cluster.address) as producer:
         for order in ({"total": "12.50"}, {"cents": 7}):

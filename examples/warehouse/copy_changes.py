@@ -1,7 +1,7 @@
 """Copies changes of orders into Parquet files: python copy_changes.py FOLDER
 
-A batch is acked when its file is on the disk. After a crash it is read again, perhaps as a part of a
-larger batch, so a change may be in two files; each has a version, and report.py takes the last one.
+A batch is acked when its file is on the disk. After a crash it is read again, perhaps as a part of
+a larger batch, so a change may be in two files; each has a version, and report.py takes the last.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""Sends changes of orders, as change data capture reads them from a database: python send_changes.py
+"""Sends changes of orders, such as change data capture reads from a database.
+
+python send_changes.py
 
 A table is sent by columns, in the order of its rows, so the changes of an order keep theirs.
 """

@@ -12,7 +12,7 @@ from send_changes import changes_of, send
 
 async def test_every_change_is_in_a_file_when_the_copy_is_killed_and_partitions_are_added(
     keylane_cluster: VirtualCluster, tmp_path: Path
-):
+) -> None:
     await keylane_cluster.create_subject("orders", partitions=2)
     first = keylane_cluster.start(copy, keylane_cluster.address, tmp_path)
     sent = await send(keylane_cluster.address, changes_of(range(1, 301)))

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 
 @pytest.mark.asyncio
-async def test_order_is_stored_with_its_event(tmp_path: Path):
+async def test_order_is_stored_with_its_event(tmp_path: Path) -> None:
     os.environ["DATABASE_URL"] = f"sqlite:///{tmp_path / 'shop.db'}"
     from fastapi.testclient import TestClient
 

@@ -33,7 +33,7 @@ def bills_of(engine: Engine, customer: str) -> list[int]:
 
 async def test_orders_are_billed_once_in_order_when_a_worker_is_killed(
     keylane_cluster: VirtualCluster, tmp_path: Path
-):
+) -> None:
     engine = await make_shop(keylane_cluster, tmp_path)
     worker = keylane_cluster.start(billing.main, keylane_cluster.address, engine)
     async with Outbox(keylane_cluster.address, engine, codec=CODEC) as outbox:
@@ -52,7 +52,7 @@ async def test_orders_are_billed_once_in_order_when_a_worker_is_killed(
 
 async def test_order_without_a_price_is_parked_and_billed_in_order_once_it_has_one(
     keylane_cluster: VirtualCluster, tmp_path: Path
-):
+) -> None:
     engine = await make_shop(keylane_cluster, tmp_path)
     keylane_cluster.start(billing.main, keylane_cluster.address, engine)
     async with (
