@@ -6,12 +6,15 @@ These lines are the user's own work, the same in every version, and are not coun
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, select
 from sqlalchemy.dialects.postgresql import insert
 
+BANK = Path(os.environ.get("BANK", tempfile.gettempdir()))
 DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql+asyncpg://localhost/shop")
 
 metadata = MetaData()
@@ -76,20 +79,28 @@ def place(connection: Connection, customer: str, total: int, currency: str) -> O
     return order
 
 
-_answered: set[tuple[str, int]] = set()
+def ask_bank(order: Order) -> None:
+    """Stands for a call over the network: the first one fails for every tenth order.
+
+    Raises:
+        ConnectionError: the bank did not answer.
+    """
+    if order.number % 10 == 3:
+        try:
+            (BANK / f"{order.customer}-{order.number}").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        raise ConnectionError("the bank does not answer")
 
 
 def bill(connection: Connection, order: Order) -> None:
     """Add the bill of an order.
 
     Raises:
-        ConnectionError: the bank did not answer, as it does at the first try of every tenth order.
+        ConnectionError: the bank did not answer.
         LookupError: nobody has entered the rate of the order's currency.
     """
-    which = (order.customer, order.number)
-    if order.number % 10 == 3 and which not in _answered:
-        _answered.add(which)
-        raise ConnectionError("the bank does not answer")
+    ask_bank(order)
     rate = connection.execute(select(rates.c.cents).where(rates.c.currency == order.currency))
     cents = rate.scalar()
     if cents is None:

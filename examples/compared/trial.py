@@ -105,6 +105,7 @@ class Version:
             cwd=HERE,
             env=self._environment,
             stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
         self._processes.append(process)
@@ -231,7 +232,9 @@ def run_trial(name: str, home: Path, folder: Path, size: Size) -> Outcome:
         database = url.partition("?")[0].rpartition("/")[2]
         if kind is not WithKeylane:
             url = url.replace("+asyncpg", "+psycopg")
-        version = kind(environment | {"DATABASE_URL": url})
+        bank = folder / "bank"
+        bank.mkdir()
+        version = kind(environment | {"DATABASE_URL": url, "BANK": str(bank)})
         try:
             return _run(version, postgres, database, size)
         finally:
