@@ -104,6 +104,6 @@ def bill(connection: Connection, order: Order) -> None:
     rate = connection.execute(select(rates.c.cents).where(rates.c.currency == order.currency))
     cents = rate.scalar()
     if cents is None:
-        raise LookupError(f"no rate of {order['currency']}")
+        raise LookupError(f"no rate of {order.currency}")
     values = {"customer": order.customer, "number": order.number, "cents": order.total * cents}
     connection.execute(bills.insert(), values)
