@@ -158,24 +158,23 @@ spark-connect: $(STAMP) ## run the test of Spark Connect, with a client and a se
 	echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
 	$$home/bin/python -m pytest --whole tests/spark/test_connect.py $(ARGS)
 
-# Packages of the examples get environments under build/, with everything else of .venv behind them.
-OURS = $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
-define own_environment # NAME PACKAGES
-test -x build/$(1)/bin/python || $(BIN)/python -m venv build/$(1)
-build/$(1)/bin/python -m pip install -q --disable-pip-version-check $(2)
-echo "import site; site.addsitedir('$$($(OURS))')" > $$(build/$(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth
-endef
+# The examples' packages get environments under build/, with everything else of .venv behind them.
+PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
+own_environment = test -x build/$(1)/bin/python || $(BIN)/python -m venv build/$(1) \
+    && build/$(1)/bin/python -m pip install -q --disable-pip-version-check -r $(2) \
+    && echo "import site; site.addsitedir('$$($(BIN)/python -c $(PURELIB))')" \
+        > $$(build/$(1)/bin/python -c $(PURELIB))/ours.pth
 
 examples: $(STAMP) ## run the tests of the projects in examples/, with FastAPI, Django and DuckDB
-	@$(call own_environment,examples,-r examples/requirements.txt)
-	@for project in $$(dirname examples/*/pyproject.toml); do \
+	@$(call own_environment,examples,examples/requirements.txt)
+	@for project in $(dir $(wildcard examples/*/pyproject.toml)); do \
 	    echo "$$project"; \
 	    (cd $$project && $(CURDIR)/build/examples/bin/python -m pytest -q -p no:cacheprovider $(ARGS)) || exit 1; \
 	done
 
 # DIR has what `make peers-home` brought: the servers of Kafka and Redis.
 compared: $(STAMP) ## run the service of examples/compared with keylane, aiokafka, FastStream and Celery (DIR=build/peers)
-	@$(call own_environment,compared,-r examples/compared/requirements.txt)
+	@$(call own_environment,compared,examples/compared/requirements.txt)
 	@PYTHONPATH=tests:benchmarks $(BIN)/python -P examples/compared/trial.py --home $(or $(DIR),build/peers) $(ARGS)
 
 docs: $(STAMP) ## build the site of the documents into build/site (a link that leads nowhere fails)
