@@ -22,7 +22,7 @@ from shop import DATABASE_URL, Order, bill
 KAFKA = os.environ.get("KAFKA", "127.0.0.1:9092")
 
 engine = create_async_engine(DATABASE_URL)
-broker = KafkaBroker(KAFKA, acks="all", enable_idempotence=True, graceful_timeout=30)
+broker = KafkaBroker(KAFKA, acks="all", enable_idempotence=True)
 
 
 async def relay() -> None:

@@ -18,7 +18,10 @@ PAGES = (
     "docs/OPERATING.md",
     "docs/OUTBOX.md",
     "docs/PARKING.md",
-    "examples/README.md",
+    "examples/django_shop/README.md",
+    "examples/spark_reprocessing/README.md",
+    "examples/warehouse/README.md",
+    "examples/web_shop/README.md",
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -63,6 +66,7 @@ def anchors(text: str) -> set[str]:
 def test_links_lead_to_pages_and_headings():
     """A page or a heading that was renamed fails here."""
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    pages += ROOT.glob("examples/*/README.md")
     links = [(page, *link) for page in pages for link in LINK.findall(page.read_text())]
     assert len(links) > 50
     broken = [
