@@ -11,6 +11,7 @@ All functions but the commands work in the transaction of their caller.
 
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from sqlalchemy import (
     Column,
     Connection,
+    Engine,
     Integer,
     MetaData,
     Row,
@@ -112,14 +114,17 @@ def list_parked(connection: Connection, customer: str) -> Sequence[Row[Any]]:
     return connection.execute(rows).all()
 
 
-def redrive(connection: Connection, customer: str, effect: Effect) -> None:
-    """Run the effects of all orders of a customer that are set aside, in order."""
+def redrive_next(connection: Connection, customer: str, effect: Effect) -> bool:
+    """Run the effect of the oldest order of a customer that is set aside, if one is."""
     _lock(connection, customer)
-    for row in list_parked(connection, customer):
-        order = Order(**json.loads(row.event))
+    rows = list_parked(connection, customer)
+    if rows:
+        order = Order(**json.loads(rows[0].event))
         effect(connection, order)
         _set_progress(connection, order)
-    connection.execute(delete(parked).where(parked.c.customer == customer))
+        oldest = (parked.c.customer == customer) & (parked.c.number == order.number)
+        connection.execute(delete(parked).where(oldest))
+    return bool(rows)
 
 
 def _lock(connection: Connection, customer: str) -> int:
@@ -147,22 +152,38 @@ def _add_parked(connection: Connection, order: Order, failure: str) -> None:
     connection.execute(insert(parked).on_conflict_do_nothing(), values)
 
 
+def redrive(engine: Engine, customer: str) -> None:
+    """Handle all orders of a customer that are set aside, in order."""
+    failures = 0
+    while True:
+        try:
+            with engine.begin() as connection:
+                if not redrive_next(connection, customer, shop.bill):
+                    return
+            failures = 0
+        except Exception:
+            failures += 1
+            if failures == TRIES:
+                raise
+            time.sleep(0.1 * 2**failures)
+
+
 def main(command: str, *customer: str) -> None:
     engine = create_engine(shop.DATABASE_URL)
     if command == "place":
         for each in shop.orders_to_place():
             with engine.begin() as connection:
                 add_to_outbox(connection, shop.place(connection, *each))
-        return
-    with engine.begin() as connection:
-        if command == "tables":
-            shop.metadata.create_all(connection)
-            metadata.create_all(connection)
-        elif command == "parked":
-            for row in list_parked(connection, *customer):
-                print(row.number, row.event, row.failure)
-        elif command == "redrive":
-            redrive(connection, *customer, shop.bill)
+    elif command == "redrive":
+        redrive(engine, *customer)
+    else:
+        with engine.begin() as connection:
+            if command == "tables":
+                shop.metadata.create_all(connection)
+                metadata.create_all(connection)
+            elif command == "parked":
+                for row in list_parked(connection, *customer):
+                    print(row.number, row.event, row.failure)
 
 
 if __name__ == "__main__":
