@@ -95,11 +95,8 @@ def handle_once(connection: Connection, order: Order, effect: Effect) -> None:
         return
     if list_parked(connection, order.customer):
         _add_parked(connection, order, "")
-    elif order.number > done + 1:
-        raise TooEarlyError(f"order {done + 1} of {order['customer']} comes first")
     else:
-        effect(connection, order)
-        _set_progress(connection, order)
+        _run(connection, order, done, effect)
 
 
 def park(connection: Connection, order: Order, failure: str) -> None:
@@ -116,12 +113,11 @@ def list_parked(connection: Connection, customer: str) -> Sequence[Row[Any]]:
 
 def redrive_next(connection: Connection, customer: str, effect: Effect) -> bool:
     """Run the effect of the oldest order of a customer that is set aside, if one is."""
-    _lock(connection, customer)
+    done = _lock(connection, customer)
     rows = list_parked(connection, customer)
     if rows:
         order = Order(**json.loads(rows[0].event))
-        effect(connection, order)
-        _set_progress(connection, order)
+        _run(connection, order, done, effect)
         oldest = (parked.c.customer == customer) & (parked.c.number == order.number)
         connection.execute(delete(parked).where(oldest))
     return bool(rows)
@@ -137,7 +133,10 @@ def _lock(connection: Connection, customer: str) -> int:
     return connection.execute(locked).scalar_one()
 
 
-def _set_progress(connection: Connection, order: Order) -> None:
+def _run(connection: Connection, order: Order, done: int, effect: Effect) -> None:
+    if order.number > done + 1:
+        raise TooEarlyError(f"order {done + 1} of {order.customer} comes first")
+    effect(connection, order)
     row = progress.update().where(progress.c.customer == order.customer)
     connection.execute(row, {"number": order.number})
 
