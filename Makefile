@@ -172,7 +172,7 @@ examples: $(STAMP) ## run the tests of the projects in examples/, with FastAPI, 
 	@$(call own_environment,examples,examples/requirements.txt)
 	@for project in $(dir $(wildcard examples/*/pyproject.toml)); do \
 	    echo "$$project"; \
-	    (cd $$project && $(CURDIR)/build/examples/bin/python -m pytest -q -p no:cacheprovider $(ARGS)) || exit 1; \
+	    (cd $$project && $(CURDIR)/build/examples/bin/python -m pytest -q -p no:cacheprovider -p no:asyncio $(ARGS)) || exit 1; \
 	done
 
 # DIR has what `make peers-home` brought: the servers of Kafka and Redis.

@@ -76,7 +76,17 @@ async def fill(cluster: Cluster, subject: str, pairs: list[tuple[bytes, bytes]])
 def test_project_passes_its_tests(project):
     """With the settings of pytest that a copy of the project has."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS[project]],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:asyncio",
+            *TESTS[project],
+        ],
         cwd=EXAMPLES / project,
         check=False,
         capture_output=True,
