@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-peers peers-home spark-versions spark-connect lock wheel docs clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-peers peers-home spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -160,6 +160,25 @@ spark-connect: $(STAMP) ## run the test of Spark Connect, with a client and a se
 	ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	echo "import site; site.addsitedir('$$ours')" > $$($$home/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth; \
 	$$home/bin/python -m pytest --whole tests/spark/test_connect.py $(ARGS)
+
+# The examples' packages get environments under build/, with everything else of .venv behind them.
+PURELIB = 'import sysconfig; print(sysconfig.get_path("purelib"))'
+own_environment = test -x build/$(1)/bin/python || $(BIN)/python -m venv build/$(1) \
+    && build/$(1)/bin/python -m pip install -q --disable-pip-version-check -r $(2) \
+    && echo "import site; site.addsitedir('$$($(BIN)/python -c $(PURELIB))')" \
+        > $$(build/$(1)/bin/python -c $(PURELIB))/ours.pth
+
+examples: $(STAMP) ## run the tests of the projects in examples/, with FastAPI, Django and DuckDB
+	@$(call own_environment,examples,examples/requirements.txt)
+	@for project in $(dir $(wildcard examples/*/pyproject.toml)); do \
+	    echo "$$project"; \
+	    (cd $$project && $(CURDIR)/build/examples/bin/python -m pytest -q -p no:cacheprovider -p no:asyncio $(ARGS)) || exit 1; \
+	done
+
+# DIR has what `make peers-home` brought: the servers of Kafka and Redis.
+compared: $(STAMP) ## run the service of examples/compared with keylane, aiokafka, FastStream and Celery (DIR=build/peers)
+	@$(call own_environment,compared,examples/compared/requirements.txt)
+	@PYTHONPATH=tests:benchmarks $(BIN)/python -P examples/compared/trial.py --home $(or $(DIR),build/peers) $(ARGS)
 
 docs: $(STAMP) ## build the site of the documents into build/site (a link that leads nowhere fails)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

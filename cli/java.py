@@ -80,9 +80,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
         elif _major(info.version) < MAJOR_MIN:
             rejections.append(f"{origin}: {java} is Java {info.version}")
         elif info.has_vector_module:
-            return JavaHome(path=info.home, version=info.version, origin=origin)
-        elif (home := _wrapped_home(info, environment)) is not None:
+            # A wrapper runs a Java of another home, which would refuse the module.
+            home = java.absolute().parent.parent if origin == "JAVA_HOME" else info.home
             return JavaHome(path=home, version=info.version, origin=origin)
+        elif (wrapped := _wrapped_home(info, environment)) is not None:
+            return JavaHome(path=wrapped, version=info.version, origin=origin)
         else:
             rejections.append(f"{origin}: {java} needs a wrapper, and no cache folder can hold it")
     if rejections:
