@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from draw import animate, draw_text, fade
-from run import Cluster, until_available
+from run import Cluster, wait_until_available
 
 from keylane import Admin, Consumer, ConsumerSettings, LeaseLostError, Producer
 
@@ -67,7 +67,7 @@ async def run_scenario(folder: Path, stack: ExitStack) -> list[Event]:
     rows.touch()
     events: list[Event] = []
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
-        await until_available(admin, 2)
+        await wait_until_available(admin, 2)
         await admin.create_subject(SUBJECT, partitions=1)
         await admin.create_group(SUBJECT, GROUP)
         began_at = time.monotonic()

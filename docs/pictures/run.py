@@ -127,7 +127,7 @@ async def run_scenario(folder: Path, stack: ExitStack) -> Run:
     events: list[tuple[float, str]] = []
     journeys: dict[str, list[Journey]] = {subject: [] for subject in SUBJECTS}
     async with Admin(cluster.meta) as admin, Producer(cluster.meta) as producer:
-        await until_available(admin, 2)
+        await wait_until_available(admin, 2)
         await admin.create_subject("orders", partitions=4)
         await admin.create_subject("plain", partitions=6, static=True)
         opening_times = {
@@ -196,7 +196,7 @@ async def partitions_of(admin: Admin, subject: str) -> list[int]:
     return [int(each.partition_id) for each in view.partitions if each.state == "open"]
 
 
-async def until_available(admin: Admin, count: int) -> None:
+async def wait_until_available(admin: Admin, count: int) -> None:
     """Wait until so many brokers are available."""
     async with asyncio.timeout(60):
         available = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -126,6 +127,20 @@ async def test_ack_by_hand(cluster, tmp_path):
     for upto in (10, 20):
         assert run(cluster, "ack_by_hand.py", str(path)) == [f"wrote 10 messages to {path}"]
         assert path.read_text().split() == [str(n) for n in range(upto)]
+
+
+async def test_refuse_a_paused_owner(cluster, tmp_path):
+    """The page about it shows what the program prints, but for the tokens."""
+    await cluster.create("transfers", partitions=1)
+    lines = run(cluster, "refuse_a_paused_owner.py", str(tmp_path / "bank.db"))
+    page = ROOT / "docs" / "do" / "fence-effects.md"
+    (shown,) = [block.text.splitlines() for block in blocks_of(page) if block.language == "text"]
+    places = re.compile(r"\b(token|partition) \d+")
+    assert [places.sub(r"\1 n", line) for line in lines] == [
+        places.sub(r"\1 n", line) for line in shown
+    ]
+    first, second = (int(re.findall(r"token (\d+)", line)[0]) for line in (lines[0], lines[2]))
+    assert first < second
 
 
 async def test_trace_sent_messages(cluster):

@@ -17,11 +17,9 @@ PAGES = sorted(
         *ROOT.glob("README*.md"),
         *(ROOT / "docs").rglob("*.md"),
         ROOT / "deploy/README.md",
+        *ROOT.glob("examples/*/README.md"),
     ]
-    if "examples/django_shop/README.md",
-    "examples/spark_reprocessing/README.md",
-    "examples/warehouse/README.md",
-    "examples/web_shop/README.md" not in page.parts
+    if "decisions" not in page.parts
 )
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
