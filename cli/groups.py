@@ -20,7 +20,22 @@ _NUMBER_PATTERNS: dict[object, re.Pattern[str]] = {
 }
 
 
-class LazyGroup(typer.core.TyperGroup):
+class CommandGroup(typer.core.TyperGroup):
+    """A group of commands whose help is plain text, because importing what draws frames takes
+    longer than everything else that --help does.
+    """
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command's name with its whole first paragraph of help."""
+        rows = [
+            (name, " ".join((command.help or "").partition("\n\n")[0].split()))
+            for name, command in self.commands.items()
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+class LazyGroup(CommandGroup):
     """A command group whose module is imported on first use, because building the options of all
     groups takes longer than running most commands.
     """
@@ -31,9 +46,9 @@ class LazyGroup(typer.core.TyperGroup):
     @cached_property
     def _loaded(self) -> MutableMapping[str, Any]:
         module, name = self.source
-        group: Any = typer.main.get_group(
-            getattr(import_module(f".commands.{module}", __package__), name)
-        )
+        app = getattr(import_module(f".commands.{module}", __package__), name)
+        app.rich_markup_mode = None
+        group: Any = typer.main.get_group(app)
         return dict(restrict_numbers(group).commands)
 
     @property
@@ -46,7 +61,7 @@ class LazyGroup(typer.core.TyperGroup):
         assert not value, "the commands come from the module"
 
 
-class PeerCommandGroup(typer.core.TyperGroup):
+class PeerCommandGroup(CommandGroup):
     """The top-level commands; a command name of another message system gets a hint."""
 
     EQUIVALENTS: ClassVar = {

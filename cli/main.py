@@ -39,6 +39,7 @@ app = typer.Typer(
     cls=PeerCommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -13,12 +13,17 @@ import typer
 from ...protocol.errors import ConfigError
 from ...protocol.reading.instants import ago_ms
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
 from ..options import parse_time
 from ..screen import make_table, show_line, show_table
 
 access_app = typer.Typer()
-token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of principals.")
-quota_app = typer.Typer(no_args_is_help=True, help="Manage the limits of principals and subjects.")
+token_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Manage the tokens of principals."
+)
+quota_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Manage the limits of principals and subjects."
+)
 access_app.add_typer(token_app, name="token")
 access_app.add_typer(quota_app, name="quota")
 

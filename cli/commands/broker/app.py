@@ -8,12 +8,15 @@ from typing import Annotated
 import typer
 
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
 from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
 from ..programs import ServerProgram, add_run_command
 
 broker_app = typer.Typer()
 
-index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
+index_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="The index of a broker that is not running."
+)
 broker_app.add_typer(index_app, name="index")
 add_run_command(broker_app, ServerProgram.BROKER)
 
