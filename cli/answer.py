@@ -69,10 +69,9 @@ def expand_options(
     command: Callable[..., None], replacements: Mapping[type[Any], type[Any]] = MappingProxyType({})
 ) -> Callable[..., None]:
     """
-    Convert a command to the form that typer expects: the `Annotated` fields of each dataclass
-    parameter become options.
+    Convert a command so that the `Annotated` fields of each dataclass parameter become options.
 
-        @subject_app.command("list")
+        @subject_app.add("list")
         @expand_options
         def subject_list(*, common: CommonOptions) -> None: ...
 

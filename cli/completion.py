@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 if TYPE_CHECKING:
     from ..admin import Admin
@@ -15,7 +15,7 @@ TIMEOUT_S = 0.5
 """Seconds after which completion gives up, because the user is waiting in a shell."""
 
 
-def complete_subject(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_subject(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Return the subjects whose names begin with `incomplete`; none if no metaserver answers."""
 
     async def list_subjects(admin: Admin) -> list[str]:
@@ -24,7 +24,7 @@ def complete_subject(ctx: typer.Context, incomplete: str) -> list[str]:
     return _complete(ctx, incomplete, list_subjects)
 
 
-def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
+def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Like `complete_subject`, for the consumer groups of the subject on the command line."""
 
     async def list_groups(admin: Admin) -> list[str]:
@@ -35,7 +35,7 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _complete(
-    ctx: typer.Context, incomplete: str, list_names: Callable[[Admin], Awaitable[list[str]]]
+    ctx: click.Context, incomplete: str, list_names: Callable[[Admin], Awaitable[list[str]]]
 ) -> list[str]:
     import asyncio
 

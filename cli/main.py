@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
-from .groups import PeerCommandGroup, lazy_group
+from .completion_scripts import install_completion, show_completion
+from .groups import LazyGroup, PeerCommandGroup
 from .options import (
     BROKERS_MAX,
     ROWS_MIN,
@@ -32,37 +33,24 @@ from .options import (
     SubjectArgument,
     TagOption,
 )
+from .parameters import Argument, Option
 from .usage import run_command_line
 
-app = typer.Typer(
-    name="keylane",
-    cls=PeerCommandGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _show_version() -> None:
+    from importlib.metadata import version
+
+    print(f"keylane {version('keylane')}")
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
-        from importlib.metadata import version
-
-        print(f"keylane {version('keylane')}")
-        raise typer.Exit
-
-
-@app.callback()
 def _keylane(
+    *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
+        bool, Option("--version", at_once=_show_version, help="Show the version and exit.")
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--profile",
             "-p",
             envvar="KEYLANE_PROFILE",
@@ -72,8 +60,7 @@ def _keylane(
     ] = None,
     wait_s: Annotated[
         float,
-        typer.Option(
-            "--wait-s",
+        Option(
             envvar="KEYLANE_WAIT_S",
             min=0,
             max=86_400,
@@ -81,6 +68,22 @@ def _keylane(
             help="How long every command waits for a metaserver that is starting.",
         ),
     ] = 0,
+    install_completion: Annotated[
+        bool,
+        Option(
+            "--install-completion",
+            at_once=install_completion,
+            help="Install completion for the shell in use.",
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        Option(
+            "--show-completion",
+            at_once=show_completion,
+            help="Print the completion script of the shell in use.",
+        ),
+    ] = False,
 ) -> None:
     """A message broker for Python that keeps the order of each key."""
     WAIT_S.set(wait_s)
@@ -90,7 +93,254 @@ def _keylane(
         use_profile(profile)
 
 
-for _name, _source in {
+app = PeerCommandGroup.of("keylane", _keylane)
+
+
+@app.add()
+def dev(
+    data: Annotated[Path, Option(help="Folder for everything stored.")] = Path("keylane-data"),
+    port: Annotated[
+        int,
+        Option(
+            help="Port of the metaserver, up to 65535; brokers use the next ones. 0: any free port."
+        ),
+    ] = 7000,
+    brokers: Annotated[
+        int | None,
+        Option(
+            min=1,
+            max=BROKERS_MAX,
+            help="Number of broker groups.",
+            show_default="2, or as many as the folder has",
+        ),
+    ] = None,
+    subject: Annotated[
+        list[str] | None, Option(help="Create this subject too; may be repeated.")
+    ] = None,
+    auto_create: Annotated[
+        str,
+        Option(
+            metavar="PATTERN",
+            help="Subjects that are created by their first message: '*', 'events.*'.",
+        ),
+    ] = "off",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run a whole cluster on this machine, until Ctrl-C."""
+    from .commands.dev import run_dev
+
+    status = run_dev(
+        output,
+        data=data,
+        port=port,
+        brokers=brokers,
+        subjects=subject or [],
+        auto_create=auto_create,
+    )
+    raise click.exceptions.Exit(status)
+
+
+@app.add()
+@expand_options
+def wait(
+    brokers: Annotated[
+        int, Option(min=0, help="Number of broker groups that must be available.")
+    ] = 1,
+    timeout: Annotated[
+        float,
+        Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
+    ] = 60,
+    *,
+    common: CommonOptions,
+) -> None:
+    """Wait until a metaserver is ready and enough broker groups are available; exit status 1 after
+    the timeout.
+    """
+    from .commands.wait import wait_for_servers
+
+    common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
+
+
+@app.add()
+def demo(
+    rows: Annotated[
+        int,
+        Option(min=ROWS_MIN, max=ROWS_TOTAL, help="Number of flights."),
+    ] = ROWS_TOTAL,
+    keep: Annotated[bool, Option("--keep", help="Leave the cluster running.")] = False,
+    data: Annotated[
+        Path | None,
+        Option(
+            help="New or empty folder for everything stored.",
+            show_default="a temporary one, removed if all is well",
+        ),
+    ] = None,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check
+    everything.
+    """
+    from .demo.run import run_demo
+
+    raise click.exceptions.Exit(run_demo(output, rows=rows, keep=keep, data=data))
+
+
+@app.add()
+@expand_options
+def produce(
+    *,
+    subject: SubjectArgument,
+    value: Annotated[
+        str | None, Argument(help="The message. Without it: one message per line of input.")
+    ] = None,
+    key: Annotated[str | None, Option("--key", "-k", help="Order key.")] = None,
+    key_separator: Annotated[
+        str | None,
+        Option(help=r"Text between key and value in a line; \t is a tab, \xNN a byte."),
+    ] = None,
+    key_field: KeyFieldOption = None,
+    keyless: KeylessOption = False,
+    header: HeaderOption = None,
+    deliver_at: DeliverAtOption = None,
+    delay: DelayOption = None,
+    file: FileOption = None,
+    format: FormatOption = None,  # noqa: A002 - the option's name
+    lines: Annotated[
+        str | None,
+        Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
+    ] = None,
+    json: Annotated[
+        bool, Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
+    ] = False,
+    common: CommonOptions,
+) -> None:
+    """Send one message, or the lines of standard input, or the lines or rows of a file."""
+    from .commands.produce import SendOptions
+    from .commands.produce import produce as run_produce
+
+    options = SendOptions(
+        subject=subject,
+        value=value,
+        key=key,
+        separator=key_separator,
+        as_json=json,
+        keyless=keyless,
+        lines=lines,
+        file=file,
+        format=format,
+        key_field=key_field,
+        headers=header or (),
+        deliver_at=deliver_at,
+        delay_s=delay,
+    )
+    common.run(run_produce, options)
+
+
+@app.add()
+@expand_options
+def consume(
+    *,
+    subject: SubjectArgument,
+    group: Annotated[str, Option("--group", "-g", help="Consumer group to join.")],
+    count: Annotated[
+        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
+    ] = None,
+    idle: Annotated[
+        float | None, Option(min=0.1, help="Stop after this many seconds without a message.")
+    ] = None,
+    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
+    ttl_ms: Annotated[
+        int,
+        Option(
+            min=TTL_MS_MIN,
+            max=TTL_MS_MAX,
+            help="Milliseconds after which the group considers this consumer dead.",
+        ),
+    ] = 10_000,
+    shared: Annotated[
+        bool,
+        Option(
+            "--shared",
+            help="Share every partition with the other consumers of the group, without order.",
+        ),
+    ] = False,
+    tag: TagOption = None,
+    common: CommonOptions,
+) -> None:
+    """Print messages as a member of a group; each is acked after it is printed."""
+    from .commands.consume import consume as run_consume
+
+    common.run(
+        run_consume,
+        subject=subject,
+        group=group,
+        count=count,
+        template=format,
+        idle_s=idle,
+        ttl_ms=ttl_ms,
+        shared=shared,
+        tags=tag,
+    )
+
+
+@app.add()
+@expand_options
+def read(
+    *,
+    subject: SubjectArgument,
+    start: Annotated[
+        str,
+        Option(
+            "--from",
+            metavar="earliest|latest|AGO|TIME|OFFSET",
+            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs "
+            "--partition.",
+        ),
+    ] = "earliest",
+    stop: Annotated[
+        str | None,
+        Option(
+            "--to",
+            metavar="latest|AGO|TIME|OFFSET",
+            help="The first message that is not printed.  [default: the current end]",
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, Option(help="Only messages of this order key, in its order.")
+    ] = None,
+    tag: TagOption = None,
+    partition: Annotated[int | None, Option(min=1, help="Only the partition with this id.")] = None,
+    limit: LimitOption = None,
+    follow: Annotated[
+        bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
+    ] = False,
+    format: Annotated[  # noqa: A002 - the option's name
+        str,
+        Option(
+            metavar="text|json|TEMPLATE",
+            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
+        ),
+    ] = "text",
+    common: CommonOptions,
+) -> None:
+    """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
+    from .commands.read import read_subject
+
+    common.run(
+        read_subject,
+        subject,
+        start=start,
+        stop=stop,
+        key=key,
+        tags=tag,
+        partition=partition,
+        limit=limit,
+        follow=follow,
+        template=format,
+    )
+
+
+for _name, (_module, _group, _help) in {
     "subject": (
         "subject.app",
         "subject_app",
@@ -167,255 +417,7 @@ for _name, _source in {
         "Name clusters, and use one with -p NAME.",
     ),
 }.items():
-    app.add_typer(lazy_group(*_source), name=_name)
-
-
-@app.command()
-def dev(
-    data: Annotated[Path, typer.Option(help="Folder for everything stored.")] = Path(
-        "keylane-data"
-    ),
-    port: Annotated[
-        int,
-        typer.Option(
-            help="Port of the metaserver, up to 65535; brokers use the next ones. 0: any free port."
-        ),
-    ] = 7000,
-    brokers: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=BROKERS_MAX,
-            help="Number of broker groups.",
-            show_default="2, or as many as the folder has",
-        ),
-    ] = None,
-    subject: Annotated[
-        list[str] | None, typer.Option(help="Create this subject too; may be repeated.")
-    ] = None,
-    auto_create: Annotated[
-        str,
-        typer.Option(
-            metavar="PATTERN",
-            help="Subjects that are created by their first message: '*', 'events.*'.",
-        ),
-    ] = "off",
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Run a whole cluster on this machine, until Ctrl-C."""
-    from .commands.dev import run_dev
-
-    status = run_dev(
-        output,
-        data=data,
-        port=port,
-        brokers=brokers,
-        subjects=subject or [],
-        auto_create=auto_create,
-    )
-    raise typer.Exit(status)
-
-
-@app.command()
-@expand_options
-def wait(
-    brokers: Annotated[
-        int, typer.Option(min=0, help="Number of broker groups that must be available.")
-    ] = 1,
-    timeout: Annotated[
-        float,
-        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
-    ] = 60,
-    *,
-    common: CommonOptions,
-) -> None:
-    """Wait until a metaserver is ready and enough broker groups are available; exit status 1 after
-    the timeout.
-    """
-    from .commands.wait import wait_for_servers
-
-    common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
-
-
-@app.command()
-def demo(
-    rows: Annotated[
-        int,
-        typer.Option(min=ROWS_MIN, max=ROWS_TOTAL, help="Number of flights."),
-    ] = ROWS_TOTAL,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running.")] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="New or empty folder for everything stored.",
-            show_default="a temporary one, removed if all is well",
-        ),
-    ] = None,
-    output: OutputOption = OutputFormat.TABLE,
-) -> None:
-    """Run the main job on real flights: kill a consumer, kill a broker, read with Spark, check
-    everything.
-    """
-    from .demo.run import run_demo
-
-    raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
-
-
-@app.command()
-@expand_options
-def produce(
-    *,
-    subject: SubjectArgument,
-    value: Annotated[
-        str | None, typer.Argument(help="The message. Without it: one message per line of input.")
-    ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Order key.")] = None,
-    key_separator: Annotated[
-        str | None,
-        typer.Option(help=r"Text between key and value in a line; \t is a tab, \xNN a byte."),
-    ] = None,
-    key_field: KeyFieldOption = None,
-    keyless: KeylessOption = False,
-    header: HeaderOption = None,
-    deliver_at: DeliverAtOption = None,
-    delay: DelayOption = None,
-    file: FileOption = None,
-    format: FormatOption = None,  # noqa: A002 - the option's name
-    lines: Annotated[
-        str | None,
-        typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
-    ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
-    ] = False,
-    common: CommonOptions,
-) -> None:
-    """Send one message, or the lines of standard input, or the lines or rows of a file."""
-    from .commands.produce import SendOptions
-    from .commands.produce import produce as run_produce
-
-    options = SendOptions(
-        subject=subject,
-        value=value,
-        key=key,
-        separator=key_separator,
-        as_json=json,
-        keyless=keyless,
-        lines=lines,
-        file=file,
-        format=format,
-        key_field=key_field,
-        headers=header or (),
-        deliver_at=deliver_at,
-        delay_s=delay,
-    )
-    common.run(run_produce, options)
-
-
-@app.command()
-@expand_options
-def consume(
-    *,
-    subject: SubjectArgument,
-    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group to join.")],
-    count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
-    ] = None,
-    idle: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
-    ] = None,
-    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
-    ttl_ms: Annotated[
-        int,
-        typer.Option(
-            min=TTL_MS_MIN,
-            max=TTL_MS_MAX,
-            help="Milliseconds after which the group considers this consumer dead.",
-        ),
-    ] = 10_000,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared",
-            help="Share every partition with the other consumers of the group, without order.",
-        ),
-    ] = False,
-    tag: TagOption = None,
-    common: CommonOptions,
-) -> None:
-    """Print messages as a member of a group; each is acked after it is printed."""
-    from .commands.consume import consume as run_consume
-
-    common.run(
-        run_consume,
-        subject=subject,
-        group=group,
-        count=count,
-        template=format,
-        idle_s=idle,
-        ttl_ms=ttl_ms,
-        shared=shared,
-        tags=tag,
-    )
-
-
-@app.command()
-@expand_options
-def read(
-    *,
-    subject: SubjectArgument,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="earliest|latest|AGO|TIME|OFFSET",
-            help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs "
-            "--partition.",
-        ),
-    ] = "earliest",
-    stop: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="latest|AGO|TIME|OFFSET",
-            help="The first message that is not printed.  [default: the current end]",
-        ),
-    ] = None,
-    key: Annotated[
-        str | None, typer.Option(help="Only messages of this order key, in its order.")
-    ] = None,
-    tag: TagOption = None,
-    partition: Annotated[
-        int | None, typer.Option(min=1, help="Only the partition with this id.")
-    ] = None,
-    limit: LimitOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with messages that are stored later.")
-    ] = False,
-    format: Annotated[  # noqa: A002 - the option's name
-        str,
-        typer.Option(
-            metavar="text|json|TEMPLATE",
-            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
-        ),
-    ] = "text",
-    common: CommonOptions,
-) -> None:
-    """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
-    from .commands.read import read_subject
-
-    common.run(
-        read_subject,
-        subject,
-        start=start,
-        stop=stop,
-        key=key,
-        tags=tag,
-        partition=partition,
-        limit=limit,
-        follow=follow,
-        template=format,
-    )
+    app.add_command(LazyGroup(_name, (_module, _group), _help))
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from ..protocol.errors import KeylaneError, StorageError
 from ..protocol.text import counted, json_printable, printable
@@ -168,15 +168,15 @@ def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
             runner.run(work)
     except KeylaneError as error:
         show_error(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except BrokenPipeError:
         # Otherwise Python would fail again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        raise click.exceptions.Exit(0) from None
     except OSError as error:
         report_full_disk(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
     except asyncio.CancelledError:  # SIGTERM, in a command that handles it
-        raise typer.Exit(143) from None
+        raise click.exceptions.Exit(143) from None

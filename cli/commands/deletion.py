@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
-import typer
+import click
 
 from ...admin import Admin, GroupDeletion, SubjectDeletion
 from ...protocol.text import counted
@@ -30,7 +30,7 @@ def will_ask(*, yes: bool) -> bool:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal, and exit with status 1 if the answer is no; elsewhere, do not ask."""
     if will_ask(yes=yes):
-        typer.confirm(question, abort=True, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 async def delete(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import typer
+import click
 from msgspec.structs import asdict
 
 from ...admin import (
@@ -67,7 +67,7 @@ def change_partitions(
 
     run(output, work())
     if remaining:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:

@@ -7,30 +7,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...protocol.address import addresses_of
 from ...protocol.errors import ConfigError
+from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
+from ..parameters import Argument, Option
 from ..profiles import Profile, profiles_file, read_profiles, write_profiles
 from ..screen import make_table, show_json, show_line, show_table
 
-profile_app = typer.Typer()
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")]
+profile_app = CommandGroup()
+NameArgument = Annotated[str, Argument(metavar="NAME", help="Name of the profile.")]
 
 
-@profile_app.command("add")
+@profile_app.add("add")
 def profile_add(
     name: NameArgument,
     meta: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
+        Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
     ],
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token, which is not copied.")
+        Path | None, Option(metavar="FILE", help="File with the token, which is not copied.")
     ] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate authority of the servers.")
+        Path | None, Option(metavar="FILE", help="Certificate authority of the servers.")
     ] = None,
 ) -> None:
     """Add a profile, or replace the one with this name."""
@@ -44,7 +44,7 @@ def profile_add(
     show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
 
 
-@profile_app.command("list")
+@profile_app.add("list")
 def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the profiles."""
     profiles = sorted(read_profiles(profiles_file()).items())
@@ -55,7 +55,7 @@ def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
     show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
 
 
-@profile_app.command("remove")
+@profile_app.add("remove")
 def profile_remove(name: NameArgument) -> None:
     """Remove a profile."""
     file = profiles_file()

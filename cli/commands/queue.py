@@ -6,14 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...protocol.control import TimeBound
 from ...protocol.errors import KeylaneError
 from ...protocol.queues import QueueView, SegmentView, is_behind_loss
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
 from ..options import WAIT_S, LineFormatOption, OutputFormat, SubjectArgument, parse_time
+from ..parameters import Argument, Option
 from ..screen import make_table, show_json, show_line, show_table
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ COLUMNS = (
     *("broker group", "state", "logic offsets"),
 )
 
-queue_app = typer.Typer()
+queue_app = CommandGroup()
 QueueArgument = Annotated[
-    int, typer.Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
+    int, Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
 ]
 
 
@@ -131,7 +131,7 @@ def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object
 
 
 # ── queue offsets ─────────────────────────────────────────────────────────────────────────────────
-@queue_app.command("offsets")
+@queue_app.add("offsets")
 @expand_options
 def queue_offsets(
     subject: SubjectArgument,
@@ -139,13 +139,11 @@ def queue_offsets(
     *,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Show the offset for a time: ISO 8601, UTC without a zone."
-        ),
+        Option(metavar="TIME", help="Show the offset for a time: ISO 8601, UTC without a zone."),
     ] = None,
     bound: Annotated[
         TimeBound,
-        typer.Option(
+        Option(
             help="lower: the first message at or after the time. upper: the last at or before it."
         ),
     ] = TimeBound.LOWER,
@@ -174,17 +172,17 @@ async def _show_offsets(
 
 
 # ── queue read ────────────────────────────────────────────────────────────────────────────────────
-@queue_app.command("read")
+@queue_app.add("read")
 @expand_options
 def queue_read(
     subject: SubjectArgument,
     queue: QueueArgument,
     *,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="Logic offset to begin at.  [default: the first]")
+        int | None, Option(min=0, help="Logic offset to begin at.  [default: the first]")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
+        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
     format: LineFormatOption = "{queue}:{logic_offset} {key} {value}",  # noqa: A002 - the option
     common: CommonOptions,

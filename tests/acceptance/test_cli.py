@@ -478,7 +478,7 @@ def test_command_ends_quietly_when_interrupted_while_it_starts(tmp_path, options
         "sys.argv = sys.argv[1:]\n"
         "runpy.run_module('keylane.cli', run_name='__main__')\n"
     )
-    for module in ("typer", "keylane.cli.main", "keylane.cli.connection"):
+    for module in ("click", "keylane.cli.main", "keylane.cli.connection"):
         done = subprocess.run(
             [sys.executable, str(hook), module, "subject", "list", *options],
             capture_output=True,

@@ -92,7 +92,7 @@ HOME_OF: dict[str, list[str]] = {
     "py4j": ["spark/*"],
     "caio": ["broker/storage/kernel_syncs.py"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
-    "typer": ["cli/*"],
+    "click": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version

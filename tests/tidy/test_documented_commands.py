@@ -6,7 +6,6 @@ import re
 import shlex
 
 import pytest
-import typer
 
 from keylane.cli.main import app
 from tidy.tree import ROOT
@@ -44,7 +43,7 @@ def test_documented_command_is_accepted(page, line):
     words = shlex.split(line)
     if words[0] == "-p":
         words = words[2:]
-    command = typer.main.get_command(app)
+    command = app
     context = command.make_context("keylane", [], resilient_parsing=True)
     while hasattr(command, "get_command"):
         subcommand = command.get_command(context, words[0])

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
-import typer
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
 from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
@@ -51,7 +51,7 @@ def locked_folder(
         yield files
     except KeylaneError as error:
         show_error(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     finally:
         files.close()
 
@@ -96,7 +96,7 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
         if inspection.stopped_partitions:
             show_line(f"stopped partitions: {', '.join(map(str, inspection.stopped_partitions))}")
     if inspection.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 class _StopWalk(Exception):  # noqa: N818 - not an error
@@ -317,7 +317,7 @@ def verify(folder: Path, output: OutputFormat) -> None:
 
 def _check_kind(index: str) -> None:
     if index not in INDEX_KINDS:
-        raise typer.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
+        raise click.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
 
 
 def _run_on_indexes(
@@ -338,4 +338,4 @@ def _run_on_indexes(
             for problem in report.problems:
                 show_line(f"{report.index}: {problem}")
     if any(report.problems for report in reports):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

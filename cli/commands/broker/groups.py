@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import click
 import msgspec
-import typer
 
 from ....protocol.address import addresses_of
 from ....protocol.control import Health
@@ -110,7 +110,7 @@ async def show_health(address: str, output: OutputFormat) -> None:
         rows = health_rows(health.details)
         show_table(make_table(f"broker at {address}: {title}", ("", "now"), rows))
     if not health.ready:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:

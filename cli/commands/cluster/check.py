@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 
+import click
 import msgspec
-import typer
 
 from ....admin import Admin
 from ....protocol.address import addresses_of, parse_address
@@ -43,7 +43,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
     Raises:
         ConfigError: an address or a TLS file cannot be used.
-        typer.Exit: there are findings; the status is 1.
+        click.exceptions.Exit: there are findings; the status is 1.
     """
     addresses = addresses_of(meta)
     tls = tls_of_environment()
@@ -63,7 +63,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
     _show_results(reports, findings, output)
     if findings:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 async def _broker_addresses(addresses: Sequence[str], findings: list[Finding]) -> list[str]:

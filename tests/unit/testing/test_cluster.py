@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from keylane import (
     NACK,
