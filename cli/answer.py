@@ -22,7 +22,7 @@ from typing import (
 
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from .screen import run as run_to_end
-from .screen import show_json
+from .screen import show_data
 
 if TYPE_CHECKING:
     from ..admin import Admin
@@ -56,8 +56,8 @@ class CommonOptions:
         async def work() -> None:
             async with open_admin(self.meta) as admin:
                 results.append(await call(admin))
-            if self.output is OutputFormat.JSON:
-                show_json({} if results[0] is None else results[0])
+            if self.output is not OutputFormat.TABLE:
+                show_data(self.output, {} if results[0] is None else results[0])
             else:
                 show(results[0])
 

@@ -63,6 +63,20 @@ class PeerCommandGroup(typer.core.TyperGroup):
         "subscribe": "consume",
         "context": "profile",
     }
+    _OUTPUT_HINT = (
+        "the output has --output json or --output TEMPLATE, the input of produce --format"
+    )
+    OPTION_HINTS: ClassVar = {
+        "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
+        "--profile": "it comes before the command: keylane --profile NAME …",
+        "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",
+        "--json": _OUTPUT_HINT,
+        "--format": _OUTPUT_HINT,
+        "--topic": "the subject has no option: keylane produce SUBJECT …",
+        "--bootstrap-server": "it is --meta HOST:PORT, the metaserver's address",
+        "--broker-list": "it is --meta HOST:PORT, the metaserver's address",
+        "--from-beginning": "a new group begins at the first message; read has --from earliest",
+    }
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command. Raises BadParameter with a hint if only another system has it."""
@@ -70,6 +84,19 @@ class PeerCommandGroup(typer.core.TyperGroup):
             hint = f"it is `keylane {self.EQUIVALENTS[args[0]]}` here"
             raise typer.BadParameter(hint, ctx=ctx, param_hint=args[0])
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. The message for an option that only another system has gets a hint."""
+        try:
+            return super().invoke(ctx)
+        except typer.TyperException as error:
+            option = getattr(error, "option_name", None)
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
+            hint = self.OPTION_HINTS.get(str(option))
+            if hint is not None and option not in option_names:
+                error.message = f"{error.message}: {hint}"
+            raise
 
 
 def lazy_group(module: str, name: str, help_text: str) -> typer.Typer:

@@ -12,6 +12,7 @@ import typer
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
+from .completion import complete_profile
 from .groups import PeerCommandGroup, lazy_group
 from .options import (
     BROKERS_MAX,
@@ -26,7 +27,6 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
-    LineFormatOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -66,6 +66,7 @@ def _keylane(
             "-p",
             envvar="KEYLANE_PROFILE",
             metavar="NAME",
+            autocompletion=complete_profile,
             help="Cluster to use, made with `keylane profile add`; it comes before KEYLANE_META.",
         ),
     ] = None,
@@ -284,9 +285,6 @@ def produce(
         str | None,
         typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
-    ] = False,
     common: CommonOptions,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
@@ -298,7 +296,6 @@ def produce(
         value=value,
         key=key,
         separator=key_separator,
-        as_json=json,
         keyless=keyless,
         lines=lines,
         file=file,
@@ -323,7 +320,6 @@ def consume(
     idle: Annotated[
         float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
-    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
     ttl_ms: Annotated[
         int,
         typer.Option(
@@ -350,7 +346,6 @@ def consume(
         subject=subject,
         group=group,
         count=count,
-        template=format,
         idle_s=idle,
         ttl_ms=ttl_ms,
         shared=shared,
@@ -391,13 +386,6 @@ def read(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
-    format: Annotated[  # noqa: A002 - the option's name
-        str,
-        typer.Option(
-            metavar="text|json|TEMPLATE",
-            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
-        ),
-    ] = "text",
     common: CommonOptions,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
@@ -413,7 +401,6 @@ def read(
         partition=partition,
         limit=limit,
         follow=follow,
-        template=format,
     )
 
 

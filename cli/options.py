@@ -6,12 +6,13 @@ import enum
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from ..protocol.errors import ConfigError
 from .completion import complete_group, complete_subject
+from .template import EXAMPLE, Template
 
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
@@ -34,11 +35,33 @@ WAIT_S = ContextVar("WAIT_S", default=0.0)
 """The value of --wait-s: how long, in seconds, each client waits for a starting metaserver."""
 
 
-class OutputFormat(enum.StrEnum):
-    """The format of a command's output: tables for people, JSON for programs."""
+class OutputFormat:
+    """
+    The format of a command's output: tables for people; JSON, or a template, for programs.
 
-    TABLE = "table"
-    JSON = "json"
+    TABLE and JSON exist once each; every other object has a template.
+    """
+
+    TABLE: ClassVar[OutputFormat]
+    JSON: ClassVar[OutputFormat]
+
+    def __init__(self, name: str, template: Template | None = None) -> None:
+        self.template = template
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    @classmethod
+    def parse(cls, value: str | OutputFormat) -> OutputFormat:
+        """Return the format for a value of --output; raise ConfigError."""
+        name = str(value)
+        known = {str(each): each for each in (cls.TABLE, cls.JSON)}
+        return known.get(name) or cls("template", Template(name))
+
+
+OutputFormat.TABLE = OutputFormat("table")
+OutputFormat.JSON = OutputFormat("json")
 
 
 MetaOption = Annotated[
@@ -51,9 +74,17 @@ MetaOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
+    OutputFormat,
+    typer.Option(
+        "--output",
+        "-o",
+        parser=OutputFormat.parse,
+        metavar="table|json|TEMPLATE",
+        help=f"For people, for programs, or a line for each row, such as '{EXAMPLE}'; its fields "
+        "are those of the JSON.",
+        autocompletion=lambda: ["table", "json"],
+    ),
 ]
-LineFormatOption = Annotated[str, typer.Option(help="Template of a line.")]
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
 WaitOption = Annotated[
@@ -123,8 +154,8 @@ FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of
 FormatOption = Annotated[
     InputFormat | None,
     typer.Option(
-        help="csv has a header; each row of csv and ndjson is sent as a JSON object; json means "
-        "--json.",
+        help='json: each line is {"key": …, "value": …, "properties": …}. csv has a header; each '
+        "row of csv and ndjson is sent as a JSON object.",
         show_default="by the file's suffix, else lines",
     ),
 ]

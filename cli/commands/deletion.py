@@ -16,7 +16,7 @@ from ...admin import Admin, GroupDeletion, SubjectDeletion
 from ...protocol.text import counted
 from ..connection import open_admin
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
 
 POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
@@ -59,8 +59,8 @@ async def delete(
                 show_line(_progress_text(label, view))
             await asyncio.sleep(POLL_SECONDS)
             view = await request_deletion(admin, _deleted_id(view))
-    if output is OutputFormat.JSON:
-        show_json(view)
+    if output is not OutputFormat.TABLE:
+        show_data(output, view)
     else:
         show_line(_progress_text(label, view))
 

@@ -16,7 +16,7 @@ from ...protocol.text import counted
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
-from ..screen import make_table, show_json, show_line, show_omitted, show_table
+from ..screen import make_table, show_data, show_line, show_omitted, show_table
 from .operations import max_loss_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ async def describe_group(
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
         description = await admin.describe_group(subject, group)
-        if not all_partitions and output is not OutputFormat.JSON:
+        if not all_partitions and output is OutputFormat.TABLE:
             history = (entry.partition for entry in (await admin.history(subject)).partitions)
             sealed = {
                 partition.partition_id
@@ -47,8 +47,8 @@ async def describe_group(
                 if partition.state is PartitionState.SEALED
             }
     queues = await _queue_progress(meta, subject, group)
-    if output is OutputFormat.JSON:
-        show_json({**asdict(description), "queues": queues})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {**asdict(description), "queues": queues})
         return
     visible = [
         partition for partition in description.partitions if not _is_drained(partition, sealed)

@@ -25,7 +25,7 @@ from ...protocol.text import counted
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
-from ..screen import make_table, run, show_json, show_line, show_table
+from ..screen import make_table, run, show_data, show_line, show_table
 from .deletion import confirm, will_ask
 
 POLL_SECONDS = 0.1
@@ -59,8 +59,8 @@ def change_partitions(
             remaining.extend(busy.subject for busy in started.busy)
             if wait and not planned:
                 views = [await _watch(admin, view, output) for view in views]
-        if output is OutputFormat.JSON:
-            show_json(views)
+        if output is not OutputFormat.TABLE:
+            show_data(output, views)
         else:
             _show_views(views, planned=planned)
         _show_remaining(started, output)
@@ -99,7 +99,7 @@ def _show_remaining(evacuation: OperationList, output: OutputFormat) -> None:
     """Show which subjects remain on an evacuated broker group, and that it is cordoned; with JSON
     output, on standard error.
     """
-    errors = output is OutputFormat.JSON
+    errors = output is not OutputFormat.TABLE
     for busy in evacuation.busy:
         operation = f"operation {busy.operation_id}" if busy.operation_id else "no operation"
         show_line(f"{busy.subject}: not empty there ({operation}): {busy.problem}", errors=errors)
@@ -219,12 +219,13 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
         operations = await admin.list_operations(subject)
         undrained = await admin.undrained(subject) if operations else []
     undrained_by_id = {view.operation_id: _undrained_of(view, undrained) for view in operations}
-    if output is OutputFormat.JSON:
-        show_json(
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             [
                 {**asdict(view), "undrained": undrained_by_id[view.operation_id]}
                 for view in operations
-            ]
+            ],
         )
         return
     rows = [

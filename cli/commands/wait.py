@@ -18,7 +18,7 @@ from ...protocol.errors import (
 )
 from ...protocol.text import counted, listed
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
 
 POLL_SECONDS = 0.1
 
@@ -56,8 +56,8 @@ async def wait_for_servers(
             text = f"after {timeout_s:g} s: {last_error.message}"
             raise last_error.copy(message=text) from last_error
     waited_s = time.monotonic() - started
-    if output is OutputFormat.JSON:
-        show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
         return
     groups = counted(len(names), "broker group is", "broker groups are")
     show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")

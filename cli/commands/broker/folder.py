@@ -30,9 +30,19 @@ from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
 from ...message_json import shown_properties
 from ...options import OutputFormat
-from ...screen import make_table, show_error, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_error, show_line, show_row, show_table
 
 TEXT_CHARS_MAX = 60
+RECORD_FIELDS = (
+    *("position", "kind", "partition_id", "length", "base_offset", "count", "first_sent_at_ns"),
+    *("appended_at_ms", "producer", "compression", "messages", "end_offset", "subject"),
+    *("next_offset", "groups", "groups_told", "body", "damage", "end"),
+)
+SCHEDULED_FIELDS = (
+    *("segment", "position", "kind", "scheduled_ids", "delivery", "subject", "logical"),
+    *("deliver_at_ms", "sent_at_ns", "value_bytes", "subject_id", "value", "properties", "damage"),
+)
+"""Fields of the records that the log and the schedule journal have; no record has all."""
 
 
 @contextmanager
@@ -77,8 +87,8 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
     with locked_folder(folder, output) as files:
         inspection = inspect_folder(files)
-    if output is OutputFormat.JSON:
-        show_json(inspection)
+    if output is not OutputFormat.TABLE:
+        show_data(output, inspection)
     else:
         rows = [
             (name.replace("_", " "), value)
@@ -128,16 +138,22 @@ def dump_folder(
             raise _StopWalk
         printed += 1
         record = _record_fields(header, body, messages=messages)
-        _print_line(record if output is OutputFormat.JSON else _format_record(record))
+        if output is OutputFormat.TABLE:
+            sys.stdout.write(_format_record(record) + "\n")
+        else:
+            show_row(output, record)
 
     def print_damage(damage: Hole) -> None:
         if damage.end > start or partition is not None:
-            text = printable(
-                f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
-            )
+            text = f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
             record = {"position": damage.start, "damage": damage.reason, "end": damage.end}
-            _print_line(record if output is OutputFormat.JSON else text)
+            if output is OutputFormat.TABLE:
+                show_line(text)
+            else:
+                show_row(output, record)
 
+    if output.template is not None:
+        output.template.check(RECORD_FIELDS, objects=("body",))
     with locked_folder(folder, output) as files:
         try:
             walk_log(files, print_record, print_damage, start=0 if partition is not None else start)
@@ -156,8 +172,8 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
                 raise _StopWalk
             printed += 1
             fields = _scheduled_fields(location, record, messages=messages)
-            if output is OutputFormat.JSON:
-                show_json(fields)
+            if output is not OutputFormat.TABLE:
+                show_row(output, fields)
             else:
                 others = {
                     name: value
@@ -165,17 +181,21 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
                     if name not in {"segment", "position", "kind"}
                 }
                 text = printable("  ".join(f"{name}={value}" for name, value in others.items()))
-                _print_line(
-                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}"
+                sys.stdout.write(
+                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}\n"
                 )
 
+    if output.template is not None:
+        output.template.check(SCHEDULED_FIELDS, objects=("properties",))
     with locked_folder(folder, output) as files:
         problems: list[str] = []
         with suppress(_StopWalk):
             problems = walk_scheduled(files, print_record)[1]
     for problem in problems:
-        damage = {"damage": problem}
-        _print_line(damage if output is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
+        if output is OutputFormat.TABLE:
+            show_line(f"DAMAGE: {problem}")
+        else:
+            show_row(output, {"damage": problem})
 
 
 def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dict[str, Any]:
@@ -207,13 +227,6 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
         if record.packed_properties:
             fields["properties"] = _properties(record.packed_properties)
     return fields
-
-
-def _print_line(line: object) -> None:
-    if isinstance(line, str):
-        sys.stdout.write(line + "\n")
-    else:
-        show_json(line)
 
 
 def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
@@ -325,8 +338,8 @@ def _run_on_indexes(
 ) -> None:
     with locked_folder(folder, output, writes=True) as files:
         reports = work(files)
-    if output is OutputFormat.JSON:
-        show_json(reports)
+    if output is not OutputFormat.TABLE:
+        show_data(output, reports)
     else:
         rows = [
             (report.index, report.partitions, report.batches, report.position, len(report.problems))

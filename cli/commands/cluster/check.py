@@ -31,7 +31,7 @@ from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.tls.contexts import client_context
 from ....rpc.tls.settings import tls_of_environment
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
 from .findings import Finding, ServerReport, judge_reports
 
 TIMEOUT_MS = 5_000
@@ -199,8 +199,10 @@ async def _fetch_certificate(
 def _show_results(
     reports: Sequence[ServerReport], findings: Sequence[Finding], output: OutputFormat
 ) -> None:
-    if output is OutputFormat.JSON:
-        show_json({"ok": not findings, "servers": list(reports), "findings": list(findings)})
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output, {"ok": not findings, "servers": list(reports), "findings": list(findings)}
+        )
         return
     columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
     show_table(make_table("servers", columns, [report.row() for report in reports]))
