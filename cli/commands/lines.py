@@ -187,7 +187,7 @@ async def numbered_lines(
     row = selected = 0  # the numbers of the last record, and of the last one that was selected
     async for number, record in aiter(lines) if records is None else records(aiter(lines)):
         while pending_ranges and (end := pending_ranges[0][1]) is not None and end <= number:
-            if 0 < row and selected < pending_ranges[0][0]:  # else it is the header
+            if row > 0 and selected < pending_ranges[0][0]:  # else it is the header
                 raise _no_row_error(pending_ranges[0], row)
             del pending_ranges[0]
         if not pending_ranges:
@@ -202,7 +202,7 @@ async def numbered_lines(
             f"line {last} was requested, and the input has {lines.count}", line=lines.count + 1
         )
     is_open = not pending_ranges or pending_ranges[0][1] is None
-    if not is_open and 0 < row and selected < pending_ranges[0][0]:
+    if not is_open and row > 0 and selected < pending_ranges[0][0]:
         raise _no_row_error(pending_ranges[0], row)
 
 
