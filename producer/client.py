@@ -222,13 +222,13 @@ class Producer(Sending[V], Generic[V]):
             sender.resume(error.key or b"")
 
     async def send_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], *, await_every: int = 1_000
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], *, await_every: int = 1_000
     ) -> int:
         """
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"". Up to 512 are
+            messages: pairs `(key, value)`; a message without a key has the key b"" or "". Up to 512 are
                 read ahead, so an error or a cancellation may leave an iterator further advanced
                 than the queue.
             await_every: the number of messages queued between two chances for other tasks to run.
@@ -250,7 +250,7 @@ class Producer(Sending[V], Generic[V]):
         return count
 
     async def _queue_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], await_every: int, count: int
     ) -> int:
         """Queue messages after `count` earlier ones, and return the total.
 
@@ -261,7 +261,7 @@ class Producer(Sending[V], Generic[V]):
         try:
             iterator = iter(messages)
             while True:
-                chunk: list[tuple[bytes, V]] = []
+                chunk: list[tuple[bytes | str, V]] = []
                 failure: Exception | None = None
                 try:  # `extend` keeps the elements before an error
                     chunk.extend(

@@ -110,6 +110,11 @@ class TakenMessage(Generic[V]):
         return self.message.key
 
     @property
+    def key_text(self) -> str:
+        """The key as text. Raises CodecError if it is not UTF-8."""
+        return self.message.key_text
+
+    @property
     def value(self) -> bytes:
         """The value as stored."""
         return self.message.value

@@ -222,7 +222,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -235,7 +235,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -247,7 +247,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -308,7 +308,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         """
         return self._thread.run(partial(self._producer.cancel, receipt))
 
-    def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
+    def send_all(self, subject: str, messages: Iterable[tuple[bytes | str, V]]) -> int:
         """
         Queue messages, waiting while the queue is full, and `flush`.
 
@@ -402,8 +402,8 @@ class _Chunk(Generic[V]):
     chunk raises it at the same point.
     """
 
-    def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:
-        self._messages: list[tuple[bytes, V]] = []
+    def __init__(self, source: Iterator[tuple[bytes | str, V]]) -> None:
+        self._messages: list[tuple[bytes | str, V]] = []
         self._error: Exception | None = None
         try:
             for message in source:
@@ -418,7 +418,7 @@ class _Chunk(Generic[V]):
         """True if the source may have more messages."""
         return self._error is None and len(self._messages) == CHUNK_MESSAGES
 
-    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+    def __iter__(self) -> Iterator[tuple[bytes | str, V]]:
         yield from self._messages
         if self._error is not None:
             raise self._error
