@@ -1017,8 +1017,8 @@ class Admin(LoopBoundClient):
         Yield the keys that a consumer group has parked; a key may briefly be on two partitions.
 
         Args:
-            key: an order key, bytes or a text; b"" for messages without a key, including dead letters; None for dead
-                letters of any key; `...` for all of these.
+            key: an order key, bytes or a text; b"" for messages without a key, including dead
+                letters; None for dead letters of any key; `...` for all of these.
             dead: True: only dead letters; with a key, the dead letters of any key are read to find
                 those of this key. False: everything but dead letters.
             older_than_ms: minimum time since parking, in milliseconds; dead letters of any key and

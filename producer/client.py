@@ -228,9 +228,9 @@ class Producer(Sending[V], Generic[V]):
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"" or "". Up to 512 are
-                read ahead, so an error or a cancellation may leave an iterator further advanced
-                than the queue.
+            messages: pairs `(key, value)`, as in `send`; a message without a key has the key b"".
+                Up to 512 are read ahead, so an error or a cancellation may leave an iterator
+                further advanced than the queue.
             await_every: the number of messages queued between two chances for other tasks to run.
 
         Returns:

@@ -401,24 +401,9 @@ class Sending(ScheduledCancels, Generic[V]):
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
         """Send a message with all checks; with `over_limit`, even while the queue is full."""
-        if topic is not None:
-            raise TypeError(
-                "send takes the subject and the value by position, there is no topic=, and the "
-                "others by name: send(subject, value, key=...)"
-            )
-        if type(key) is not bytes:
-            key = encode_key(key)
-            if not over_limit:  # with bytes it may be a plain message
-                return self.send(  # type: ignore[call-overload, no-any-return]
-                    subject,
-                    value,
-                    key=key,
-                    deliver_at=deliver_at,
-                    properties=properties,
-                    tags=tags,
-                    queue=queue,
-                    timeout_ms=timeout_ms,
-                )
+        if topic is not None or type(key) is not bytes:
+            named = (deliver_at, properties, tags, queue, timeout_ms)
+            return self._send_by_text_key(subject, value, topic, key, *named)
         if deliver_at is not None or (self._budget.full and not over_limit):
             return self._send_scheduled_or_over_limit(
                 deliver_at,
@@ -470,6 +455,19 @@ class Sending(ScheduledCancels, Generic[V]):
             sender.annotate(batch, index, reordered=reordered, timeout_ms=timeout_ms)
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
+
+    def _send_by_text_key(
+        self, subject: str, value: Any, topic: object, key: object, *named: object
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message again with its key as bytes: it may be a plain message."""
+        if topic is not None:
+            raise TypeError(
+                "pass only subject and value to send by position, the others by name: key=; a "
+                "subject has no topic="
+            )
+        send: Any = self.send
+        future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
+        return future
 
     def _encoded(self, subject: str, value: Any) -> Any:
         """Encode a value by the subject's codec; without a codec, return it unchanged.

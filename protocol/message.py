@@ -326,7 +326,7 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Reason by row number, for the rows that were skipped; only with `partial=True`."""
 
 
-def encode_key(key: bytes | str) -> bytes:
+def encode_key(key: object) -> bytes:
     """Return an order key as bytes, a text as UTF-8. Raises InvalidRequestError."""
     if isinstance(key, str):
         try:

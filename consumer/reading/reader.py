@@ -139,10 +139,10 @@ class Reader(LoopBoundClient, Generic[V]):
                 that message.
             stop: a value like `start`: the first message that is not read. None: the end of the
                 subject when the reader is opened; with `follow`, there is no end.
-            key: only messages of this key, bytes or a text. Only partitions whose ranges contain the key's logical
-                partition are read, except in a best_tried subject that is not static, where every
-                partition is. Messages that a producer placed itself (`queue=`, `partitioner=`) may
-                be in other partitions: find them with `where`.
+            key: only messages of this key, bytes or a text. Only partitions whose ranges contain
+                the key's logical partition are read, except in a best_tried subject that is not
+                static, where every partition is. Messages that a producer placed itself (`queue=`,
+                `partitioner=`) may be in other partitions: find them with `where`.
             partition: only the partition with this id.
             tags: only messages with at least one of these tags.
             where: only messages for which this function returns True; it runs in the event loop.
