@@ -26,7 +26,12 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
+from ..protocol.settings import (
+    flag_problems,
+    names_missing_address,
+    refuse_call,
+    refuse_unknown_arguments,
+)
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, finish_despite_cancel
@@ -38,6 +43,7 @@ from .sender import SubjectSender
 from .sending import Sending
 from .settings import (
     ARGUMENT_HINTS,
+    METHOD_HINTS,
     ProducerSettings,
     checked_strategy,
 )
@@ -69,6 +75,9 @@ class Producer(Sending[V], Generic[V]):
     queue.
     """
 
+    _method_hints = METHOD_HINTS
+
+    @names_missing_address("Producer", ProducerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],

@@ -16,6 +16,7 @@ from ..producer import (
     ScheduledFuture,
     SendFuture,
 )
+from ..producer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
@@ -28,7 +29,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ..protocol.settings import flag_problems, refuse_call
+from ..protocol.settings import flag_problems, names_missing_address, refuse_call
 from ..rpc.home import NonCopyable
 from .loop_thread import ExitHook, LoopThread
 
@@ -129,6 +130,9 @@ class SyncProducer(NonCopyable, Generic[V]):
     lost: call `result`, `flush` or `close` first.
     """
 
+    _method_hints = METHOD_HINTS | {"send_and_wait": "use send(...).result()"}
+
+    @names_missing_address("Producer", ProducerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],
