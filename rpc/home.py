@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
@@ -252,8 +253,26 @@ def at_fork(callback: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=callback)
 
 
+class _PublicSignature:
+    """The signature of a class as `help` shows it: without types, which the documentation of the
+    arguments has, and without parameters of our own.
+    """
+
+    def __get__(self, _instance: object, owner: type) -> inspect.Signature:
+        _self, *parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
+        return inspect.Signature(
+            [
+                parameter.replace(annotation=inspect.Parameter.empty)
+                for parameter in parameters
+                if not parameter.name.startswith("_")
+            ]
+        )
+
+
 class NonCopyable:
     """Base class of clients: they can be neither copied nor pickled."""
+
+    __signature__ = _PublicSignature()
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(
