@@ -459,7 +459,7 @@ class Assignments:
         if hand_overs:
             self._leave_task = start_task(self._membership.announce_leave(), name="announce leave")
         await asyncio.gather(self._watch_task, *hand_overs, *self._reports, return_exceptions=True)
-        self._log_losses()
+        self._log_losses(last=True)
 
     def drop_references(self) -> None:
         """
@@ -569,8 +569,8 @@ class Assignments:
         if text := self._lines.lag(messages, seconds, self._clock.boot_ms()):
             log.info("%s %s", self._name, text)
 
-    def _log_losses(self) -> None:
-        for text in self._losses.take_lines():
+    def _log_losses(self, *, last: bool = False) -> None:
+        for text in self._losses.take_lines(self._clock.boot_ms(), last=last):
             log.warning("%s %s", self._name, text)
 
 

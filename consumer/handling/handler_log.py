@@ -2,7 +2,9 @@
 Composes the log lines about failing and hanging messages, and limits how often they are logged.
 Pure.
 
-    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line
+    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line,
+                 │                                                  which is no warning if it was
+                 │                                                  only slow
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
@@ -13,6 +15,7 @@ Invariants
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,10 +42,11 @@ SEALED_WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log line, and whether to log the error's traceback with it."""
+    """A log line, its level, and whether to log the error's traceback with it."""
 
     text: str
     traceback: bool = False
+    level: int = logging.WARNING
 
 
 @dataclass(slots=True)
@@ -298,7 +302,11 @@ class HandlerLog:
             f"partition is handed "
             "over; the next owner tries it again"
         )
-        return LogLine(f"{message_name(message)} {outcome}")
+        # A message that was only slow has had its warning.
+        is_well = handled and not failing.kind
+        return LogLine(
+            f"{message_name(message)} {outcome}", level=logging.INFO if is_well else logging.WARNING
+        )
 
 
 def _error_suffix(text: str) -> str:
