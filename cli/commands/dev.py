@@ -22,6 +22,7 @@ from ...rpc.program import Stop, run_program, say, say_stop
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
 from ..screen import show_data, show_error
+from ..status import showing
 
 BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
@@ -170,14 +171,15 @@ def run_dev(
             for subject in subjects:
                 check_name("subject", subject)
             async with AsyncExitStack() as stack:
-                cluster = await _start_cluster(
-                    stack,
-                    data,
-                    port,
-                    brokers=broker_count(data, brokers),
-                    subjects=subjects,
-                    auto_create=auto_create,
-                )
+                with showing("starting the metaserver and the brokers"):
+                    cluster = await _start_cluster(
+                        stack,
+                        data,
+                        port,
+                        brokers=broker_count(data, brokers),
+                        subjects=subjects,
+                        auto_create=auto_create,
+                    )
                 if output is not OutputFormat.TABLE:
                     show_data(output, cluster)
                 else:

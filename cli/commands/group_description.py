@@ -17,6 +17,7 @@ from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
 from ..screen import make_table, show_data, show_line, show_omitted, show_table
+from ..status import showing
 from .operations import max_loss_text
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ async def describe_group(
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
-        description = await admin.describe_group(subject, group)
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_group(subject, group)
         if not all_partitions and output is OutputFormat.TABLE:
             history = (entry.partition for entry in (await admin.history(subject)).partitions)
             sealed = {

@@ -31,6 +31,7 @@ from ...protocol.text import counted, listed, without_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
 from ..screen import make_table, show_data, show_line, show_table
+from ..status import showing
 
 PRIVATE_MODE = 0o600
 CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
@@ -100,9 +101,10 @@ async def rebuild(
     rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
     try:
-        cluster = await rebuild_database(
-            settings, network, addresses, options=RebuildOptions(**options), rights=rights
-        )
+        with showing(f"rebuilding the database from {counted(len(addresses), 'broker')}"):
+            cluster = await rebuild_database(
+                settings, network, addresses, options=RebuildOptions(**options), rights=rights
+            )
     finally:
         await network.close()
     rebuilt = [_subject_fields(subject) for subject in cluster.subjects]

@@ -26,6 +26,7 @@ from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
 from ..screen import make_table, run, show_data, show_line, show_table
+from ..status import showing
 from .deletion import confirm, will_ask
 
 POLL_SECONDS = 0.1
@@ -52,7 +53,8 @@ def change_partitions(
 
     async def work() -> None:
         async with open_admin(meta) as admin:
-            started = await start(admin)
+            with showing(f"waiting for {meta}"):
+                started = await start(admin)
             if isinstance(started, OperationView):
                 started = OperationList(operations=[started])
             views = started.operations
@@ -114,21 +116,22 @@ def _cordoned_text(group: str) -> str:
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
     """Follow an operation until the route has changed; show each state and problem once."""
     last_shown = ("", "")
-    while True:
-        try:
-            async for latest in admin.follow(view):
-                view = latest
-                state = (view.state.value, view.problem)
-                if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
-                    show_line(_progress_text(view))
-                    last_shown = state
-            return view
-        except UnreachableError as error:
-            if last_shown[1] != error.message:
-                last_shown = (last_shown[0], error.message)
-                if output is OutputFormat.TABLE:
-                    show_line(f"{view.subject}: {error.message}")
-        await asyncio.sleep(POLL_SECONDS)
+    with showing(lambda: _progress_text(view)):
+        while True:
+            try:
+                async for latest in admin.follow(view):
+                    view = latest
+                    state = (view.state.value, view.problem)
+                    if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
+                        show_line(_progress_text(view))
+                        last_shown = state
+                return view
+            except UnreachableError as error:
+                if last_shown[1] != error.message:
+                    last_shown = (last_shown[0], error.message)
+                    if output is OutputFormat.TABLE:
+                        show_line(f"{view.subject}: {error.message}")
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def _progress_text(view: OperationView) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
-from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
+from ....broker.offline.inspection import inspect_folder, log_bounds, walk_log, walk_scheduled
 from ....broker.partition.image import partition_of
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import Delivered, Place, Record, Taken, Waits, WaitsForSubject
@@ -31,6 +31,7 @@ from ....protocol.text import counted, printable
 from ...message_json import shown_properties
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_error, show_line, show_row, show_table
+from ...status import percent, showing
 
 TEXT_CHARS_MAX = 60
 RECORD_FIELDS = (
@@ -85,8 +86,11 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
 
 def verify_folder(folder: Path, output: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
-    with locked_folder(folder, output) as files:
-        inspection = inspect_folder(files)
+    with (
+        locked_folder(folder, output) as files,
+        _showing_position("checking the log", files) as reached,
+    ):
+        inspection = inspect_folder(files, reached)
     if output is not OutputFormat.TABLE:
         show_data(output, inspection)
     else:
@@ -107,6 +111,20 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
             show_line(f"stopped partitions: {', '.join(map(str, inspection.stopped_partitions))}")
     if inspection.problems:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _showing_position(what: str, files: Files) -> Iterator[Callable[[int], None]]:
+    """Show how much of the log is read; yield the function that takes the position."""
+    start, end = log_bounds(files)
+    reached = start
+
+    def reach(position: int) -> None:
+        nonlocal reached
+        reached = position
+
+    with showing(lambda: f"{what}:{percent(reached - start, end - start)}"):
+        yield reach
 
 
 class _StopWalk(Exception):  # noqa: N818 - not an error
@@ -314,18 +332,25 @@ def _format_record(record: dict[str, Any]) -> str:
 def rebuild(folder: Path, index: str, output: OutputFormat) -> None:
     """Rebuild one index from the log."""
     _check_kind(index)
-    _run_on_indexes(folder, output, lambda files: [rebuild_index(files, index)])
+    _run_on_indexes(
+        folder,
+        output,
+        "rebuilding the index",
+        lambda files, reached: [rebuild_index(files, index, reached)],
+    )
 
 
 def switch(folder: Path, to: str, output: OutputFormat) -> None:
     """Convert the index to this kind from the other one."""
     _check_kind(to)
-    _run_on_indexes(folder, output, lambda files: [switch_index(files, to)])
+    _run_on_indexes(
+        folder, output, "converting the index", lambda files, _reached: [switch_index(files, to)]
+    )
 
 
 def verify(folder: Path, output: OutputFormat) -> None:
     """Compare all indexes with the log; exit with status 1 if anything differs."""
-    _run_on_indexes(folder, output, verify_indexes)
+    _run_on_indexes(folder, output, "comparing indexes with the log", verify_indexes)
 
 
 def _check_kind(index: str) -> None:
@@ -334,10 +359,16 @@ def _check_kind(index: str) -> None:
 
 
 def _run_on_indexes(
-    folder: Path, output: OutputFormat, work: Callable[[Files], list[IndexReport]]
+    folder: Path,
+    output: OutputFormat,
+    what: str,
+    work: Callable[[Files, Callable[[int], None]], list[IndexReport]],
 ) -> None:
-    with locked_folder(folder, output, writes=True) as files:
-        reports = work(files)
+    with (
+        locked_folder(folder, output, writes=True) as files,
+        _showing_position(what, files) as reached,
+    ):
+        reports = work(files, reached)
     if output is not OutputFormat.TABLE:
         show_data(output, reports)
     else:

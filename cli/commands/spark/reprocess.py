@@ -19,6 +19,7 @@ from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_error, show_line, show_table
+from ...status import showing
 
 if TYPE_CHECKING:
     from ....arrow.selection import ReadOptions
@@ -225,7 +226,8 @@ def _run(
     from ....spark.session import local_session
     from ...java import find_java
 
-    spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
+    with showing("starting Spark"):
+        spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _progress_bars(folder, shown=output is OutputFormat.TABLE) as add_bars:
         manifest = run_job(
             spark,
@@ -311,7 +313,8 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, complete
 
-    differences = compare_outputs(command.meta, command.compare, folder)
+    with showing(f"comparing with {command.compare}"):
+        differences = compare_outputs(command.meta, command.compare, folder)
     if output is not OutputFormat.TABLE:
         show_data(
             output,

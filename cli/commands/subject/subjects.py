@@ -24,6 +24,7 @@ from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_line, show_omitted, show_table
+from ...status import showing
 from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
@@ -107,7 +108,8 @@ async def describe_subject(
     undrained: set[int] = set()
     as_json = output is not OutputFormat.TABLE
     async with open_admin(meta) as admin:
-        description = await admin.describe_subject(subject)
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_subject(subject)
         sealed = any(
             partition.state is PartitionState.SEALED for partition in description.partitions
         )
@@ -253,11 +255,15 @@ async def publish_subject(
         if groups_from:
             from .cut_over import cut_over
 
-            starts, publication = await cut_over(
-                admin, meta, hidden, subject, groups_from, wait=wait
-            )
+            with showing(f"cutting the groups of {subject} over to {hidden}"):
+                starts, publication = await cut_over(
+                    admin, meta, hidden, subject, groups_from, wait=wait
+                )
         else:
-            publication = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
+            with showing(f"publishing {hidden} in {subject}"):
+                publication = await admin.publish_subject(
+                    hidden, subject, replace=replace, wait=wait
+                )
     if output is not OutputFormat.TABLE:
         show_data(output, publication)
     elif publication.state is OperationState.DONE:
