@@ -29,17 +29,12 @@ class Terminal(io.StringIO):
         return count
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    return terminal
-
-
 def test_long_work_shows_what_it_does_and_how_far_it_is(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """The line is written over itself, and is gone at the end."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(status, "FIRST_S", 0.01)
     monkeypatch.setattr(status, "EVERY_S", 0.01)
     done = 0
@@ -54,7 +49,9 @@ def test_long_work_shows_what_it_does_and_how_far_it_is(
     assert "\n" not in shown
 
 
-def test_short_work_shows_nothing(terminal: Terminal):
+def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     with showing("nothing to see"):
         pass
     assert terminal.getvalue() == ""
