@@ -60,7 +60,7 @@ class Producer(Sending[V], Generic[V]):
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
-            receipt = await producer.send("orders", b"paid", key=b"customer-7")
+            receipt = await producer.send("orders", b"paid", key="customer-7")
 
     `send` queues a message and returns immediately; await the returned future to get the receipt.
     `flush` waits until everything that was sent is stored, and so does leaving the block.

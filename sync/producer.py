@@ -117,7 +117,7 @@ class SyncProducer(NonCopyable, Generic[V]):
     Sends messages from programs without an event loop, and from notebooks beside their own.
 
         with Producer("127.0.0.1:7000") as producer:
-            receipt = producer.send("orders", b"paid", key=b"customer-7").result()
+            receipt = producer.send("orders", b"paid", key="customer-7").result()
 
     It calls a `keylane.Producer` on its own thread, and may be called from any thread: the messages
     of a key are stored in the order in which the `send` calls return. Each `send` is a round trip
