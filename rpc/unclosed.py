@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from .home import process_id
+from .race import start_task
 
 log = logging.getLogger("keylane")
 _PACKAGE = __name__.partition(".")[0]
@@ -64,5 +65,5 @@ def close_unclosed(sessions: Sequence[aiohttp.ClientSession], owner: str, opened
 
 
 def _close_soon(session: aiohttp.ClientSession) -> None:
-    task = session._loop.create_task(session.close())
+    task = start_task(session.close(), name="close a forgotten session")
     task.add_done_callback(lambda _: session)

@@ -15,7 +15,6 @@ Invariants
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,11 +41,11 @@ SEALED_WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log line, its level, and whether to log the error's traceback with it."""
+    """A log line, whether to log the error's traceback with it, and whether it is a warning."""
 
     text: str
     traceback: bool = False
-    level: int = logging.WARNING
+    warns: bool = True
 
 
 @dataclass(slots=True)
@@ -303,10 +302,8 @@ class HandlerLog:
             "over; the next owner tries it again"
         )
         # A message that was only slow has had its warning.
-        is_well = handled and not failing.kind
-        return LogLine(
-            f"{message_name(message)} {outcome}", level=logging.INFO if is_well else logging.WARNING
-        )
+        warns = not handled or bool(failing.kind)
+        return LogLine(f"{message_name(message)} {outcome}", warns=warns)
 
 
 def _error_suffix(text: str) -> str:

@@ -97,7 +97,7 @@ def put_back(
 def warn(line: LogLine | None) -> None:
     """Log the line, if there is one."""
     if line is not None:
-        log.log(line.level, "%s", line.text)
+        log.log(logging.WARNING if line.warns else logging.INFO, "%s", line.text)
 
 
 class StreamWatch:

@@ -13,7 +13,7 @@ from keylane.cli import status
 from keylane.cli.status import percent, showing
 
 
-class Terminal(io.StringIO):
+class SlowTerminal(io.StringIO):
     """Standard error as a terminal; `wrote` is set at each write."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ def test_long_work_shows_what_it_does_and_how_far_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """The line is written over itself, and is gone at the end."""
-    terminal = Terminal()
+    terminal = SlowTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(status, "FIRST_S", 0.01)
     monkeypatch.setattr(status, "EVERY_S", 0.01)
@@ -50,7 +50,7 @@ def test_long_work_shows_what_it_does_and_how_far_it_is(
 
 
 def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch):
-    terminal = Terminal()
+    terminal = SlowTerminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with showing("nothing to see"):
         pass
