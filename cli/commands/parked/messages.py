@@ -239,6 +239,9 @@ def _fields(each: ParkedMessage) -> dict[str, object]:
     optional = {"failure": failure_fields(each.failure), "since_ms": each.since_ms}
     failure = {name: value for name, value in optional.items() if value is not None}
     if each.message is None:
-        location = {"partition_id": each.partition_id, "offset": each.offset}
+        location: dict[str, object] = {
+            "partition_id": each.partition_id,
+            "offset": each.offset,
+        }
         return location | {"problem": each.problem} | failure
     return message_fields(each.message) | failure
