@@ -118,10 +118,12 @@ def _children(value: object) -> Mapping[str, object] | None:
 
 
 def _find(value: object, path: FieldPath) -> object:
-    """Return the field of a path without lists, or _MISSING; bytes that are no text are in a field
-    of their own.
+    """Return the field of a path without lists, None if it is below None, or _MISSING. Bytes that
+    are no text are in a field of their own.
     """
     for name in path:
+        if value is None:
+            return None
         children = _children(value) or {}
         value = children.get(name, children.get(f"{name}_base64", _MISSING))
     return value

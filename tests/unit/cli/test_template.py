@@ -49,6 +49,7 @@ GROUP = Description("billing", [Progress(1, "a"), Progress(2, None, ("x", "y"))]
         ("{a.b.c}", {"a": [{"b": [{"c": 1}, {"c": 2}]}, {"b": [{"c": 3}]}]}, ["1", "2", "3"]),
         ("{key}", [{"key": "k"}, {"key_base64": b"\xff"}], ["k", r"\\xff"[1:]]),
         ("{nothing_here}", [], []),
+        ("{failure.kind}", [{"failure": None}], ["-"]),
     ],
 )
 def test_template_makes_a_line_of_each_row(text, value, lines):
