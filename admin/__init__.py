@@ -1,12 +1,12 @@
-"""Typed administration calls for the subjects, consumer groups, partitions and brokers of a
-cluster.
-"""
+"""The typed administration API: subjects, consumer groups, partitions and brokers of a cluster."""
 
 from ..protocol.access.rights import AccessGrant, Rights
 from ..protocol.control import (
     BrokerView,
+    EndedMember,
     GivenUpPartition,
     GroupDeletion,
+    GroupMember,
     GroupSummary,
     GroupView,
     Health,
@@ -100,7 +100,9 @@ __all__ = [
     "CursorView",
     "FailingMessage",
     "Failure",
+    "EndedMember",
     "GroupDeletion",
+    "GroupMember",
     "GroupDescription",
     "GroupPolicy",
     "GroupReset",

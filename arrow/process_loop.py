@@ -1,10 +1,10 @@
-"""The event loop that all readers of a process share, in its own thread, with one connection to
-each broker.
+"""The event loop that all readers of a process share. It runs in its own thread, with one
+connection to each broker.
 
     reader's thread ── submit ──▶ loop: one connection to each broker, opened by the first call,
                                         and again after it was lost
 
-A reader's thread may pause for any time, because the loop keeps its connections alive.
+A reader's thread may pause for as long as it likes, because the loop keeps its connections alive.
 
 Invariants
     A forked child never uses its parent's loop or connections: it creates its own.
@@ -20,15 +20,15 @@ from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
 from ..rpc.client import BrokerClient
-from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
+from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Network
+from .connection_security import ConnectionSecurity
 from .opening import EffectiveSecurity, effective_security, open_network
-from .secured import ConnectionSecurity
 
 T = TypeVar("T")
 CLOSE_S = 3.0
-"""Seconds for which the exit of a process waits until its connections are closed."""
+"""The maximum time in seconds that a process waits at exit for its connections to close."""
 
 
 class ProcessLoop:
@@ -41,7 +41,7 @@ class ProcessLoop:
         self._loop = asyncio.new_event_loop()
         self._networks: dict[EffectiveSecurity, HttpNetwork] = {}
         self._brokers: dict[tuple[EffectiveSecurity, str], BrokerClient] = {}
-        self._home = Home("reader")
+        self._loop_binding = LoopBinding("reader")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="keylane reader", daemon=True
         )
@@ -59,41 +59,46 @@ class ProcessLoop:
 
     @classmethod
     def _after_fork(cls) -> None:
-        """Forget the parent's loop, and replace the lock, which may have been held at the fork."""
+        """Forget the parent's loop, and replace the lock, which the fork may have copied while it
+        was held.
+        """
         cls._current = None
         cls._start_lock = threading.Lock()
 
     async def _open(self) -> None:
-        self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._after_fork)
+        self._loop_binding.enter(
+            (self._networks, self._brokers, self._loop), ProcessLoop._after_fork
+        )
 
-    def network(self, secured: ConnectionSecurity) -> Network:
+    def network(self, security: ConnectionSecurity) -> Network:
         """
-        Return the network that is shared by readers with this TLS and token; call this in the loop.
+        Return the network that readers with these TLS settings and this token share. Call this in
+        the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        security = effective_security(secured)
-        network = self._networks.get(security)
+        effective = effective_security(security)
+        network = self._networks.get(effective)
         if network is None:
-            network = self._networks[security] = open_network(secured)
+            network = self._networks[effective] = open_network(security)
         return network
 
-    def broker(self, secured: ConnectionSecurity, address: str) -> BrokerClient:
+    def broker(self, security: ConnectionSecurity, address: str) -> BrokerClient:
         """
-        Return the client of the broker at `address`; call this in the loop.
+        Return the client for the broker at `address`. Call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        key = effective_security(secured), address
+        key = effective_security(security), address
         client = self._brokers.get(key)
         if client is None:
-            client = self._brokers[key] = BrokerClient(self.network(secured), address)
+            client = self._brokers[key] = BrokerClient(self.network(security), address)
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and wait for its result."""
+        """Run a coroutine in the loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -105,13 +110,13 @@ class ProcessLoop:
         return self.run(begin())
 
     def call_soon(self, callback: Any, *arguments: object) -> None:
-        """Have the loop call a function, from any thread; do nothing if the loop is closed."""
-        if self._home.is_open_here and not self._loop.is_closed():
+        """Call a function in the loop, from any thread; do nothing if the loop is closed."""
+        if self._loop_binding.is_open_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
         """Close the connections and stop the loop; do nothing in a forked child."""
-        if not self._home.is_open_here:
+        if not self._loop_binding.is_open_here:
             return
         if ProcessLoop._current is self:
             ProcessLoop._current = None
@@ -133,4 +138,4 @@ class ProcessLoop:
         await asyncio.gather(*pending, return_exceptions=True)
         for network in self._networks.values():
             await network.close()
-        self._home.leave()
+        self._loop_binding.leave()

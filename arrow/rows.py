@@ -1,10 +1,10 @@
-"""Builds Arrow batches of about `batch_rows` rows from a range's batches, and filters rows by key.
-Pure.
+"""Builds Arrow batches of about `batch_rows` rows from the stored batches of a range, and filters
+rows by key. Pure.
 
 Invariants
-    Every batch is checked as a whole before any of its rows is used.
-    The rows are exactly the range's: a gap, an overlap or a batch of another partition raises a
-    CorruptBatchError, and never changes the number of rows.
+    Every batch is verified as a whole before any of its rows is used.
+    The rows are exactly those of the range. A gap, an overlap or a batch of another partition
+    raises CorruptBatchError.
 
 Source: see arrow/columns.py.
 """
@@ -20,19 +20,19 @@ from ..protocol.batch import batch_starts, unpack_batch
 from ..protocol.errors import CorruptBatchError, KeylaneError
 from ..protocol.record import Header
 from .columns import Piece, column, offsets, same_number, same_text, slice_piece
-from .json_values import JsonValues
+from .json_decoder import JsonDecoder
 from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
-"""The size in bytes at which an Arrow batch is completed: workers have little memory, and the
-offsets in an Arrow column have 31 bits.
+"""The size in bytes at which an Arrow batch is complete. Workers have little memory, and the
+offsets in an Arrow column have only 31 bits.
 """
 
 
 class RowBuilder:
-    """Builds Arrow batches of a range from a partition's batches, which must be added in order of
-    their offsets.
+    """Builds the Arrow batches of a range from a partition's batches, which must be added in offset
+    order.
     """
 
     def __init__(
@@ -41,20 +41,20 @@ class RowBuilder:
         *,
         columns: tuple[str, ...],
         batch_rows: int,
-        values: JsonValues | None = None,
+        value_decoder: JsonDecoder | None = None,
     ) -> None:
         self._planned_range = planned_range
-        self._values = values
+        self._value_decoder = value_decoder
         self._partition_id = planned_range.partition_id
-        self._schema = arrow_schema(columns, None if values is None else values.type)
+        self._schema = arrow_schema(columns, None if value_decoder is None else value_decoder.type)
         self._batch_rows = batch_rows
         self._end = planned_range.end
         self._pieces: list[Piece] = []
-        self._rows = 0
-        self._bytes = 0
+        self._row_count = 0
+        self._byte_count = 0
         self._first_offset = planned_range.start
         self.next_offset = planned_range.start
-        """The offset after the last row that was added."""
+        """The offset after the last row added."""
 
     def add(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
         """
@@ -69,15 +69,15 @@ class RowBuilder:
             if self.next_offset >= self._end:
                 break
             self._add_batch(memoryview(unpack_batch(payload, header, start)), header)
-            if self._rows >= self._batch_rows or self._bytes >= BATCH_BYTES_MAX:
+            if self._row_count >= self._batch_rows or self._byte_count >= BATCH_BYTES_MAX:
                 yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows as one batch if there are any."""
-        if self._rows:
+        """Yield the remaining rows as one batch, if there are any."""
+        if self._row_count:
             yield self._build()
             self._pieces.clear()
-            self._rows = self._bytes = 0
+            self._row_count = self._byte_count = 0
             self._first_offset = self.next_offset
 
     def _add_batch(self, record: memoryview, header: Header) -> None:
@@ -100,8 +100,8 @@ class RowBuilder:
         last = min(header.count, self._end - header.base_offset)
         piece = slice_piece(record, header, first, last)
         self._pieces.append(piece)
-        self._rows += last - first
-        self._bytes += piece.size_bytes
+        self._row_count += last - first
+        self._byte_count += piece.size_bytes
         self.next_offset = header.base_offset + last
 
     def _build(self) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
-        planned_range, rows = self._planned_range, self._rows
+        planned_range, rows = self._planned_range, self._row_count
         match name:
             case "subject":
                 return same_text(planned_range.subject, rows)
@@ -122,9 +122,9 @@ class RowBuilder:
                 return same_number(planned_range.epoch, rows)
             case "logic_offset":
                 return offsets(planned_range.logic_start + self._first_offset, rows)
-            case "value" if self._values is not None:
+            case "value" if self._value_decoder is not None:
                 values = column(name, self._pieces, self._first_offset)
-                return self._values.decode(values, self._partition_id, self._first_offset)
+                return self._value_decoder.decode(values, self._partition_id, self._first_offset)
             case _:
                 return column(name, self._pieces, self._first_offset)
 
@@ -133,8 +133,8 @@ def coalesce(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.
     """
     Combine small batches until they have `batch_rows` rows, and yield all rows in order.
 
-    A batch costs Spark's JVM as much as some thousand rows. If the source raises an error, all
-    earlier rows are yielded first.
+    In Spark's JVM, a batch costs as much as several thousand rows. If the source raises an error,
+    all earlier rows are yielded first.
     """
     pending: list[pa.RecordBatch] = []
     rows = size = 0
@@ -171,15 +171,15 @@ def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class KeyFilter:
-    """Selects the rows that have one of some order keys, and the requested columns."""
+    """Selects the requested columns of the rows that have one of the given order keys."""
 
     def __init__(self, keys: Iterable[bytes], columns: Sequence[str]) -> None:
         self._keys = pa.array(sorted(keys), pa.binary())
         self._columns = list(columns)
         self.columns_to_read = tuple(dict.fromkeys((*columns, "key")))
-        """The columns that must be read: the requested ones and the key."""
+        """The columns that must be read: the requested columns and the key."""
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that have one of the keys, in order."""
+        """Return the rows of a batch that have one of the keys, in their original order."""
         mask = pc.is_in(batch.column("key"), value_set=self._keys)
         return batch.filter(mask).select(self._columns)

@@ -1,4 +1,6 @@
-"""Prints a command's output: tables or JSON on standard output, errors on standard error."""
+"""Prints the output of commands: tables or JSON on standard output, and errors on standard
+error.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from ..protocol.errors import KeylaneError, StorageError
 from ..protocol.text import counted, json_printable, printable
@@ -19,27 +21,40 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 300
-"""Width, in characters, of a table that is not shown on a terminal; lines are not wrapped."""
+"""Width, in characters, of a table that is not shown on a terminal, whose lines are not wrapped."""
 
 
 def json_text(value: object) -> str:
-    """Return `value`, made of structs, dicts and lists, as one line of JSON in which all control
-    characters are escaped.
+    """Return `value`, which consists of structs, dicts and lists, as one line of JSON in which all
+    control characters are escaped.
     """
     import msgspec
 
     return json_printable(msgspec.json.encode(value).decode())
 
 
-def show_json(value: object) -> None:
-    """Print `value`, made of structs, dicts and lists, as one line of JSON."""
-    sys.stdout.write(json_text(value) + "\n")
+def show_data(output: OutputFormat, value: object) -> None:
+    """
+    Print `value`, which consists of structs, dicts and lists, as one line of JSON or with the
+    template.
+
+    Raises:
+        ConfigError: the template names a field that `value` does not have.
+    """
+    lines = [json_text(value)] if output.template is None else output.template.lines(value)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
 
 
+def show_row(output: OutputFormat, row: object) -> None:
+    """Print one of many rows like `show_data`, but allow rows that lack some of the fields."""
+    line = json_text(row) if output.template is None else output.template.line(row)
+    sys.stdout.write(line + "\n")
+
+
 def show_line(text: str, *, errors: bool = False) -> None:
-    """Print a line and flush. Control characters are escaped, because text from servers and users
-    must not control the terminal.
+    """Print a line and flush the output. Control characters are escaped, because text from servers
+    and users must not control the terminal.
     """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
@@ -52,14 +67,14 @@ def show_error(error: KeylaneError, output: OutputFormat) -> None:
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        hint = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
+        hint = str(error).removeprefix(error.message).split("\n")  # may come from a server
         lines = [printable(error.message) + printable(hint[0]), *map(printable, hint[1:])]
         print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
 def report_full_disk(error: OSError, output: OutputFormat) -> None:
-    """Report that the disk of standard output is full, and discard further output; re-raise any
-    other `error`.
+    """Report that the disk of standard output is full and discard further output. Raises any other
+    `error` again.
     """
     if error.errno != errno.ENOSPC:
         raise error
@@ -68,7 +83,7 @@ def report_full_disk(error: OSError, output: OutputFormat) -> None:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Build a table; columns whose names end in # contain numbers and are right-aligned."""
+    """Build a table. Columns whose names end in # contain numbers and are right-aligned."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -83,7 +98,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(
             column.removesuffix("#"),
             justify="right" if column.endswith("#") else "left",
-            overflow="fold",  # never truncate: people copy from the table
+            overflow="fold",  # never truncate, because people copy from the table
         )
     for row in rows:
         table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
@@ -94,8 +109,8 @@ def show_table(table: Table) -> None:
     """
     Print a table below its title, which is never wrapped.
 
-    If the output is not a terminal, lines are not wrapped. On a terminal too narrow for the longest
-    word of each column, each row is printed as a list.
+    If the output is not a terminal, lines are not wrapped. If the terminal is too narrow for the
+    longest word of each column, each row is printed as a list.
     """
     from rich.measure import Measurement
     from rich.text import Text
@@ -114,8 +129,8 @@ def show_table(table: Table) -> None:
 
 
 def _console(width: int | None = None) -> Console:
-    """Return a console that lets `run` handle a closed standard output; rich's own would exit with
-    status 1.
+    """Return a console that lets `run` handle a closed standard output; rich's own console would
+    exit with status 1.
     """
     from rich.console import Console
 
@@ -131,7 +146,7 @@ def _show_as_lists(console: Console, table: Table) -> None:
     from rich.table import Table
 
     columns = [(column.header, list(column.cells)) for column in table.columns]
-    if len(columns) == 2 and not columns[0][0]:  # its first column names the values
+    if len(columns) == 2 and not columns[0][0]:  # its first column contains the names of the values
         for name, value in zip(columns[0][1], columns[1][1], strict=True):
             console.print(f"{name}: {value}", highlight=False)
         return
@@ -146,7 +161,7 @@ def _show_as_lists(console: Console, table: Table) -> None:
 
 
 def show_omitted(count: int) -> None:
-    """Print how many drained partitions a table omits, if any."""
+    """Print how many drained partitions have been omitted from a table, if any."""
     if count:
         pronoun = "it" if count == 1 else "them"
         show_line(f"… and {counted(count, 'drained partition')} (--all shows {pronoun})")
@@ -156,8 +171,8 @@ def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
     Run a command to completion.
 
-    A KeylaneError is printed, and the exit status is 1; if standard output is closed, the command
-    ends quietly with status 0.
+    If a KeylaneError is raised, it is printed and the exit status is 1. If standard output is
+    closed, the command ends quietly with status 0.
     """
     import asyncio
 
@@ -168,15 +183,15 @@ def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
             runner.run(work)
     except KeylaneError as error:
         show_error(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except BrokenPipeError:
         # Otherwise Python would fail again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        raise click.exceptions.Exit(0) from None
     except OSError as error:
         report_full_disk(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
     except asyncio.CancelledError:  # SIGTERM, in a command that handles it
-        raise typer.Exit(143) from None
+        raise click.exceptions.Exit(143) from None

@@ -1,37 +1,50 @@
 """Says which partitions a consumer has, and how far it is behind, as lines for a log. Pure.
 
-AssignmentLog.partitions(ids, now_ms)      "has partitions 1, 2; got 2", once for each change
-AssignmentLog.lag(messages, seconds, now_ms)    after a minute, then ever more rarely
+AssignmentLog.format_partitions(ids, now_ms)    "has partitions 1, 2; got 2", once for each change
+AssignmentLog.format_lag(messages, seconds, now_ms)    after a minute, then ever more rarely
+waiting_text(group)                        who has the partitions for which a member waits
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from ..protocol.text import counted, listed
+from ..protocol.control import GroupView
+from ..protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
-"""Milliseconds between two lines about partitions: a rebalance of many makes one line."""
+"""The minimum time between two log lines about partitions, in milliseconds, so that a rebalance of
+many partitions makes one line.
+"""
 WAITS = "other members have them, or leases of dead ones must end"
+HOLDERS_NAMED_MAX = 3
 LAG_EACH_MS = 60_000
 LAG_EACH_MS_MAX = 3_600_000
-"""Milliseconds until the next line about a lag; they double while it lasts."""
+"""The maximum time until the next log line about a lag, in milliseconds; the interval doubles while
+the lag lasts.
+"""
 LAG_S_MIN = 30.0
-"""Seconds that the oldest message has waited before the lag is logged."""
+"""The age of the oldest message, in seconds, above which the lag is logged."""
 
 
 class AssignmentLog:
-    """The lines of one consumer; times are milliseconds of the boot clock."""
+    """Formats the log lines of one consumer; times are in milliseconds on the boot clock."""
 
     def __init__(self) -> None:
         self._logged: frozenset[int] | None = None
         self._logged_ms = -LINE_MS_MIN
+        self._causes: dict[int, str] = {}
+        """Why partitions ended since the last line."""
         self._lag_due_ms = 0
         self._lag_pause_ms = LAG_EACH_MS
 
+    def note_end(self, partition_id: int, cause: str) -> None:
+        """Note why a partition ends, for the next line."""
+        self._causes[partition_id] = cause
+
     def format_partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
-        """Return the line for these partitions, or "" if the last line is still true or recent.
-        `waits_for` says why there may be none.
+        """Return the log line for these partitions, or "" if they have not changed or were logged
+        recently. `waits_for` says why there may be none.
         """
         current_ids, previous_ids = frozenset(ids), self._logged
         if current_ids == previous_ids or now_ms - self._logged_ms < LINE_MS_MIN:
@@ -43,15 +56,25 @@ class AssignmentLog:
             if assigned_ids := sorted(current_ids - previous_ids):
                 changes.append(f"got {listed(assigned_ids)}")
             if revoked_ids := sorted(previous_ids - current_ids):
-                changes.append(f"no longer has {listed(revoked_ids)}")
+                changes.append(f"no longer has {self._with_causes(revoked_ids)}")
+        self._causes.clear()
         if not current_ids:
             state = "has no partition" + (" yet" if previous_ids is None else " now")
             return "; ".join([f"{state}; {waits_for}", *changes])
         noun = "partition" if len(current_ids) == 1 else "partitions"
         return "; ".join([f"has {noun} {listed(sorted(current_ids))}", *changes])
 
+    def _with_causes(self, ids: Sequence[int]) -> str:
+        """Return the ids as "3, 4 (rebalance), 7 (lease ran out)"."""
+        ids_by_cause: dict[str, list[int]] = {}
+        for partition_id in ids:
+            ids_by_cause.setdefault(self._causes.get(partition_id, ""), []).append(partition_id)
+        return ", ".join(
+            listed(ids) + f" ({cause})" * bool(cause) for cause, ids in ids_by_cause.items()
+        )
+
     def format_lag(self, messages: int, seconds: float, now_ms: int) -> str:
-        """Return the line for a lag, or "" if it is short, or was logged recently."""
+        """Return the log line for a lag, or "" if the lag is short or was logged recently."""
         if seconds < LAG_S_MIN:
             self._lag_pause_ms = LAG_EACH_MS
             return ""
@@ -60,3 +83,33 @@ class AssignmentLog:
         self._lag_due_ms = now_ms + self._lag_pause_ms
         self._lag_pause_ms = min(2 * self._lag_pause_ms, LAG_EACH_MS_MAX)
         return f"is {counted(messages, 'message')} behind; the oldest has waited {seconds:.0f} s"
+
+
+def waiting_text(group: GroupView) -> str:
+    """Return the reason why a member of an exclusive group has no partition: how many members there
+    are, who owns the partitions, and until when they are reserved for a member that has stopped
+    sending heartbeats.
+    """
+    partitions_of: dict[str, list[int]] = {}
+    for owner in group.owners:
+        if owner.client is not None:
+            partitions_of.setdefault(owner.client, []).append(int(owner.partition.partition_id))
+    ends_in_ms = {
+        member.client: member.expires_in_ms
+        for member in group.members
+        if member.heard_ms > member.expires_in_ms
+    }
+    holders = []
+    for client, ids in list(partitions_of.items())[:HOLDERS_NAMED_MAX]:
+        until = ends_in_ms.get(client)
+        end = (
+            ""
+            if until is None
+            else f" until its lease ends in {format_seconds(until)}, or it is heard"
+        )
+        holders.append(f"{client} has {listed(ids)}{end}")
+    if more := len(partitions_of) - len(holders):
+        holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")
+    members = counted(group.sessions, "member")
+    text = f"{members} for {counted(len(group.owners), 'partition')}: this one waits"
+    return "; ".join([text, *holders])

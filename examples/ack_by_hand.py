@@ -1,8 +1,8 @@
 """A consumer that iterates over messages, and acks each one when it is written to disk.
 
-keylane dev --subject readings        (in another terminal)
-seq 1 10 | keylane produce readings
-python examples/ack_by_hand.py readings.txt
+keylane dev --subject orders          (in another terminal)
+seq 1 10 | keylane produce orders
+python examples/ack_by_hand.py orders.txt
 """
 
 import asyncio
@@ -18,7 +18,7 @@ COUNT = 10
 
 async def main(file: BinaryIO) -> None:
     written = 0
-    async with Consumer(META, subject="readings", group="writer") as consumer:
+    async with Consumer(META, subject="orders", group="export") as consumer:
         async for message in consumer:
             file.write(message.value + b"\n")
             file.flush()

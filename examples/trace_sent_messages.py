@@ -1,7 +1,7 @@
 """Pass a trace from a producer through a handler to the messages that the handler sends, with
 `traceparent` as a property of each message.
 
-keylane dev --subject tickets --subject bills     (in another terminal)
+keylane dev --subject orders --subject bills      (in another terminal)
 python examples/trace_sent_messages.py
 
 To use OpenTelemetry instead of the two functions, see docs/CONSUMING.md, "Traces".
@@ -30,34 +30,34 @@ def parent_of(message: Message) -> str:
 
 
 async def main() -> None:
-    billed = 0
+    mailed = 0
     everything = asyncio.Event()
     consumer = Consumer(META)
 
     async with Producer(META) as producer:
 
-        @consumer.on("tickets", group="billing")
+        @consumer.on("orders", group="billing")
         async def bill(message: Message) -> None:
             parent = parent_of(message)
             span = new_span(parent)
-            print(f"{message.value.decode()} ordered: {parent} billed: {span}")
+            print(f"{message.value.decode()} placed: {parent} billed: {span}")
             await producer.send(
                 "bills", message.value, key=message.key, properties={"traceparent": span}
             )
 
         @consumer.on("bills", group="mail")
         async def mail(message: Message) -> None:
-            nonlocal billed
+            nonlocal mailed
             print(f"{message.value.decode()} mailed: {new_span(parent_of(message))}")
-            billed += 1
-            if billed == COUNT:
+            mailed += 1
+            if mailed == COUNT:
                 everything.set()
 
         for number in range(COUNT):
             await producer.send(
-                "tickets",
-                b"ticket-%d" % number,
-                key=b"ada",
+                "orders",
+                b"order-%d" % number,
+                key=b"customer-7",
                 properties={"traceparent": new_span()},
             )
         async with consumer:

@@ -1,4 +1,4 @@
-"""Gives up messages that are not acked within their time-out, and halts their keys.
+"""Gives up messages that are not acked within their timeout, and halts their keys.
 
     deadline passed ─▶ the message is given up, and its key is halted
         ─▶ newer messages of the key that were never sent are given up too; `send` refuses the key
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from ..protocol.clock import Clock
 from ..protocol.errors import DeliveryTimeoutError, KeyHaltedError, KeylaneError
 from ..protocol.message import unpack_properties
-from ..protocol.text import key_digest, seconds
+from ..protocol.text import format_seconds, key_digest
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 from .waiting import NO_ANSWER, NOT_SENT
@@ -49,7 +49,7 @@ class HaltedKeys:
         Halt the keys of all overdue messages, and give up the overdue messages that are in flight.
 
         Args:
-            waiting: pairs of a batch and the reason for its wait.
+            waiting: pairs of a batch and the reason why it is waiting.
 
         Returns:
             True if any message is overdue; the caller must then pass every batch that was never
@@ -71,8 +71,8 @@ class HaltedKeys:
         return any_overdue
 
     def withdraw(self, batch: OutgoingBatch, *, wait_reason: str) -> OutgoingBatch | None:
-        """Give up overdue messages and messages of halted keys in a batch that was never sent, and
-        return a batch of the others, or None if there are none.
+        """From a batch that was never sent, give up overdue messages and messages of halted keys.
+        Return a batch of the others, or None if there are none.
         """
         now_ms = self._clock.boot_ms()
         overdue_indexes = set(_overdue_indexes(batch, now_ms))
@@ -102,10 +102,10 @@ class HaltedKeys:
         self, batch: OutgoingBatch, index: int, now_ms: int, cause: str
     ) -> KeylaneError:
         assert batch.deadlines is not None
-        at_ms, timeout_ms = batch.deadlines[index]
-        waited = seconds(now_ms - at_ms + timeout_ms)
+        deadline_ms, timeout_ms = batch.deadlines[index]
+        waited_text = format_seconds(now_ms - (deadline_ms - timeout_ms))
         key = key_digest(batch.keys[index])
-        text = f"a message of {self._subject!r}, {key}, was not acked in {waited}: {cause}"
+        text = f"a message of {self._subject!r}, {key}, was not acked in {waited_text}: {cause}"
         return self._build_error(DeliveryTimeoutError, batch, index, text)
 
     def _build_error(
@@ -127,6 +127,6 @@ def _overdue_indexes(batch: OutgoingBatch, now_ms: int) -> list[int]:
         return []
     return [
         index
-        for index, (at_ms, _timeout_ms) in batch.deadlines.items()
-        if at_ms <= now_ms and not batch.is_settled(index)
+        for index, (deadline_ms, _timeout_ms) in batch.deadlines.items()
+        if deadline_ms <= now_ms and not batch.is_settled(index)
     ]

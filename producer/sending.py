@@ -4,7 +4,7 @@
            ─▶ any other: `_send_carefully`, which checks one condition after another
 
 A message is plain if it has only a value and perhaps a key, and needs no special handling: there is
-no codec, partitioner, time-out or halted key, the queue is not full, the thread is the right one,
+no codec, partitioner, timeout or halted key, the queue is not full, the thread is the right one,
 and the message does not need a batch of its own.
 """
 
@@ -16,23 +16,23 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Final, Generic, Never, TypeVar, cast, overload
 
 import xxhash
 
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.codecs.by_subject import check_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import ClosedError, QueueFullError
+from ..protocol.errors import ClosedError, InvalidRequestError, QueueFullError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import check_message_size, pack_properties, refuse_text
+from ..protocol.message import check_message_size, encode_key, pack_properties, refuse_text
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import LoopBoundClient, make_thread_check, never_in_thread
+from ..rpc.loop_binding import LoopBoundClient, make_thread_check, never_in_thread
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity
@@ -50,26 +50,29 @@ from .settings import (
 )
 
 CLOCK_NOT_READ = -1
-"""The time of a turn of the event loop in which the clock has not been read."""
+"""Stands for the time of an event loop turn in which the clock has not been read."""
 NOT_OPEN = "the producer is not open"
+_MISSING: Final[Any] = object()
+"""The default of an argument that every call must give."""
 _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
 
 def _empty_columns() -> tuple[list[bytes], list[bytes]]:
-    """Return empty columns for keys and values."""
+    """Return empty columns for the keys and the values."""
     return [], []
 
 
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def keyword_only_after(positional: int) -> Callable[[F], F]:
+def keyword_only_after(positional: int, hidden: Collection[str]) -> Callable[[F], F]:
     """
-    Make the signature of a method show the parameters after the first `positional` ones as
-    keyword-only, which Python does not enforce.
+    Make the signature of a method show the first `positional` parameters as required, and the
+    others as keyword-only, which Python does not enforce.
 
-    The parameter after the positional ones is hidden; the method must refuse any value for it.
+    The method must refuse any value for the hidden parameters; the first of them catches an
+    argument too many by position.
     """
 
     def decorate(method: F) -> F:
@@ -77,8 +80,8 @@ def keyword_only_after(positional: int) -> Callable[[F], F]:
         positional_parameters, keyword_parameters = [], []
         for number, parameter in enumerate(signature.parameters.values()):
             if number <= positional:  # self is one more
-                positional_parameters.append(parameter)
-            elif number > positional + 1:
+                positional_parameters.append(parameter.replace(default=inspect.Parameter.empty))
+            elif parameter.name not in hidden:
                 keyword_parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         public_signature = signature.replace(
             parameters=[*positional_parameters, *keyword_parameters]
@@ -89,8 +92,25 @@ def keyword_only_after(positional: int) -> Callable[[F], F]:
     return decorate
 
 
+def _refuse_arguments(subject: object, topic: object, partition: object) -> Never:
+    """Raise TypeError for arguments of `send` that it does not take, or for a missing value."""
+    if partition is not None:
+        raise TypeError(
+            "Producer.send() got an unexpected keyword argument 'partition': the key chooses it; "
+            "queue= for a static subject"
+        )
+    if topic is not None and subject is _MISSING:
+        raise TypeError("Producer.send() got an unexpected keyword argument 'topic': give subject=")
+    if topic is not None:
+        raise TypeError(
+            "pass only subject and value to send by position, the others by name: key=; a subject "
+            "has no topic="
+        )
+    raise TypeError("Producer.send() missing 1 required positional argument: 'value'")
+
+
 class _NoSender:
-    """A placeholder for subjects without a sender: no message is plain."""
+    """A placeholder for subjects without a sender, for which no message is plain."""
 
     plain_table = NO_EXECUTORS
     message_bytes_max = 0
@@ -123,8 +143,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._batch_count = self._settings.batch_count
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
-        """Up to this size, in bytes, a message needs neither a check of its key's size nor a batch
-        of its own.
+        """The maximum size, in bytes, of a message that needs neither a check of its key's size nor
+        a batch of its own.
         """
         self._environment = environment
         self._connections = Connections(
@@ -135,7 +155,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._home = self._connections.home
+        self._loop_binding = self._connections.loop_binding
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
         self._turn_ns = CLOCK_NOT_READ
@@ -143,7 +163,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._open = False
         self._may_send_plain: Callable[[], bool] = never_in_thread
         """Returns True in the thread that opened the producer, if there is no codec, partitioner or
-        time-out.
+        timeout.
         """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
@@ -156,7 +176,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
 
     def _begin_opening(self, meta: MetaClient) -> None:
-        """Reset all state for a new opening, including any that a fork copied."""
+        """Reset all state for a new opening, including any state copied by a fork."""
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
@@ -188,7 +208,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -201,25 +221,26 @@ class MessageSender(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @keyword_only_after(2)
-    def send(  # noqa: PLR0917 - passed by name; see `named_only`
+    @keyword_only_after(2, hidden=("topic", "partition"))
+    def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
-        subject: str,
-        value: Any,
-        unnamed: None = None,
-        key: bytes = b"",
+        subject: str = _MISSING,
+        value: Any = _MISSING,
+        topic: object = None,
+        key: bytes | str = b"",
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
+        partition: object = None,
     ) -> SendFuture | ScheduledFuture:
         """
         Queue a message after the earlier messages of its key.
@@ -229,24 +250,25 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 (`auto_create`).
             value: bytes, or a value for the codec. Value, key and properties together may not
                 exceed the subject's limit (1 MiB by default).
-            key: the order key, up to 1,024 bytes; b"" means any partition, and no order.
-            deliver_at: when the message is delivered; a broker keeps it until then. A datetime with
-                a time zone, or milliseconds since 1970, at most 366 days ahead. Only for messages
-                without a key. The future returns a ScheduledReceipt.
-            properties: a mapping from text to text or bytes, up to 64 KiB encoded.
-            tags: texts without commas, which `message.tags` returns; they are sent as the property
-                "keylane.tags".
-            queue: store the message in this logic queue of a static subject, whatever its key. The
-                messages of a queue are stored in the order of their `send` calls; a key that is
+            key: the order key, bytes or a string, which is sent as UTF-8, up to 1,024 bytes; b""
+                means any partition and no order.
+            deliver_at: when the message is delivered; a broker keeps it until then. This is a
+                timezone-aware datetime, or milliseconds since 1970, at most 366 days ahead. It is
+                only for messages without a key. The future returns a ScheduledReceipt.
+            properties: a mapping from strings to strings or bytes, up to 64 KiB when encoded.
+            tags: strings without commas, which `message.tags` returns; they are sent as the
+                property "keylane.tags".
+            queue: store the message in this logic queue of a static subject, regardless of its key.
+                The messages of a queue are stored in the order of their `send` calls; a key that is
                 sent to several queues has no order. None: the key, or the producer's partitioner,
                 decides.
             timeout_ms: milliseconds after which a message that is not acked is given up with a
-                DeliveryTimeoutError; no newer message of its key is sent until `resume`. None:
-                `delivery_timeout_ms` of the settings.
+                DeliveryTimeoutError; no newer message of its key is sent until `resume`. None: the
+                setting `delivery_timeout_ms`.
 
         Returns:
-            A future: `await` it for the Receipt. An unknown subject, or a limit that was not yet
-            known, raises there.
+            A future; `await` it to get the Receipt. An error about an unknown subject, or a limit
+            that was not yet known, is raised there.
 
         Raises:
             MessageTooLargeError, CodecError: the message cannot be sent; nothing was queued.
@@ -254,7 +276,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 nothing was queued.
             NotFoundError, ConflictError: there is no such logic queue; nothing was queued. Before
                 the first route is known, the future raises this instead.
-            QueueFullError: the call was not awaited while the queue is full; nothing was queued.
+            QueueFullError: the queue is full and the call was not awaited; nothing was queued. Call
                 `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued. Call
                 `resume` first.
@@ -262,7 +284,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call.
+        # up at each call. `topic` and `partition` are names that users of other systems give; one
+        # comparison finds either. `topic` catches a third argument by position too.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -275,22 +298,24 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or timeout_ms is not None
             or queue is not None
             or deliver_at is not None
-            or unnamed is not None
+            or topic is not partition
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
+            if topic is not partition or value is _MISSING:
+                _refuse_arguments(subject, topic, partition)
             return self._send_carefully(
-                subject, value, unnamed, key, deliver_at, properties, tags, queue, timeout_ms
+                subject, value, key, deliver_at, properties, tags, queue, timeout_ms
             )
         size = len(value) + len(key) + BYTES_PER_MESSAGE
         if size > self._plain_bytes and (
             size > self._large_bytes or size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX
         ):
-            return self._send_carefully(subject, value, None, key)
+            return self._send_carefully(subject, value, key)
         executor = sender.plain_table[_hash(key) & 1023 if key else self._draw(10)]
         if executor is None:
-            return self._send_carefully(subject, value, None, key)
+            return self._send_carefully(subject, value, key)
         batch = executor.open
         if size < batch.remaining_bytes:
             return BatchFuture(batch, batch.put(key, value, size))
@@ -299,16 +324,16 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
-    def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes, V]]) -> int:
+    def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes | str, V]]) -> int:
         """
-        Queue messages as `send` does, but without futures. Queues nothing unless all of them are
+        Queue messages as `send` does, but without futures. Nothing is queued unless all of them are
         plain, small and routed.
 
-        This gives `send_all` 60 % more throughput than a `send` for each message, because it saves
-        the futures.
+        This gives `send_all` 60 % more throughput than calling `send` for each message, because no
+        futures are created.
 
         Returns:
-            The bytes queued, including the overhead in batches; 0 if nothing was queued.
+            The number of bytes queued, including the overhead in batches; 0 if nothing was queued.
         """
         sender = self._plain_senders.get(subject)
         if sender is None or not self._may_send_plain() or set(map(type, messages)) != _TUPLE:
@@ -319,8 +344,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
             )
         except ValueError:  # not pairs
             return 0
-        if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
+        if set(map(type, values)) != _BYTES:
             return 0
+        if set(map(type, keys)) != _BYTES:
+            try:
+                keys = tuple(map(encode_key, keys))
+            except InvalidRequestError:  # raised again for the first such message, in its turn
+                return 0
         table, draw_bits = sender.plain_table, self._draw
         executors = [table[_hash(key) & 1023 if key else draw_bits(10)] for key in keys]
         columns: defaultdict[Executor | None, tuple[list[bytes], list[bytes]]] = defaultdict(
@@ -364,7 +394,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         if batch.turn_number != self._turn_number:
             is_new = not batch.values
             if is_new and self._turn_ns != CLOCK_NOT_READ:
-                self._home.check()
+                self._loop_binding.check()
                 # A fresh time, which the other batches do not share.
                 batch.set_sent_at(self._now_ns())
             else:
@@ -376,7 +406,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         return batch
 
     def _send_if_full(self, executor: Executor, batch: OutgoingBatch) -> None:
-        """Send the open batch if it is full; otherwise grant it the remaining room."""
+        """Send the open batch if it is full. Otherwise grant it the remaining room."""
         count_remaining = self._batch_count - len(batch.values)
         bytes_remaining = self._batch_bytes - batch.size
         if count_remaining > 0 and bytes_remaining > 0:
@@ -388,8 +418,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self,
         subject: str,
         value: Any,
-        unnamed: object,
-        key: bytes,
+        key: bytes | str,
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -398,11 +427,10 @@ class MessageSender(LoopBoundClient, Generic[V]):
         *,
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
-        """Send a message with all checks; with `over_limit`, even while the queue is full."""
-        if unnamed is not None:
-            raise TypeError(
-                "pass only subject and value to send by position, the others by name: key="
-            )
+        """Send a message with all checks, even while the queue is full if `over_limit` is set."""
+        if type(key) is not bytes:
+            named = (deliver_at, properties, tags, queue, timeout_ms)
+            return self._send_by_text_key(subject, value, key, *named)
         if deliver_at is not None or (self._budget.full and not over_limit):
             return self._send_scheduled_or_over_limit(
                 deliver_at,
@@ -422,8 +450,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
             sender = self._create_sender(subject)
         if not self._may_send_plain():  # two threads would corrupt a batch; or no message is plain
             value = self._encode(subject, value)
-        if type(value) is not bytes or type(key) is not bytes:
-            refuse_text(value=value, key=key)
+        if type(value) is not bytes:
+            refuse_text(value=value)
         packed = pack_properties(properties, tags)
         size = len(value) + len(key) + len(packed)
         if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
@@ -444,7 +472,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             return sender.hold(key, value, packed, self._read_time_ns(), timeout_ms, destination)
         reordered = sender.careful and sender.is_reordered(executor, key, logical_id)
         if size > self._large_bytes:
-            self._home.check()
+            self._loop_binding.check()
             executor.queue_open_batch()
         batch = self._open_batch(executor)
         index = batch.add(key, value, packed, batch.sent_at_ns)
@@ -455,17 +483,25 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
+    def _send_by_text_key(
+        self, subject: str, value: Any, key: object, *named: object
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message again with its key as bytes, because it may then be a plain message."""
+        send: Any = self.send
+        future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
+        return future
+
     def _encode(self, subject: str, value: Any) -> Any:
-        """Encode a value by the subject's codec; without a codec, return it unchanged.
+        """Encode a value with the subject's codec. Without a codec, return it unchanged.
 
         Raises:
             CodecError: the codec failed.
         """
-        self._home.check_thread()
+        self._loop_binding.check_thread()
         return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
-        """Send bytes that are encoded already, bypassing the codec."""
+        """Send bytes that are already encoded, bypassing the codec."""
         codec = self._codec
         self._codec = None
         try:
@@ -474,10 +510,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
             self._codec = codec
 
     def _read_time_ns(self) -> int:
-        """Return the time of the current turn of the event loop, for which the clock is read only
-        once.
-        """
-        self._home.check()  # too slow for each message: a third of a send
+        """Return the time of the current event loop turn; the clock is read only once per turn."""
+        self._loop_binding.check()  # too slow for each message: a third of a send
         if self._turn_ns == CLOCK_NOT_READ:
             self._turn_ns = self._now_ns()
             self._send_scheduler.begin_turn()
@@ -506,7 +540,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         Raises:
             QueueFullError: the current task may not exceed the limit.
         """
-        self._home.check()
+        self._loop_binding.check()
         if deliver_at is not None:
             if not self._open or self._scheduled is None:
                 raise ClosedError(NOT_OPEN)
@@ -514,14 +548,16 @@ class MessageSender(LoopBoundClient, Generic[V]):
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
             raise QueueFullError(queued_bytes=budget.bytes)
-        future = self._send_carefully(subject, value, None, key, **named, over_limit=True)
+        future = self._send_carefully(subject, value, key, **named, over_limit=True)
         assert isinstance(future, SendFuture)
         budget.record_unawaited(task)
         return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _create_sender(self, subject: str) -> SubjectSender:
         """Create the sender for a subject, if the producer is open and the name is valid."""
-        self._home.check()
+        if subject is _MISSING:
+            raise TypeError("Producer.send() missing 1 required positional argument: 'subject'")
+        self._loop_binding.check()
         if not self._open or self._meta is None or self._identity is None:
             raise ClosedError(NOT_OPEN)
         check_name("subject", subject)

@@ -1,11 +1,13 @@
-"""Exponential backoff for retry loops, with jitter from the caller's random generator. Pure."""
+"""Exponential backoff for retry loops, with jitter that is drawn from the caller's random
+generator. Pure.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from .settings import field_values, range_problems, refuse
+from .settings import check_no_problems, field_values, range_problems
 
 PAUSE_MS_MAX = 86_400_000
 FACTOR_MAX = 1_000
@@ -16,7 +18,7 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 class Backoff:
     """
     Exponential backoff with jitter: the first pause is about `first_ms` long, and each further
-    pause `factor` times as long, up to `max_ms`.
+    pause is `factor` times as long as the previous one, up to `max_ms`.
 
     Raises:
         ConfigError: some values are out of range; the message lists all of them.
@@ -33,7 +35,7 @@ class Backoff:
             problems.append(
                 f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
             )
-        refuse(problems)
+        check_no_problems(problems)
 
     def pauses(self, rng: random.Random) -> Pauses:
         """Return the pauses of a new retry loop."""
@@ -41,7 +43,7 @@ class Backoff:
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """
-        Return the milliseconds to wait after attempt number `attempt`, counted from 1.
+        Return how long to wait after attempt number `attempt`, counted from 1, in milliseconds.
 
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
@@ -60,7 +62,7 @@ class Pauses:
                 await call()
                 pauses.reset()
             except KeylaneError:
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
     """
 
     __slots__ = ("_backoff", "_rng", "failures")
@@ -69,9 +71,9 @@ class Pauses:
         self._backoff = backoff
         self._rng = rng
         self.failures = 0
-        """Number of failures since the last success."""
+        """The number of failures since the last success."""
 
-    def next_ms(self) -> int:
+    def next_pause_ms(self) -> int:
         """Count a failure, and return the milliseconds to wait before the next attempt."""
         self.failures += 1
         return self._backoff.wait_ms(self.failures, self._rng)
@@ -81,5 +83,5 @@ class Pauses:
         self.failures += 1
 
     def reset(self) -> None:
-        """Record a success: the next pause is the first one again."""
+        """Record a success, so that the next pause is the first one again."""
         self.failures = 0

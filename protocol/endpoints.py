@@ -6,8 +6,8 @@ OpenAPI document are built from it. Pure.
 
 Bodies are JSON of the given type, except for posted messages. `{name}` in a path is a name or a
 number, percent-encoded. The response to a failed call has the error's HTTP status and an
-`ErrorBody`. Durations are in milliseconds. Bodies have durations instead of instants; the receiver
-adds them to its own clock. Only scheduled messages have wall-clock times.
+`ErrorBody`. Durations are in milliseconds. Bodies contain durations instead of points in time; the
+receiver adds them to its own clock. Wall-clock times are used for scheduled messages only.
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ from .progress import (
     ForgetGroup,
     ForgottenGroup,
     GroupReset,
-    KnowGroups,
+    RegisterGroups,
+    RegisterGroupsBatch,
+    RegisterGroupsResult,
     ResetGroup,
     SetCursor,
-    TellGroups,
-    ToldGroups,
 )
 from .queues import QueueList
 from .reading.bounds import AskBounds, BoundsList
@@ -101,12 +101,14 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""Path at which a client opens a connection to a broker's data plane, whose frames are in
-`frames.py`. It is not a call, so the tables below do not contain it.
+"""The path at which a client opens a connection to a broker's data plane, whose frames are in
+`frames.py`. It is not a call, so it is not in the tables below.
 """
 
 WORK_MS = 15_000
-"""Timeout in milliseconds of calls for which the server writes a lot, or calls other servers."""
+"""The timeout, in milliseconds, of calls for which the server writes a lot of data or calls other
+servers.
+"""
 
 # ── to every server ───────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
@@ -129,6 +131,15 @@ METRICS = Endpoint(
     Rights.OPEN,
     "Metrics of the server in the Prometheus text format.",
     response_type="text/plain; version=0.0.4; charset=utf-8",
+)
+FRONT = Endpoint(
+    "GET",
+    "/",
+    None,
+    str,
+    Rights.OPEN,
+    "Says to a person with a browser what the server is, and lists its calls.",
+    response_type="text/plain; charset=utf-8",
 )
 OPENAPI = Endpoint(
     "GET",
@@ -641,20 +652,20 @@ SET_CURSOR = Endpoint(
     "Raise a group's fence and set its cursor.",
     idempotent=True,
 )
-KNOW_GROUPS = Endpoint(
+REGISTER_GROUPS = Endpoint(
     "POST",
     "/v1/partitions/{id}/groups",
-    KnowGroups,
+    RegisterGroups,
     Done,
     Rights.CLUSTER,
     "Make retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
-TELL_GROUPS = Endpoint(
+REGISTER_GROUPS_BATCH = Endpoint(
     "POST",
     "/v1/partitions/groups",
-    TellGroups,
-    ToldGroups,
+    RegisterGroupsBatch,
+    RegisterGroupsResult,
     Rights.CLUSTER,
     "Make retention of several partitions wait for groups that have not read them yet.",
     idempotent=True,
@@ -789,7 +800,7 @@ ACCESS: tuple[Endpoint[Any], ...] = (
     NOTE_AUDIT,
     AUDIT,
 )
-"""The calls about access control. A metaserver without access control refuses them."""
+"""The calls for access control. A metaserver without access control refuses them."""
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
@@ -829,7 +840,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CANCEL_RESET,
     *ACCESS,
 )
-"""All calls of a metaserver except OPENAPI, whose document describes these."""
+"""All calls of a metaserver, except FRONT and OPENAPI, whose document describes the others."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,
@@ -838,8 +849,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARTITION_BOUNDS,
     SEAL,
     SET_CURSOR,
-    KNOW_GROUPS,
-    TELL_GROUPS,
+    REGISTER_GROUPS,
+    REGISTER_GROUPS_BATCH,
     FORGET_GROUP,
     HOLD,
     DROP_PARTITION,
@@ -858,5 +869,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
 
 
 def only_reads(method: str, path: str) -> bool:
-    """Return True if a call with this method and path changes nothing."""
+    """Return True if a call with this method and path does not change anything."""
     return method == "GET" or path == PARTITION_BOUNDS.path

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
-from ..protocol.errors import Reason
+from ..protocol.errors import Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 from ..user_database.tables import LONG, TABLE_OPTIONS, VersionedTables
 
@@ -24,19 +24,22 @@ VERSION_ROW = {"id": 1, "version": VERSION}
 
 
 class SinkTables(VersionedTables):
-    """The tables whose names begin with `prefix`."""
+    """The tables, whose names start with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
+
+        Define the tables for a prefix.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """
         super().__init__(
             prefix,
             VERSION_ROW,
-            missing=Reason.SINK_MISSING,
-            older=Reason.SINK_OLDER,
-            newer=Reason.SINK_NEWER,
+            missing=lambda *text, **details: SchemaError(Reason.SINK_MISSING, *text, **details),
+            older=lambda *text, **details: SchemaError(Reason.SINK_OLDER, *text, **details),
+            newer=lambda *text, **details: SchemaError(Reason.SINK_NEWER, *text, **details),
         )
         self.fences = sa.Table(
             prefix,
@@ -71,7 +74,7 @@ class SinkTables(VersionedTables):
 
 @lru_cache(maxsize=64)
 def tables_of(prefix: str) -> SinkTables:
-    """Return the tables of a prefix, cached.
+    """Return the tables for a prefix, from a cache if possible.
 
     Raises:
         ConfigError: the prefix is invalid.

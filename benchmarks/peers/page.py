@@ -186,17 +186,15 @@ def conditions_of(result: Mapping[str, Any]) -> str:
 def page_of(result: Mapping[str, Any]) -> str:
     """Return the whole page."""
     systems = result["systems"]
-    about = [
-        "| system | ack | what it promises | versions | settings |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    about: list[str] = []
     for name, system in systems.items():
         versions = ", ".join(f"{what} {version}" for what, version in system["versions"].items())
         ack = Durability(system["durability"]).shown
-        about.append(
-            f"| `{name}`: {system['title']} | {ack} | {system['promise']} | {versions} | "
-            f"{system['settings']} |"
-        )
+        about += [
+            f"* `{name}`: {system['title']} ({ack}). Its ack promises: {system['promise']}.",
+            f"  Versions: {versions}.",
+            f"  Settings: {system['settings']}.",
+        ]
     better = list(better_lines(result)) or ["In this run no peer is ahead in any figure."]
     left_out = [f"* {line}" for line in missing_lines(result["missing"])]
     failed = [

@@ -1,9 +1,10 @@
-"""Decides which of the requested changes of parked messages are written: skips those already made,
-and checks that the others are allowed. Pure.
+"""Decides which requested changes to parked messages are written: skips those that were already
+made, and checks that the others are allowed. Pure.
 
 Invariants
-    Only unacked messages are parked, so a repeated request never parks messages that were handled
-    since. Each change is checked against the state after the earlier changes of the request.
+    Only unacked messages are parked, so a repeated request never parks messages that have been
+    handled in the meantime. Each change is checked against the state after the earlier changes of
+    the request.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ...protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorNotified,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -50,12 +52,11 @@ from ...protocol.parked import (
     Redrive,
     RequestedChange,
     Shift,
-    Unneeded,
     Unpark,
     is_loose,
 )
 from .acks import decide_ack
-from .offset_runs import OffsetRuns
+from .offset_ranges import OffsetRanges
 from .parked import Parked
 from .parked_key import count_messages
 
@@ -73,8 +74,8 @@ def decide_park_changes(
 
     Args:
         acked: the progress of the group.
-        next_offset: the offset after the last message that may be parked.
-        token: the fence; messages that an earlier owner was handling do not count as being
+        next_offset: the offset that follows the last message that may be parked.
+        token: the group's fence. Messages that an earlier owner was handling do not count as being
             handled.
 
     Raises:
@@ -91,29 +92,29 @@ _PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
 
 
 class _ChangeChecker:
-    """Checks changes one after another, and remembers the effects of the earlier ones."""
+    """Checks changes one after another, taking the effects of the earlier ones into account."""
 
     def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
         self._acked = acked
         self._next_offset = next_offset
         self._token = token
-        self._newly_parked = OffsetRuns()
+        self._newly_parked = OffsetRanges()
         """All messages that the request parks."""
-        self._added_offsets: dict[ParkKey, OffsetRuns] = {}
-        """Key → the messages that the request parks under it."""
-        self._removed_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
-        """Key and source → the messages that the request removes."""
+        self._added_offsets: dict[ParkKey, OffsetRanges] = {}
+        """Maps each key to the messages that the request parks under it."""
+        self._removed_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
+        """Maps each (key, source) to the messages that the request removes."""
         self._changed_states: dict[ParkKey, ParkState | None] = {}
-        """Key → its state after the changes so far; None if it was freed."""
+        """Maps each key to its state after the changes so far; None if it was freed."""
         self._still_redriving: set[ParkKey] = set()
-        """Loose keys whose redrive continues although one of their messages failed again."""
+        """The loose keys whose redrive continues although one of their messages failed again."""
         self._is_cleared = False
-        """True once the request has cleared all parked messages."""
+        """True once the request has removed all parked messages."""
         self._has_other_changes = False
         """True once the request has made a change other than an adoption."""
-        self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
-        """Key and source → the messages that the request adopts."""
+        self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
+        """Maps each (key, source) to the messages that the request adopts."""
         self._live_usage, self._dead_usage = _count_usage(parked)
         self._check_by_type: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._check_park,
@@ -126,7 +127,7 @@ class _ChangeChecker:
             Adopt: self._check_adopt,
             Freeze: lambda change: None if parked.frozen else change,
             Clear: self._check_clear,
-            Unneeded: lambda change: change if parked.keeps_for_children else None,
+            AncestorReleased: lambda change: change if parked.keeps_for_children else None,
             Edit: self._check_edit,
             AncestorNotified: self._check_notification,
         }
@@ -136,7 +137,7 @@ class _ChangeChecker:
         changes_to_write = []
         for change in changes:
             is_frozen = self._parked.frozen and not self._is_cleared
-            if is_frozen and not isinstance(change, Freeze | Clear | Unneeded):
+            if is_frozen and not isinstance(change, Freeze | Clear | AncestorReleased):
                 raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.partition_id)
             self._has_other_changes = self._has_other_changes or not isinstance(change, Adopt)
             change_to_write = self._check_by_type[type(change)](change)
@@ -171,15 +172,15 @@ class _ChangeChecker:
     def _count_remaining(self, key: ParkKey) -> int:
         """Return the number of parked messages of a key after the changes so far."""
         parked_key = self._parked.get(key)
-        added_runs = self._added_offsets.get(key)
+        added_offsets = self._added_offsets.get(key)
         removed_count = sum(
-            runs.messages
-            for (other_key, _), runs in self._removed_offsets.items()
+            offset_ranges.messages
+            for (other_key, _), offset_ranges in self._removed_offsets.items()
             if other_key == key
         )
         return (
             (parked_key.messages if parked_key else 0)
-            + (added_runs.messages if added_runs else 0)
+            + (added_offsets.messages if added_offsets else 0)
             - removed_count
         )
 
@@ -228,8 +229,8 @@ class _ChangeChecker:
         return Park(change.key, new_ranges, change.failure, self._owner_token_after(change))
 
     def _owner_token_after(self, change: Park) -> int:
-        """Return the token of the owner that handles messages of the key after a Park change, or
-        0.
+        """Return the token of the owner that handles messages of the key after a Park change, or 0
+        if there is none.
         """
         if change.token not in {0, self._token}:
             raise InvalidRequestError(f"{change.token} is not the owner's token")
@@ -276,8 +277,8 @@ class _ChangeChecker:
         return DeadLetterKey(key, new_ranges, failure)
 
     def _claim_ranges(self, change: Park | ParkOrDeadLetter) -> tuple[Range, ...]:
-        """Add the unacked messages of a change to those that the request parks. Return those that
-        it has not parked before.
+        """Add the unacked messages of a change to those that the request parks. Return the ones
+        that it has not parked before.
         """
         unacked = self._unacked_ranges(change)
         return tuple(new for start, end in unacked for new in self._newly_parked.add(start, end))
@@ -295,22 +296,27 @@ class _ChangeChecker:
         ]
 
     def _add_offsets(self, key: ParkKey, new_ranges: Iterable[Range]) -> None:
-        added_runs = self._added_offsets.setdefault(key, OffsetRuns())
+        added_offsets = self._added_offsets.setdefault(key, OffsetRanges())
         for start, end in new_ranges:
-            added_runs.add(start, end)
+            added_offsets.add(start, end)
 
     def _check_unpark(self, change: Unpark) -> Unpark | None:
         _check_ranges(change.ranges, MAX_I64)
         if self._current_state(change.key) is None:
             return None
-        removed_runs = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
-        parked_key, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
+        removed_offsets = self._removed_offsets.setdefault(
+            (change.key, change.source), OffsetRanges()
+        )
+        parked_key, added_offsets = (
+            self._parked.get(change.key),
+            self._added_offsets.get(change.key),
+        )
         candidates = [] if parked_key is None else [parked_key.offsets_by_source.get(change.source)]
-        candidates += [added_runs] if change.source == self._parked.partition_id else []
+        candidates += [added_offsets] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
-            for runs in candidates:
-                for low, high in runs.intersection(start, end) if runs else ():
-                    removed_runs.add(low, high)
+            for offset_ranges in candidates:
+                for low, high in offset_ranges.intersection(start, end) if offset_ranges else ():
+                    removed_offsets.add(low, high)
         return change
 
     def _check_fail_again(self, change: FailAgain) -> FailAgain | None:
@@ -374,8 +380,8 @@ class _ChangeChecker:
         return change if change.source in self._parked.retaining_ancestors else None
 
     def _is_adoption_current(self, parent: int) -> bool:
-        """Return True if this owner or a later one has adopted from a parent. After an earlier
-        owner's adoption there may have been a reset, so it must be repeated.
+        """Return True if this owner or a later one has adopted from a parent. If an earlier owner
+        did, there may have been a reset since, so the adoption must be repeated.
         """
         under = self._parked.adoption_tokens.get(parent, self._token)
         return parent in self._parked.adopted_parents and under >= self._token
@@ -383,7 +389,7 @@ class _ChangeChecker:
     def _check_adopt(self, change: Adopt) -> Adopt | None:
         if self._is_adoption_current(change.parent):
             return None
-        if change.passed or change.children_tell:
+        if change.passed or change.children_notify_ancestors:
             if not self._is_cleared:
                 raise InvalidRequestError("only a reset may set what children keep")
             return change
@@ -411,40 +417,44 @@ class _ChangeChecker:
         """
         Return a key without the marks and edits of messages that are not parked under it.
 
-        They have no effect now, but would have one if a start replays this change after these
-        messages have been parked.
+        They have no effect now, but would have one if a restart replayed this change after these
+        messages had been parked.
         """
         for source, start, end in key.rows:
-            self._adopted_offsets.setdefault((key.key, source), OffsetRuns()).add(start, end)
+            self._adopted_offsets.setdefault((key.key, source), OffsetRanges()).add(start, end)
         if not (key.marks or key.edits):
             return key
         marks = tuple(
             replace(mark, start=low, end=high)
             for mark in key.marks
-            for runs in self._parked_runs(key.key, mark.source)
-            for low, high in runs.intersection(mark.start, mark.end)
+            for offset_ranges in self._find_offsets(key.key, mark.source)
+            for low, high in offset_ranges.intersection(mark.start, mark.end)
         )
         edits = tuple(
             edited
             for edited in key.edits
             if any(
-                any(runs.intersection(edited.offset, edited.offset + 1))
-                for runs in self._parked_runs(key.key, edited.source)
+                any(offset_ranges.intersection(edited.offset, edited.offset + 1))
+                for offset_ranges in self._find_offsets(key.key, edited.source)
             )
         )
         return replace(key, marks=marks, edits=edits)
 
-    def _parked_runs(self, key: ParkKey, source: int) -> list[OffsetRuns]:
+    def _find_offsets(self, key: ParkKey, source: int) -> list[OffsetRanges]:
         """Return the messages that are parked under a key before the next change."""
-        adopted_runs = self._adopted_offsets.get((key, source))
+        adopted_offsets = self._adopted_offsets.get((key, source))
         parked_key = None if self._has_other_changes else self._parked.get(key)
-        parked_runs = None if parked_key is None else parked_key.offsets_by_source.get(source)
-        return [runs for runs in (adopted_runs, parked_runs) if runs is not None]
+        parked_offsets = None if parked_key is None else parked_key.offsets_by_source.get(source)
+        return [
+            offset_ranges
+            for offset_ranges in (adopted_offsets, parked_offsets)
+            if offset_ranges is not None
+        ]
 
     def _merge_with_parked(self, key: AdoptedKey) -> AdoptedKey:
         """
-        Merge an adopted key with the state of the messages that are already parked under it,
-        usually from another parent.
+        Merge an adopted key with the messages that are already parked under it, which usually come
+        from another parent.
 
         A redrive of either extends to all messages of the key, and a dead key stays dead.
         """
@@ -459,11 +469,11 @@ class _ChangeChecker:
 
 class _CapacityUsage:
     """
-    The number of keys and messages of one kind that a group has, and that a request adds.
+    Counts the keys and messages of one kind: those that a group has, and those that a request adds.
 
     Args:
-        count: returns the exact numbers before the request. It is slow, so it is only called if
-            the upper bound is over a limit.
+        count: returns the exact numbers before the request. It is slow, so it is called only if the
+            upper bound exceeds a limit.
     """
 
     def __init__(self, parked: Parked, count: Callable[[], tuple[int, int]]) -> None:
@@ -487,18 +497,18 @@ class _CapacityUsage:
         return self._counts_before[1]
 
     def exceeds_keys(self, limit: int, more: int = 0) -> bool:
-        """Return True if the keys, including `more`, exceed the limit."""
+        """Return True if the keys, plus `more`, exceed the limit."""
         added = self.keys + more
         return self._upper_bound[0] + added > limit and self.keys_before + added > limit
 
     def exceeds_messages(self, limit: int, more: int = 0) -> bool:
-        """Return True if the messages, including `more`, exceed the limit."""
+        """Return True if the messages, plus `more`, exceed the limit."""
         added = self.messages + more
         return self._upper_bound[1] + added > limit and self.messages_before + added > limit
 
 
 def _count_usage(parked: Parked) -> tuple[_CapacityUsage, _CapacityUsage]:
-    """Return the usage of parked messages, and that of dead keys and dead letters."""
+    """Return the usage of parked keys and messages, and the usage of dead keys and dead letters."""
 
     def count_alive() -> tuple[int, int]:
         keys, messages = count_dead(parked)
@@ -508,7 +518,7 @@ def _count_usage(parked: Parked) -> tuple[_CapacityUsage, _CapacityUsage]:
 
 
 def count_dead(parked: Parked) -> tuple[int, int]:
-    """Return the number of dead keys, and the number of dead letters."""
+    """Return the number of dead keys and the number of dead letters."""
     counts = [
         (int(isinstance(key, bytes)), each.messages)
         for key, each in parked.items()

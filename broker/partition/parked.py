@@ -1,12 +1,12 @@
 """Holds the messages that a consumer group has parked on a partition. The same changes are applied
-in recovery and in service. Pure.
+during recovery and in operation. Pure.
 
     park_checks (raises, or returns the changes to write)
         ──▶ apply (immediately; returns its undo) ──▶ the record in the log
 
 Invariants
     A parked message is acked, and stays parked until an Unpark or a Clear. A loose key exists only
-    while it has messages. The messages of a key are in the order in which they were sent: by
+    while it has messages. The messages of a key are in the order in which they were sent: sorted by
     source, because a partition has a higher id than its ancestors, and then by offset. Replaying
     earlier changes, followed by all later ones, leads to the same state; therefore the state of a
     key is always set by a change, never derived from its number of messages. A frozen object does
@@ -27,6 +27,7 @@ from ...protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorNotified,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -42,12 +43,12 @@ from ...protocol.parked import (
     ParkState,
     Redrive,
     Shift,
-    Unneeded,
     Unpark,
     is_loose,
 )
-from .failure_runs import UNKNOWN, FaultTable, Mark
+from .failure_ranges import UNKNOWN, FaultTable, Mark
 from .parked_key import (
+    MarkedRow,
     MessageRef,
     ParkedKey,
     clip_marks,
@@ -57,14 +58,14 @@ from .parked_key import (
     decode_mark,
     encode_image,
     image_of_keys,
-    is_unneeded,
+    is_released,
     logical_partition_of,
     select_sources,
 )
 
 Undo = Callable[[], object]
 NextTry = tuple[int, int, int, int]
-"""(number of tries, source, offset, time of the next try in milliseconds since 1970)"""
+"""The number of tries, the source, the offset, and the retry time in milliseconds since 1970."""
 
 
 _RESTORED_FIELDS = (
@@ -103,29 +104,29 @@ class Parked:
         self.messages = 0
         self.frozen = False
         self.adopted_parents: set[int] = set()
-        """Parents whose parked messages are completely adopted."""
+        """The parents whose parked messages have been completely adopted."""
         self.adoption_tokens: dict[int, int] = {}
-        """Parent → the token of the owner that adopted from it, if known. A later owner must adopt
-        again, because the parent may have been reset, and have parked messages again.
+        """Maps each parent to the token of the owner that adopted from it, if known. A later owner
+        must adopt again, because the parent may have been reset and have parked messages again.
         """
         self.offsets_for_children: dict[int, int] = {}
-        """Logical partition, or NO_LOGICAL_PARTITION → the offset of this partition from which
-        children still need messages after a reset of this partition.
+        """Maps each logical partition, or NO_LOGICAL_PARTITION, to the offset of this partition
+        from which children still need messages after a reset of this partition.
         """
         self.retaining_ancestors: set[int] = set()
-        """Ancestors that retain messages which were adopted here, until they are notified that
+        """The ancestors that retain messages which were adopted here, until they are notified that
         these are no longer needed.
         """
         self.partly_adopted_parents: set[int] = set()
-        """Parents whose parked messages are partly adopted. The owner is still adopting them, or it
-        ended before it had adopted all.
+        """The parents whose parked messages are partly adopted. Either the owner is still adopting
+        them, or it stopped before it had adopted all of them.
         """
         self.children_notify_ancestors = False
-        """True if children keep messages that they adopted before a reset. They then notify the
-        `retaining_ancestors`, and the owner of this partition does not.
+        """True if children keep messages that they adopted before a reset. They, and not the owner
+        of this partition, then notify the `retaining_ancestors`.
         """
         self.version = 1
-        """Rises with each change that was not requested by the owner. In memory only."""
+        """Incremented by each change that was not requested by the owner. In memory only."""
 
     def __bool__(self) -> bool:
         return (
@@ -141,7 +142,7 @@ class Parked:
 
     @property
     def retrying_messages(self) -> int:
-        """The number of messages that wait for retry."""
+        """The number of messages that wait for a retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
         )
@@ -164,15 +165,15 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if the owners of children must fetch something once the partition is drained:
-        parked messages, or the list of ancestors that they must notify.
+        """True if the owners of children must fetch something once the partition is drained: either
+        parked messages or the list of ancestors that they must notify.
         """
         return bool(self._keys or self.retaining_ancestors or self.offsets_for_children)
 
     @property
     def owner_version(self) -> int:
-        """The version that answers to the owner contain, so it notices changes that it did not
-        request: 0 unless something is parked, kept for children, or was changed in this way.
+        """The version in the answers to the owner, from which it notices changes that it did not
+        request. It is 0 unless something is parked, kept for children, or was changed in this way.
         """
         return self.version if self.left_to_children or self.version > 1 else 0
 
@@ -181,26 +182,26 @@ class Parked:
         """True if messages are kept for children, which report when they no longer need them."""
         return bool(self.offsets_for_children) or (self.frozen and bool(self._keys))
 
-    def set_next_tries(self, tries: Iterable[NextTry]) -> Undo:
+    def set_retry_times(self, tries: Iterable[NextTry]) -> Undo:
         """Record when messages that wait for retry are retried. Return a function that undoes
         it.
         """
         undos = [
-            parked.set_next_try((source, offset), at_ms)
-            for key, source, offset, at_ms in tries
+            parked.set_retry_time((source, offset), retry_at_ms)
+            for key, source, offset, retry_at_ms in tries
             if is_loose(key) and (parked := self._keys.get(key)) is not None
         ]
         return partial(_undo_all, undos)
 
-    def forget_next_tries(self) -> Undo:
+    def clear_retry_times(self) -> Undo:
         """Forget the times of next tries, because a new owner retries waiting messages at once.
         Return a function that undoes it.
         """
-        return partial(_undo_all, [each.forget_next_tries() for each in self._keys.values()])
+        return partial(_undo_all, [each.clear_retry_times() for each in self._keys.values()])
 
     def clear_owner_tokens(self) -> None:
-        """Record in memory that the owner has released the partition, and handles none of the
-        parked messages any more.
+        """Record, in memory, that the owner has released the partition and no longer handles any of
+        the parked messages.
         """
         for parked in self._keys.values():
             parked.owner_token = 0
@@ -209,15 +210,17 @@ class Parked:
         """Return the lowest offset of this partition that is parked here or kept for children, or
         None if there is none.
         """
-        runs = (parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values())
+        offset_ranges = (
+            parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values()
+        )
         return min(
-            (*(each.first for each in runs if each), *self.offsets_for_children.values()),
+            (*(each.first for each in offset_ranges if each), *self.offsets_for_children.values()),
             default=None,
         )
 
     def unneeded_ancestors(self) -> tuple[int, ...]:
-        """Return the retaining ancestors without parked messages here. The owner must notify them,
-        unless the owners of children do.
+        """Return the retaining ancestors that no longer have messages parked here. The owner must
+        notify them, unless the owners of children do.
         """
         if self.children_notify_ancestors:
             return ()
@@ -227,8 +230,8 @@ class Parked:
         return tuple(sorted(self.retaining_ancestors - needed_sources))
 
     def token_for_rewrite(self, change: ParkChange, fence: int) -> int:
-        """Return the token for a record with which carry-over writes a change again: for an
-        adoption that of the owner that made it, otherwise the fence.
+        """Return the token for the record in which carry-over rewrites a change: for an adoption,
+        the token of the owner that made it, otherwise the fence.
         """
         return (
             self.adoption_tokens.get(change.parent, fence) if isinstance(change, Adopt) else fence
@@ -239,10 +242,10 @@ class Parked:
         self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None, token: int = 0
     ) -> Undo:
         """
-        Apply a change; applying it again has no effect. Return a function that undoes it.
+        Apply a change, and return a function that undoes it. Applying a change again has no effect.
 
         Args:
-            at_ms: when the change was written, by the broker's calendar.
+            at_ms: when the change was written, by the broker's wall clock.
             acked: the group's progress, to which the parked messages are added; None if it already
                 includes them. The undo does not change it.
             token: the group's fence when the change was written; 0 if unknown.
@@ -268,8 +271,8 @@ class Parked:
                 return undo
             case Clear():
                 return self._apply_reset(change)
-            case Unneeded():
-                return self._remove_unneeded(change)
+            case AncestorReleased():
+                return self._remove_released(change)
             case AncestorNotified():
                 return self._remove_ancestor(change.source)
             case Edit():
@@ -324,44 +327,41 @@ class Parked:
         *,
         keeps_since: bool = False,
     ) -> Undo:
-        """Record how messages of a loose key failed. With `keeps_since`, keep the times since when
-        they are parked.
+        """Record how messages of a loose key failed. If `keeps_since` is true, keep the times at
+        which they were parked.
         """
         if not is_loose(key):
             return _noop
         parked_key, ranges = self._keys[key], tuple(ranges)
         previous_marks = parked_key.failure_marks(source, ranges) or [
-            (source, *range_, UNKNOWN) for range_ in ranges
+            MarkedRow(source, *range_, UNKNOWN) for range_ in ranges
         ]
-        at_ms = 0 if failure is None else failure.at_ms
-        mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
+        failed_at_ms = 0 if failure is None else failure.at_ms
+        mark = Mark(since_ms, failed_at_ms, self._faults.intern_failure(failure))
         parked_key.set_failure_marks(
-            (
-                source,
-                start,
-                end,
-                mark._replace(since_ms=known_mark.since_ms) if keeps_since else mark,
-            )
-            for _, start, end, known_mark in previous_marks
+            row._replace(mark=mark._replace(since_ms=row.mark.since_ms) if keeps_since else mark)
+            for row in previous_marks
         )
         self._prune_faults()
         return lambda: parked_key.set_failure_marks(previous_marks)
 
     def _prune_faults(self) -> None:
-        """Forget failure texts if there are too many."""
+        """Forget the texts of failures if there are too many."""
         if not self._faults.is_over_limit:
             return
-        runs = [each for parked in self._keys.values() for each in parked.failures.values()]
-        new_numbers = self._faults.prune(set().union(*(each.faults for each in runs)))
-        for each in runs:
+        failure_ranges = [
+            each for parked in self._keys.values() for each in parked.failures.values()
+        ]
+        new_numbers = self._faults.prune(set().union(*(each.faults for each in failure_ranges)))
+        for each in failure_ranges:
             each.renumber_faults(new_numbers)
 
-    def _create_key(self, key: ParkKey, at_ms: int) -> Undo:
-        self._keys[key] = ParkedKey(at_ms)
+    def _create_key(self, key: ParkKey, since_ms: int) -> Undo:
+        self._keys[key] = ParkedKey(since_ms)
         return lambda: self._free(key)
 
     def _set_state(self, key: ParkKey, state: ParkState | None) -> Undo:
-        """Set the state of a key, unless `state` is None. The returned undo restores the state,
+        """Set the state of a key, unless `state` is None. The returned function restores the state,
         failure, time and token.
         """
         parked_key = self._keys.get(key)
@@ -407,11 +407,15 @@ class Parked:
 
     def _apply_repeated_failure(self, change: FailAgain) -> Undo:
         parked_key = self._keys.get(change.key)
-        runs = None if parked_key is None else parked_key.offsets_by_source.get(change.source)
-        if parked_key is None or runs is None:
+        offset_ranges = (
+            None if parked_key is None else parked_key.offsets_by_source.get(change.source)
+        )
+        if parked_key is None or offset_ranges is None:
             return _noop
         ranges = [
-            range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
+            range_
+            for start, end in change.ranges
+            for range_ in offset_ranges.intersection(start, end)
         ]
         undo_state = self._set_state(change.key, None)
         undo_marks = self._record_failure(
@@ -496,8 +500,8 @@ class Parked:
         return undo
 
     def _apply_adoption(self, change: Adopt, token: int) -> Undo:
-        """Add the parked messages of a parent, or, for parent 0, state that this partition had
-        before a reset or before the log was written again.
+        """Add the parked messages of a parent. Parent 0 stands for the state of this partition
+        before a reset, or before the log was rewritten.
         """
         undos = [self._restore_on_undo()]
         undos += [
@@ -515,12 +519,14 @@ class Parked:
         ancestors = {change.parent, *change.sources} - {0, self.partition_id}
         self.retaining_ancestors = self.retaining_ancestors | ancestors
         self.offsets_for_children = self.offsets_for_children | dict(change.passed)
-        self.children_notify_ancestors = self.children_notify_ancestors or change.children_tell
+        self.children_notify_ancestors = (
+            self.children_notify_ancestors or change.children_notify_ancestors
+        )
         return partial(_undo_all, undos)
 
     def _adopt_key(self, key: AdoptedKey, *, is_own: bool) -> Undo:
-        """Add parked messages of a key. With `is_own`, they were parked here before, by the same
-        owner; otherwise they come from a parent.
+        """Add parked messages of a key. If `is_own` is true, they were parked here before by the
+        same owner; otherwise they come from a parent.
         """
         undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
         parked_key = self._keys[key.key]
@@ -534,7 +540,9 @@ class Parked:
             self.messages += count_messages(new_ranges)
             undos.append(partial(self._remove_offsets, parked_key, source, new_ranges))
             if is_loose(key.key):
-                parked_key.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
+                parked_key.set_failure_marks(
+                    MarkedRow(source, *range_, UNKNOWN) for range_ in new_ranges
+                )
         undos.append(self._adopt_marks(parked_key, key, keeps_tries=is_own))
         # An existing edit is newer: it was made here, or comes from an earlier replay.
         undos += [
@@ -574,20 +582,20 @@ class Parked:
 
         return undo
 
-    def _remove_unneeded(self, change: Unneeded) -> Undo:
-        unneeded_keys = [
+    def _remove_released(self, change: AncestorReleased) -> Undo:
+        released_keys = [
             key
             for key in self._keys
-            if self.frozen and is_unneeded(change, logical_partition_of(key))
+            if self.frozen and is_released(change, logical_partition_of(key))
         ]
-        removed_keys = {key: self._keys.pop(key) for key in unneeded_keys}
+        removed_keys = {key: self._keys.pop(key) for key in released_keys}
         count = sum(parked.messages for parked in removed_keys.values())
         self.messages -= count
         undo_fields = self._restore_on_undo()
         self.offsets_for_children = {
-            logical: offset
-            for logical, offset in self.offsets_for_children.items()
-            if not is_unneeded(change, logical)
+            logical_partition: offset
+            for logical_partition, offset in self.offsets_for_children.items()
+            if not is_released(change, logical_partition)
         }
 
         def undo() -> None:
@@ -608,8 +616,8 @@ class Parked:
         self.messages -= count_messages(ranges)
 
     def _restore_on_undo(self, *names: str) -> Undo:
-        """Return a function that restores these fields and _RESTORED_FIELDS as they are now. Until
-        then, they may be replaced, but not changed in place.
+        """Return a function that restores these fields and _RESTORED_FIELDS to their present
+        values. Until then, they may be replaced but not changed in place.
         """
         previous = {name: getattr(self, name) for name in (*_RESTORED_FIELDS, *names)}
 
@@ -656,8 +664,8 @@ class Parked:
         Return the edited version of a parked message, or None if it was not edited.
 
         Raises:
-            StaleRouteError: the children have adopted it.
-            NotFoundError: it is not parked under this key.
+            StaleRouteError: the children have adopted the message.
+            NotFoundError: the message is not parked under this key.
         """
         if self.frozen:
             raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.partition_id)

@@ -1,5 +1,5 @@
-"""Makes changes of parked messages durable: a PARKED record, then a cursor that counts the messages
-as acked.
+"""Makes changes to parked messages durable, as a PARKED record followed by a cursor that counts the
+messages as acked.
 
 Invariants
     PARKED precedes the first CURSOR that counts its messages as acked, so a log that ends between
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import DeadLetterKey, Park, RequestedChange
-from ..partition.offset_runs import OffsetRuns
+from ..partition.offset_ranges import OffsetRanges
 from ..partition.park_checks import decide_park_changes
 from ..partition.parked import NextTry
 from ..partition.partition import Group, HostedPartition
@@ -32,11 +32,11 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make all of these changes, or none; changes that are already made have no effect. The returned
-    future is resolved when they are durable.
+    Make all of these changes, or none, and return a future that is resolved when they are durable.
+    Changes that were already made have no effect.
 
     Args:
-        next_tries: when the messages that wait for a retry after the changes are tried again.
+        next_tries: the retry times of the messages that wait for a retry after the changes.
 
     Raises:
         OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
@@ -57,7 +57,7 @@ def change_parked(
         parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence)
         for change in changes_to_write
     ]
-    undos.append(parked.set_next_tries(next_tries))
+    undos.append(parked.set_retry_times(next_tries))
     group.pending_park_changes += 1
     newly_acked = [
         range_
@@ -96,12 +96,12 @@ def change_parked(
 
 
 def _remove_acked(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
-    """Return the progress as if these messages were not acked."""
-    runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
+    """Return the progress as it would be if these messages were not acked."""
+    offsets = OffsetRanges([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
-        runs.add(start, end)
+        offsets.add(start, end)
     for start, end in ranges:
-        runs.remove(start, end)
-    remaining_runs = list(runs)
-    cursor = remaining_runs.pop(0)[1] if remaining_runs and remaining_runs[0][0] == 0 else 0
-    return AckedOffsets(cursor, remaining_runs)
+        offsets.remove(start, end)
+    remaining_ranges = list(offsets)
+    cursor = remaining_ranges.pop(0)[1] if remaining_ranges and remaining_ranges[0][0] == 0 else 0
+    return AckedOffsets(cursor, remaining_ranges)

@@ -1,4 +1,5 @@
-"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and follows it.
+"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and shows its
+progress.
 
 The metaserver does the work even if the command is interrupted; repeating the command shows the
 progress.
@@ -10,27 +11,30 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
-import typer
+import click
 
 from ...admin import Admin, GroupDeletion, SubjectDeletion
 from ...protocol.text import counted
 from ..connection import open_admin
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
+from ..status import showing
 
 POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
 
 
 def will_ask(*, yes: bool) -> bool:
-    """Return True if `confirm` will ask: on a terminal, without --yes."""
+    """Return True if `confirm` will ask, which it does on a terminal without --yes."""
     return not yes and sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal, and exit with status 1 if the answer is no; elsewhere, do not ask."""
+    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if `yes`
+    is set or standard input is not a terminal.
+    """
     if will_ask(yes=yes):
-        typer.confirm(question, abort=True, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 async def delete(
@@ -42,25 +46,27 @@ async def delete(
     wait: bool,
 ) -> None:
     """
-    Start a deletion, and show its progress until it is done.
+    Start a deletion and show its progress until it is done.
 
     Args:
-        label: names the subject or the group in the output.
-        request_deletion: calls an admin client; its second argument is the id that the previous
-            call returned, 0 at first.
+        label: the name of the subject or group in the output.
+        request_deletion: calls the admin client. Its second argument is the id returned by the
+            previous call, initially 0.
         wait: return only after the deletion is done.
     """
     last_problem = ""
     async with open_admin(meta) as admin:
-        view = await request_deletion(admin, 0)
-        while wait and view.left:
-            if output is OutputFormat.TABLE and view.problem != last_problem:
-                last_problem = view.problem
-                show_line(_progress_text(label, view))
-            await asyncio.sleep(POLL_SECONDS)
-            view = await request_deletion(admin, _deleted_id(view))
-    if output is OutputFormat.JSON:
-        show_json(view)
+        with showing(f"waiting for {meta}"):
+            view = await request_deletion(admin, 0)
+        with showing(lambda: _progress_text(label, view)):
+            while wait and view.left:
+                if output is OutputFormat.TABLE and view.problem != last_problem:
+                    last_problem = view.problem
+                    show_line(_progress_text(label, view))
+                await asyncio.sleep(POLL_SECONDS)
+                view = await request_deletion(admin, _deleted_id(view))
+    if output is not OutputFormat.TABLE:
+        show_data(output, view)
     else:
         show_line(_progress_text(label, view))
 

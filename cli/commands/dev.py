@@ -1,4 +1,6 @@
-"""`keylane dev`: runs a whole cluster in this process on the loopback interface until Ctrl-C."""
+"""`keylane dev`: runs a complete cluster in this process, on the loopback interface, until
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -21,28 +23,29 @@ from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
-from ..screen import show_error, show_json
+from ..screen import show_data, show_error
+from ..status import showing
 
 BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
 
 
 class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown about a running cluster."""
+    """The information shown about a running cluster."""
 
     ready: bool = True
     metaserver: str
     brokers: dict[str, str]
-    """Broker group → address."""
+    """Maps each broker group to its address."""
     subjects: list[str]
     data: str
     seconds: float
-    """How long the start took, in seconds."""
+    """How long it took to start, in seconds."""
 
 
 def broker_count(data: Path, requested: int | None) -> int:
-    """Return the number of brokers to run: the requested number, but at least one per broker folder
-    in `data`.
+    """Return the number of brokers to run, which is the requested number, but at least the number
+    of broker folders in `data`.
     """
     count = BROKERS_DEFAULT if requested is None else requested
     while (data / f"broker-{count + 1}").is_dir():
@@ -52,7 +55,7 @@ def broker_count(data: Path, requested: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Create the data folder if necessary, and check that it is writable.
+    Create the data folder if necessary and check that it is writable.
 
     Raises:
         DataFolderError: the folder cannot be created or written.
@@ -123,7 +126,7 @@ async def _start_cluster(
 
 
 def next_steps(cluster: DevCluster) -> str:
-    """Return the text with the cluster's addresses and commands to try."""
+    """Return a text with the cluster's addresses and some commands to try."""
     subject = cluster.subjects[0] if cluster.subjects else "orders"
     lines = [
         (
@@ -170,16 +173,17 @@ def run_dev(
             for subject in subjects:
                 check_name("subject", subject)
             async with AsyncExitStack() as stack:
-                cluster = await _start_cluster(
-                    stack,
-                    data,
-                    port,
-                    brokers=broker_count(data, brokers),
-                    subjects=subjects,
-                    auto_create=auto_create,
-                )
-                if output is OutputFormat.JSON:
-                    show_json(cluster)
+                with showing("starting the metaserver and the brokers"):
+                    cluster = await _start_cluster(
+                        stack,
+                        data,
+                        port,
+                        brokers=broker_count(data, brokers),
+                        subjects=subjects,
+                        auto_create=auto_create,
+                    )
+                if output is not OutputFormat.TABLE:
+                    show_data(output, cluster)
                 else:
                     print(next_steps(cluster), flush=True)
                 await stop.wait()
@@ -188,7 +192,7 @@ def run_dev(
             status = 1
 
     def on_stop(stop: Stop) -> None:
-        if output is OutputFormat.JSON:
+        if output is not OutputFormat.TABLE:
             announce_stop("dev", stop)
         elif stop is Stop.STOPPING:
             print_line("keylane is stopping")

@@ -11,35 +11,39 @@ from msgspec.structs import asdict
 from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError, Reason
 from ...protocol.groups import GroupSettings
-from ...protocol.routing import PartitionState
-from ...protocol.text import counted
+from ...protocol.routing import ConsumeStrategy, PartitionState
+from ...protocol.text import counted, format_seconds, listed
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
-from ..screen import make_table, show_json, show_line, show_omitted, show_table
+from ..screen import make_table, show_data, show_line, show_omitted, show_table
+from ..status import showing
 from .operations import max_loss_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...admin import GroupDescription, PartitionProgress
+    from ...admin import EndedMember, GroupDescription, PartitionProgress
     from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
+ENDED_SHOWN_MS = 3_600_000
+"""How long, in milliseconds, the death of a member is shown while other members are running."""
 
 
 async def describe_group(
     meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a group's owners, cursors and lag; for a static subject also its logic queues.
+    Show a group's owners, cursors and lag and, for a static subject, its logic queues.
 
     A table omits sealed partitions that the group has drained, unless `all_partitions` is set.
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
-        description = await admin.describe_group(subject, group)
-        if not all_partitions and output is not OutputFormat.JSON:
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_group(subject, group)
+        if not all_partitions and output is OutputFormat.TABLE:
             history = (entry.partition for entry in (await admin.history(subject)).partitions)
             sealed = {
                 partition.partition_id
@@ -47,16 +51,16 @@ async def describe_group(
                 if partition.state is PartitionState.SEALED
             }
     queues = await _queue_progress(meta, subject, group)
-    if output is OutputFormat.JSON:
-        show_json({**asdict(description), "queues": queues})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {**asdict(description), "queues": queues})
         return
     visible = [
         partition for partition in description.partitions if not _is_drained(partition, sealed)
     ]
     show_table(_partition_table(description, visible))
     show_omitted(len(description.partitions) - len(visible))
-    if not description.sessions:
-        show_line(_silence_line(description))
+    for line in member_lines(description):
+        show_line(line)
     if queues:
         show_table(_queue_table(queues))
     if description.settings is not None:
@@ -86,7 +90,7 @@ async def describe_group(
 
 
 def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
-    """Show what the group lost with disks that an operator declared lost: in total and, with
+    """Show what the group lost because operators declared disks lost: in total and, with
     `all_partitions`, by partition.
     """
     losses = group.given_up
@@ -104,21 +108,55 @@ def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
         )
 
 
+def member_lines(group: GroupDescription) -> list[str]:
+    """Return lines that say which consumers are waiting, which have not been heard from, and how
+    the last one ended.
+    """
+    if not group.sessions:
+        return [_silence_line(group)]
+    lines = [
+        f"{member.client} was last heard {format_seconds(member.heard_ms)} ago: its leases end in "
+        f"{format_seconds(member.expires_in_ms)}, unless it is heard again"
+        for member in group.members
+        if member.heard_ms > member.expires_in_ms
+    ]
+    idle = [each.client for each in group.members if not each.partitions and not each.suspended]
+    if idle and group.strategy is ConsumeStrategy.EXCLUSIVE:
+        members = counted(group.sessions, "member")
+        partitions = counted(len(group.partitions), "partition")
+        wait = "waits" if len(idle) == 1 else "wait"
+        lines.append(f"{members} for {partitions}: {listed(idle)} {wait}")
+    ended = group.ended
+    if ended is not None and not ended.left and (ended.ended_ms or 0) < ENDED_SHOWN_MS:
+        lines.append(_ended_text(ended))
+    return lines
+
+
+def _ended_text(ended: EndedMember) -> str:
+    since = "" if ended.ended_ms is None else f" {format_seconds(ended.ended_ms)} ago"
+    if ended.left:
+        return f"{ended.client} left{since}"
+    return f"{ended.client} is dead: it sent no heartbeat until its leases ended{since}"
+
+
 def _silence_line(group: GroupDescription) -> str:
-    """Return the line that explains why the group has no live consumers."""
+    """Return a line that explains why the group has no live consumers."""
+    if group.ended is not None and group.ended.left:
+        return f"no consumer is running: the last one, {_ended_text(group.ended)}"
     since = ""
     if group.silent_ms is not None:
         since = f" for at least {group.silent_ms // 1000} s"
     expired = sum(1 for partition in group.partitions if partition.token)
+    died = "" if group.ended is None else f"; the last one, {_ended_text(group.ended)}"
     leases = f"; the leases on {counted(expired, 'partition')} have ended" if expired else ""
     return (
-        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
-        "the event loop of each one that is"
+        f"no consumer has sent a heartbeat{since}{died}{leases}: none is running, or a handler "
+        "blocks the event loop of each one that is"
     )
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
-    """Return the line that says what a pending reset waits for and how to cancel it."""
+    """Return a line that says what a pending reset is waiting for and how to cancel it."""
     status = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
     if reset.begun:
         return f"{status}: its cursors are being set"
@@ -130,8 +168,8 @@ def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """Return a group's progress on the logic queues of a static subject; omit queues whose brokers
-    do not answer.
+    """Return a group's progress on the logic queues of a static subject, omitting queues whose
+    brokers do not respond.
     """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
@@ -150,7 +188,7 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
 
 
 def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
-    """Return True if the partition is sealed and the group has acked all its messages."""
+    """Return True if the partition is sealed and the group has acked all of its messages."""
     return (
         partition.partition_id in sealed
         and partition.lag == 0
@@ -195,7 +233,7 @@ def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgres
 
 
 def _parked_without_retries(partition: PartitionProgress) -> int | None:
-    """Return the number of parked messages, excluding those that wait for retry."""
+    """Return the number of parked messages, excluding those that are waiting to be retried."""
     return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
@@ -208,7 +246,9 @@ def _queue_table(queues: Sequence[QueueProgress]) -> Table:
 
 
 def _shorten_owner(owner: str | None) -> str | None:
-    """Shorten a name to OWNER_CHARS_MAX characters; keep the end, which contains the process id."""
+    """Shorten a name to OWNER_CHARS_MAX characters, keeping its end, which contains the process
+    id.
+    """
     if owner is None or len(owner) <= OWNER_CHARS_MAX:
         return owner
     half = OWNER_CHARS_MAX // 2

@@ -30,7 +30,8 @@ from ...protocol.errors import ConfigError, Reason
 from ...protocol.text import counted, listed, mask_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
-from ..screen import make_table, show_json, show_line, show_table
+from ..screen import make_table, show_data, show_line, show_table
+from ..status import showing
 
 PRIVATE_MODE = 0o600
 CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
@@ -55,12 +56,12 @@ LOSSES = (
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
-    Return the settings of a metaserver with this database; a database server needs no folder.
+    Return the settings of a metaserver with this database. A database server needs no folder.
 
-    If neither is given, the URL is read from the environment, like a metaserver does.
+    If neither is given, the URL is read from the environment, as a metaserver would do.
 
     Raises:
-        ConfigError: no database is given, or the URL is invalid.
+        ConfigError: no database was given, or the URL is invalid.
     """
     if data is None and database_url is None:
         database_url = os.environ.get(DATABASE_URL_VARIABLE)
@@ -78,7 +79,7 @@ async def _read_rights(settings: MetaserverSettings, source: str) -> ImportedRig
 
 
 def _source_settings(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
-    """Return the settings for a source database; None if the source is a backup file."""
+    """Return the settings for a source database, or None if the source is a backup file."""
     if "://" in source:
         return replace(settings, database_url=source)
     path = Path(source)
@@ -94,15 +95,16 @@ async def rebuild(
     options: dict[str, Any],
     access_from: str | None = None,
 ) -> None:
-    """Rebuild a database, and show what was restored and what is missing."""
+    """Rebuild a database and show what was restored and what is missing."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in parse_addresses(text)]
     rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
     try:
-        cluster = await rebuild_database(
-            settings, network, addresses, options=RebuildOptions(**options), rights=rights
-        )
+        with showing(f"rebuilding the database from {counted(len(addresses), 'broker')}"):
+            cluster = await rebuild_database(
+                settings, network, addresses, options=RebuildOptions(**options), rights=rights
+            )
     finally:
         await network.close()
     rebuilt = [_subject_fields(subject) for subject in cluster.subjects]
@@ -123,8 +125,8 @@ async def rebuild(
     notes = [_rights_line(rights, access_from), CORDONS, HISTORY]
     if groups:
         notes += [SETTINGS.format(listed(groups)), LOSSES]
-    if output is OutputFormat.JSON:
-        show_json(rebuilt)
+    if output is not OutputFormat.TABLE:
+        show_data(output, rebuilt)
         for line in notes:
             show_line(line, errors=True)
         return
@@ -145,7 +147,7 @@ async def rebuild(
 
 
 def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
-    """Return the note about tokens, grants and quotas."""
+    """Return a note about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
     counts = (
@@ -157,6 +159,7 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
 
 
 def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
+    """Return a rebuilt subject as JSON fields."""
     unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
     return {
         "subject": subject.name,
@@ -177,7 +180,7 @@ def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
 
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
-    """Upgrade the schema, and show its revision."""
+    """Upgrade the schema and show its revision."""
     settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
@@ -187,14 +190,14 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
         broker_ttl_ms=settings.broker_ttl_ms,
     ) as database:
         name = database.name
-    if output is OutputFormat.JSON:
-        show_json({"database": name, "revision": HEAD})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"database": name, "revision": HEAD})
     else:
         show_line(f"{name}: the schema is at revision {HEAD}")
 
 
 def backup_content(file: Path) -> bytes:
-    """Return the content of a backup file; raise ConfigError if it cannot be read."""
+    """Return the content of a backup file. Raises ConfigError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:
@@ -221,8 +224,8 @@ async def backup(
         raise ConfigError(
             Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
         ) from error
-    if output is OutputFormat.JSON:
-        show_json(head)
+    if output is not OutputFormat.TABLE:
+        show_data(output, head)
     else:
         show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
 
@@ -233,7 +236,7 @@ async def restore(
     """Fill an empty database from a backup."""
     settings = database_settings(data, database_url)
     head, rows = await restore_database(settings, backup_content(file), str(file))
-    if output is OutputFormat.JSON:
-        show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"rows": rows, "cluster": head.cluster, "program": head.program})
         return
     show_line(f"{rows} rows are restored. Start the metaserver, then: keylane meta verify")

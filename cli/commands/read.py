@@ -1,5 +1,5 @@
-"""`keylane read`: prints messages of a subject by time, offset and key; no group, no lock, no
-acks.
+"""`keylane read`: prints messages of a subject, selected by time, offset and key, without a group,
+locks or acks.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from datetime import UTC, datetime
 from ...consumer import Reader
 from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.text import parse_number
-from ..message_json import message_json
+from ..message_json import message_printer
 from ..options import WAIT_S, OutputFormat, parse_time
-from .consume import parse_format
-
-TEXT_TEMPLATE = "{partition}:{offset} {key} {value}"
+from .consume import MESSAGE_LINE
 
 
 def parse_bound(text: str) -> str | int | datetime:
     """
-    Parse the value of --from or --to: a keyword or an age, which is returned unchanged, an offset,
-    or a time.
+    Parse the value of --from or --to: an offset, a time, or a keyword or age, which is returned
+    unchanged.
 
     Raises:
         ConfigError: the text is none of these.
@@ -45,13 +43,11 @@ async def read_subject(
     partition: int | None,
     limit: int | None,
     follow: bool,
-    template: str,
 ) -> None:
-    """Print messages until all are read, `limit` are printed, or the command is interrupted."""
-    as_json = output is OutputFormat.JSON or template == "json"
-    format_message = (
-        message_json if as_json else parse_format(TEXT_TEMPLATE if template == "text" else template)
-    )
+    """Print messages until all have been read, `limit` have been printed, or the command is
+    interrupted.
+    """
+    format_message = message_printer(output, MESSAGE_LINE)
     reader = Reader(
         meta,
         subject,

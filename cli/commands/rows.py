@@ -2,13 +2,13 @@
 fields may be the order key.
 
 CSV is UTF-8 with a header, commas, and `"` as the quote. A quoted field may contain line ends,
-which are kept; a row has the number of its first line. Blank lines are skipped.
+which are kept. The number of a row is that of its first line. Blank lines are skipped.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import msgspec
@@ -25,8 +25,8 @@ BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": I
 
 
 def guess_format(path: Path | None) -> InputFormat:
-    """Return the format that a file's suffix implies; LINES for other suffixes and standard
-    input.
+    """Return the format implied by a file's suffix, which is LINES for standard input and all other
+    suffixes.
     """
     return (
         InputFormat.LINES if path is None else BY_SUFFIX.get(path.suffix.lower(), InputFormat.LINES)
@@ -35,15 +35,17 @@ def guess_format(path: Path | None) -> InputFormat:
 
 class Ndjson:
     """
-    Parses NDJSON: each line is a JSON object, and is sent unchanged.
+    Parses NDJSON: each line is a JSON object and is sent unchanged.
 
     Args:
-        key_field: the field with the order key; None: lines contain no key.
+        key_field: the field with the order key; None if the lines contain no key.
+        key: the order key of every line; it must not be the name of a field.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
-    def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
+    def __init__(self, key_field: str | None, *, key: str = "", keyless: bool = False) -> None:
         self._key_field = key_field
+        self._key = key
         self._keyless = keyless
 
     async def records(
@@ -67,6 +69,7 @@ class Ndjson:
             fields = msgspec.json.decode(line, type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"not a JSON object: {error}") from None
+        _check_constant_key(self._key, fields)
         if self._key_field is None:
             return OutgoingMessage(b"", line)
         key = fields.get(self._key_field)
@@ -83,12 +86,14 @@ class CsvTable:
     Parses CSV: each row is sent as a JSON object of strings, with the column names of the header.
 
     Args:
-        key_field: the column with the order key; None: rows contain no key.
+        key_field: the column with the order key; None if the rows contain no key.
+        key: the order key of every row; it must not be the name of a column.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
-    def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
+    def __init__(self, key_field: str | None, *, key: str = "", keyless: bool = False) -> None:
         self._key_field = key_field
+        self._key = key
         self._keyless = keyless
         self._columns: list[str] = []
         csv.field_size_limit(LINE_BYTES_MAX)
@@ -138,6 +143,7 @@ class CsvTable:
     def _read_header(self, record: bytes, line: int) -> None:
         try:
             columns = _parse_row(record)
+            _check_constant_key(self._key, columns)
         except InvalidRequestError as error:
             raise InputError(f"the header: {error.message}", line=line) from None
         duplicates = sorted({name for name in columns if columns.count(name) > 1})
@@ -209,6 +215,16 @@ def _parse_row(record: bytes) -> list[str]:
     except csv.Error as error:
         raise InvalidRequestError(f"not a row of CSV: {error}") from None
     return rows[0] if rows else []
+
+
+def _check_constant_key(key: str, names: Collection[str]) -> None:
+    """Raise InvalidRequestError if `key`, which would be the key of every row, is the name of a
+    field.
+    """
+    if key and key in names:
+        raise InvalidRequestError(
+            f"--key {key} would be the key of every row; --key-field {key} takes it from each row"
+        )
 
 
 def _encode_key(text: str, field: str, *, keyless: bool) -> bytes:

@@ -1,16 +1,20 @@
-"""`keylane scheduled`: lists and cancels scheduled messages, which brokers keep until delivery."""
+"""`keylane scheduled`: lists and cancels scheduled messages, which brokers store until their
+delivery.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
-from ...protocol.scheduled.deliver_at import shown
+from ...protocol.scheduled.deliver_at import format_time
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
+from ..parameters import Argument, Option
 from ..screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
@@ -18,10 +22,10 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
 
-scheduled_app = typer.Typer()
+scheduled_app = CommandGroup()
 BrokerOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--broker",
         metavar="HOST:PORT",
         help="Ask only this broker, and no metaserver.",
@@ -30,15 +34,15 @@ BrokerOption = Annotated[
 ]
 
 
-@scheduled_app.command("list")
+@scheduled_app.add("list")
 @expand_options
 def scheduled_list(
     *,
     subject: Annotated[
-        str | None, typer.Option(metavar="SUBJECT", help="Only messages for this subject.")
+        str | None, Option(metavar="SUBJECT", help="Only messages for this subject.")
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
+        int, Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
     ] = 100,
     broker: BrokerOption = None,
     common: CommonOptions,
@@ -52,7 +56,7 @@ def scheduled_list(
         lambda admin: admin.list_scheduled(subject=subject, limit=limit, broker=broker), _show
     )
     if scheduled.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _show(scheduled: ScheduledMessages) -> None:
@@ -60,7 +64,7 @@ def _show(scheduled: ScheduledMessages) -> None:
         (
             each.scheduled_id,
             each.subject,
-            shown(each.deliver_at_ms),
+            format_time(each.deliver_at_ms),
             each.broker_group,
             each.size_bytes,
             f"will be dropped: {each.drop}" if each.drop else "due" if each.due else "",
@@ -75,11 +79,11 @@ def _show(scheduled: ScheduledMessages) -> None:
         show_line(f"{broker} is not listed: {problem}")
 
 
-@scheduled_app.command("cancel")
+@scheduled_app.add("cancel")
 @expand_options
 def scheduled_cancel(
     scheduled_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
+        str, Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
     ],
     *,
     broker: BrokerOption = None,
@@ -90,13 +94,13 @@ def scheduled_cancel(
     """
     from ..connection import open_admin
     from ..options import OutputFormat
-    from ..screen import show_json
+    from ..screen import show_data
 
     async def cancel(meta: str, output: OutputFormat) -> None:
         async with open_admin(broker or meta) as admin:
             outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
-        if output is OutputFormat.JSON:
-            show_json({"scheduled_id": scheduled_id, "outcome": outcome})
+        if output is not OutputFormat.TABLE:
+            show_data(output, {"scheduled_id": scheduled_id, "outcome": outcome})
         else:
             show_line(f"{scheduled_id}: {outcome}")
 

@@ -1,5 +1,5 @@
-"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available; for
-scripts.
+"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available;
+intended for scripts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ...protocol.errors import (
 )
 from ...protocol.text import counted, listed
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
+from ..status import showing
 
 POLL_SECONDS = 0.1
 
@@ -31,40 +32,43 @@ async def wait_for_servers(
     `timeout_s` seconds.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answered in this time.
-        StorageError, UnavailableError: the metaserver is not ready, or too few broker groups
-            are available, after this time.
+        NotSentError, OutcomeUnknownError: no metaserver responded in time.
+        StorageError, UnavailableError: the metaserver did not become ready, or too few broker
+            groups became available, in time.
         KeylaneError: raised immediately if waiting cannot help, for example because another program
-            answers.
+            responds.
     """
     started_at = time.monotonic()
     last_error: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
-    async with Admin(meta) as admin:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    try:
-                        names = await _available_groups(admin, brokers)
-                        break
-                    except KeylaneError as error:
-                        if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
-                            raise
-                        last_error = error
-                    await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError:
-            text = f"after {timeout_s:g} s: {last_error.message}"
-            raise last_error.copy(message=text) from last_error
+    with showing(lambda: f"waiting for {meta}: {last_error.message}"):
+        async with Admin(meta) as admin:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        try:
+                            names = await _available_groups(admin, brokers)
+                            break
+                        except KeylaneError as error:
+                            if error.retry is RetryRule.NEVER and not isinstance(
+                                error, StorageError
+                            ):
+                                raise
+                            last_error = error
+                        await asyncio.sleep(POLL_SECONDS)
+            except TimeoutError:
+                text = f"after {timeout_s:g} s: {last_error.message}"
+                raise last_error.copy(message=text) from last_error
     waited_s = time.monotonic() - started_at
-    if output is OutputFormat.JSON:
-        show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
         return
     groups = counted(len(names), "broker group is", "broker groups are")
     show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")
 
 
 async def _available_groups(admin: Admin, count: int) -> list[str]:
-    """Return the names of the available broker groups; raise an error if there are fewer than
+    """Return the names of the available broker groups. Raises an error if there are fewer than
     `count` or the metaserver is not ready.
     """
     health = await admin.health()

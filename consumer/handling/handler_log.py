@@ -2,13 +2,15 @@
 Composes the log lines about failing and hanging messages, and limits how often they are logged.
 Pure.
 
-    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line
+    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line,
+                 │                                                  which is no warning if it was
+                 │                                                  only slow
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
-    A message that got a line gets another one at its end; every other message is in the next
-    summary. At most 2 * LINES_PER_MINUTE messages get their first line within a minute. Keys are
-    logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
+    A message that was logged gets another line at its end; every other message is counted in the
+    next summary. At most 2 * LINES_PER_MINUTE messages get their first line within a minute. Keys
+    are logged as a digest, the same as `printf %s KEY | b2sum -l 64` prints.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass
 from ...protocol.log_filter import Allowance, LineLimit, Repeats
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
-from ...protocol.text import counted, printable, seconds
+from ...protocol.text import counted, format_seconds, printable
 from ..log_names import consumer_name, message_name
 
 LINES_PER_MINUTE = 10
@@ -39,31 +41,33 @@ SEALED_WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log line, and whether to log the error's traceback with it."""
+    """A log line, whether to log the error's traceback with it, and whether it is a warning."""
 
     text: str
     traceback: bool = False
+    warns: bool = True
 
 
 @dataclass(slots=True)
 class _FailingMessage:
-    """A message that has failed, or whose handler has been running for long."""
+    """A message that has failed, or whose handler has been running for a long time."""
 
     message: Message
     repeats: Repeats
     kind: str = ""
     """The kind of the last error; empty while the first attempt runs."""
     hangs: bool = False
-    """True if its handler had been running for long at the last check."""
+    """True if its handler had been running for a long time at the last check."""
 
 
 class HandlerLog:
     """
-    The failing and hanging messages of one consumer; all times are boot-clock milliseconds.
+    Tracks the failing and hanging messages of one consumer. All times are in milliseconds on the
+    boot clock.
 
     Args:
-        runner: the phrase for what handles messages.
-        done: the phrase for a message that has been handled.
+        runner: the phrase that log lines use for the code that handles messages.
+        done: the phrase that log lines use for a message that has been handled.
         ordered: True if later messages of a key wait for a failing one; False: no message waits for
             another.
     """
@@ -79,11 +83,11 @@ class HandlerLog:
         self._line_limit = LineLimit(allowance)
         self._traceback_limit = LineLimit(Allowance(1, 1000 / TRACEBACK_EVERY_MS), allowance)
         self._name = ""
-        """The consumer's name, as its messages know it."""
+        """The consumer's name, as its messages state it."""
         self._unlogged_count = 0
-        """The number of failing messages that have had no line."""
+        """The number of failing messages that have not been logged individually."""
         self._handled = self._given_up = 0
-        """How many of those were handled, or dropped (`_given_up`), since the last summary."""
+        """How many of those were handled, or given up (`_given_up`), since the last summary."""
         self._summary_times: Repeats | None = None
 
     def record_failure(
@@ -98,13 +102,13 @@ class HandlerLog:
         sealed: bool = False,
     ) -> LogLine | None:
         """
-        Record that attempt `message.attempt` failed with an error of `kind`, and that the next one
-        is in `wait_ms`.
+        Record that attempt `message.attempt` failed with an error of `kind`, and that the next
+        attempt follows in `wait_ms`.
 
         Args:
             text: the error's text.
-            asked_for: the reason, possibly empty, if the handler requested a retry; None: it
-                failed.
+            asked_for: the reason, possibly empty, that the handler gave when it requested a retry;
+                None: the handler failed.
             sealed: True if the message's partition is sealed, so that its children wait for the
                 message.
         """
@@ -128,8 +132,8 @@ class HandlerLog:
             )
         return LogLine(
             f"{self._runner} {outcome} on {message_name(message)}: attempt {message.attempt}, "
-            f"{seconds(now_ms - failing.repeats.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}{self._waiting_suffix(message, ',')}"
+            f"{format_seconds(now_ms - failing.repeats.since_ms)} since the first; it is tried "
+            f"again in {format_seconds(wait_ms)}{self._waiting_suffix(message, ',')}"
             f"{'' if asked_for else _error_suffix(text)}"
             f"{SEALED_WAITS if sealed else ''}",
             traceback,
@@ -145,16 +149,16 @@ class HandlerLog:
             return None
         self._mark_logged(failing, now_ms)
         return LogLine(
-            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on "
+            f"{self._runner} has been running for {format_seconds(now_ms - since_ms)} on "
             f"{message_name(message)}: "
             f"attempt {message.attempt}, "
-            f"{seconds(now_ms - failing.repeats.since_ms)} since the first"
+            f"{format_seconds(now_ms - failing.repeats.since_ms)} since the first"
             f"{self._waiting_suffix(message, ';')}"
         )
 
     def record_stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that the `record_running` handler has finished with `message`; a failure is
-        already logged.
+        """Record that a handler reported by `record_running` has finished with `message`; a failure
+        is already logged.
         """
         failing = self._failing.get(_message_id(message))
         return (
@@ -162,7 +166,7 @@ class HandlerLog:
         )
 
     def record_handled(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that a message that had failed or hung is handled."""
+        """Record that a message that had failed or hung has been handled."""
         return self._end(message, now_ms, handled=True)
 
     def record_set_aside(
@@ -176,11 +180,11 @@ class HandlerLog:
         asked_for: bool = False,
     ) -> LogLine | None:
         """
-        Record that a message is set aside and, if `with_key`, that later messages of its key wait
-        with it.
+        Record that a message is set aside and, if `with_key` is set, that later messages of its key
+        wait with it.
 
         Args:
-            pause_ms: milliseconds until it is retried automatically; None: it is not.
+            pause_ms: milliseconds until it is retried automatically; None: never.
             asked_for: True if the handler requested a retry, so that no traceback is logged.
         """
         failing = self._failing.pop(_message_id(message), None)
@@ -197,32 +201,34 @@ class HandlerLog:
             "is parked with the later messages of its key" if with_key else "is set aside alone"
         )
         if pause_ms is not None:
-            outcome = f"is set aside alone, and tried again in {seconds(pause_ms)}"
+            outcome = f"is set aside alone, and tried again in {format_seconds(pause_ms)}"
         attempts = counted(message.attempt, "attempt")
         return LogLine(f"{message_name(message)} {outcome}: {kind} after {attempts}", traceback)
 
     @property
     def has_open_failures(self) -> bool:
-        """Return True while any message that has failed or hung is not finished."""
+        """True while any message that has failed or hung is not finished."""
         return bool(self._failing)
 
     def record_all_given_up(
         self, predicate: Callable[[Message], bool], now_ms: int
     ) -> list[LogLine]:
-        """Record each message that matches the predicate as dropped; see `record_given_up`."""
+        """Record that each message that matches the predicate is given up; see
+        `record_given_up`.
+        """
         messages = [each.message for each in self._failing.values() if predicate(each.message)]
         lines = [self._end(message, now_ms, handled=False) for message in messages]
         return [line for line in lines if line is not None]
 
     def record_given_up(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that a message is no longer retried by this consumer; return None if it neither
+        """Record that this consumer no longer retries a message. Return None if the message neither
         failed nor hung.
         """
         return self._end(message, now_ms, handled=False)
 
     def build_summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
-        """Return a summary of the messages without a line if it is due, or at once with `last`. To
-        be called about once a second.
+        """Return a summary of the messages that were not logged individually if one is due, or in
+        any case if `last` is set. Call this about once a second.
         """
         if not self._unlogged_count and not self._handled and not self._given_up:
             self._summary_times = None
@@ -249,7 +255,9 @@ class HandlerLog:
         return LogLine(text)
 
     def _describe_unlogged(self, now_ms: int) -> str:
-        """Return the errors of the messages without a line, and the oldest of these messages."""
+        """Describe the messages that were not logged individually: their errors, and the oldest
+        message.
+        """
         unlogged = [failing for failing in self._failing.values() if not failing.repeats.open]
         if not unlogged:
             return ""
@@ -258,15 +266,15 @@ class HandlerLog:
         )
         oldest = min(unlogged, key=lambda failing: failing.repeats.since_ms)
         kind_counts = ", ".join(f"{kind} {count}" for kind, count in kinds)
-        age = seconds(now_ms - oldest.repeats.since_ms)
+        age = format_seconds(now_ms - oldest.repeats.since_ms)
         return (
             f" ({kind_counts}); the oldest is {message_name(oldest.message)}: "
             f"attempt {oldest.message.attempt}, {age} since the first"
         )
 
     def _waiting_suffix(self, message: Message, separator: str) -> str:
-        """Return the clause about later messages that wait; empty if the message has no key or is
-        set aside from its key.
+        """Return the clause about later messages that are waiting, or "" if the message has no key
+        or is set aside from its key.
         """
         waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
         return f"{separator} later messages of its key wait" if waits else ""
@@ -294,7 +302,7 @@ class HandlerLog:
             self._given_up += not handled
             return None
         tries = counted(message.attempt, "attempt")
-        tries_suffix = f"after {tries} and {seconds(now_ms - failing.repeats.since_ms)}"
+        tries_suffix = f"after {tries} and {format_seconds(now_ms - failing.repeats.since_ms)}"
         outcome = (
             f"{self._done} {tries_suffix}"
             if handled
@@ -302,11 +310,13 @@ class HandlerLog:
             f"partition is handed "
             "over; the next owner tries it again"
         )
-        return LogLine(f"{message_name(message)} {outcome}")
+        # A message that was only slow has already been warned about.
+        warns = not handled or bool(failing.kind)
+        return LogLine(f"{message_name(message)} {outcome}", warns=warns)
 
 
 def _error_suffix(text: str) -> str:
-    """Return the clause with an error's text, on one line."""
+    """Return the clause that shows an error's text on one line."""
     return f"; the error says: {printable(text.strip())[:TEXT_CHARS_MAX]}" if text.strip() else ""
 
 

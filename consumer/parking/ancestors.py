@@ -1,8 +1,8 @@
 """Adopts the parked messages of a partition's parents, and notifies ancestors whose messages are no
 longer needed.
 
-    begin ─▶ TakeParked, page by page ─▶ Adopt ─▶ the last page: adopted
-    no message of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
+    begin ─▶ AdoptParked, page by page ─▶ Adopt ─▶ the last page: adopted
+    no message of an ancestor is parked ─▶ ReleaseParked ─▶ the ancestor is notified
 
 Invariants
     A child pulls nothing before it has adopted the parked messages of its range from each parent.
@@ -24,7 +24,7 @@ from ...protocol.errors import (
     KeylaneError,
     UnreachableError,
 )
-from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
+from ...protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
 from ...protocol.parked import Adopt, AncestorNotified, decode_adopted
 from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
@@ -38,27 +38,27 @@ class Ancestors:
     Tracks the ancestors that keep parked messages for one partition.
 
     Args:
-        refresh: lists the parked keys, and updates `unneeded`.
+        refresh: lists the parked keys, and updates `unneeded_ancestors`.
     """
 
     def __init__(
         self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
-        self.unneeded: tuple[int, ...] = ()
+        self.unneeded_ancestors: tuple[int, ...] = ()
         """The ancestors that keep messages for the group, of which none is parked any more."""
         self._context = context
         self._sender = sender
         self._refresh = refresh
         self._called: set[int] = set()
-        """The parents that were called at the address in the grant."""
+        """The parents that were called at the address given in the grant."""
         self._lost: set[int] = set()
         """The parents whose loss was accepted."""
         self._adopted = False
         self._notify_task: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Adopt the parked messages of all parents that are not adopted yet. Return the broker's
-        version.
+        """Adopt the parked messages of all parents that have not been adopted yet. Return the
+        broker's version.
         """
         version = answer.parked_version
         grant, adopted_under = self._context.grant, dict(answer.adopted_under)
@@ -74,13 +74,15 @@ class Ancestors:
         return version
 
     def update_grant(self, grant: Grant) -> None:
-        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        """Update the ancestors from a newer grant of the same lease, unless all have been
+        adopted.
+        """
         if not self._adopted:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ():
-        those of this partition.
+        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ()
+        means those of this partition.
         """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
@@ -102,14 +104,14 @@ class Ancestors:
             return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
         pending = list(ranges) or [(partition.range_start, partition.range_end)]
-        version, first, message_count = 0, 0, 0
+        version, first_row, message_count = 0, 0, 0
         while pending:
-            request = TakeParked(parent_id, context.lease[1], *pending[0], first)
+            request = AdoptParked(parent_id, context.lease[1], *pending[0], first_row)
             answer, payload = await broker.call(request)
-            assert isinstance(answer, ParkedTaken)
+            assert isinstance(answer, ParkedToAdopt)
             keys = tuple(decode_adopted(payload))
             message_count += sum(end - start for key in keys for _, start, end in key.rows)
-            first = answer.following or 0
+            first_row = answer.following or 0
             if answer.following is None:
                 pending.pop(0)
             adopt = Adopt(parent_id, keys, not pending, answer.sources)
@@ -125,7 +127,7 @@ class Ancestors:
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        Return the current address of a partition's broker; None if its messages are gone.
+        Return the current address of a partition's broker, or None if its messages are gone.
 
         Raises:
             UnreachableError: the broker is down.
@@ -147,23 +149,23 @@ class Ancestors:
             )
         return None
 
-    def notify_unneeded(self) -> None:
+    def notify_unneeded_ancestors(self) -> None:
         """Start to notify ancestors that none of their messages is parked any more; the next call
         retries after failures.
         """
         if self._context.grant.partition.parents and self._notify_task is None:
-            self._notify_task = self._context.spawn(self._notify, "leave")
+            self._notify_task = self._context.spawn(self._notify, "release")
 
     async def _notify(self) -> None:
         context = self._context
         partition = context.grant.partition
         try:
             await self._refresh()
-            for source in self.unneeded:
+            for source in self.unneeded_ancestors:
                 address = await self._address_of(source)
                 if address is not None:
                     _, group, _, token = context.lease
-                    request = LeaveParked(
+                    request = ReleaseParked(
                         source, group, partition.range_start, partition.range_end, token
                     )
                     try:

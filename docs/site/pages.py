@@ -1,26 +1,27 @@
-"""Generates pages of the site from the code: the home page from README.md, the API, the settings,
-the errors and the commands. MkDocs calls `on_files` and `on_page_markdown`.
+"""Generates pages of the site from the code: the home page from README.md, the API, the errors, the
+commands, and those of servers.py. MkDocs calls `on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
 
 import inspect
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from servers import http_lines, limit_lines, metric_lines, setting_lines, table_cell
 
 from keylane import errors
 from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTERNAL_LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)]*)\)")
-"""Matches a link to a file of the repository that is not a page."""
+PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
+"""Matches a link to a page or file in a parent folder."""
 CLIENTS = {
     "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
     "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
@@ -31,15 +32,19 @@ CLIENTS = {
     "outbox": ("outbox.Outbox",),
     "sink": ("sink.FencedSession",),
 }
-"""The API pages, and the names that each page documents."""
+"""The API pages, with the names that each of them documents."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Add the generated pages to the site."""
     pages = {
         "index.md": home_page(),
         "reference/errors.md": "\n".join(error_lines()),
         "reference/commands.md": "\n".join(command_lines()),
+        "reference/settings.md": "\n".join(setting_lines()),
+        "reference/metrics.md": "\n".join(metric_lines()),
+        "reference/http.md": "\n".join(http_lines()),
+        "reference/limits.md": "\n".join(limit_lines()),
         **{f"reference/{page}.md": api_page(page, names) for page, names in CLIENTS.items()},
     }
     for name, content in pages.items():
@@ -48,8 +53,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files that are not pages by their text."""
-    return EXTERNAL_LINK.sub(r"\1", markdown)
+    """Replace links to files outside the documentation with their text."""
+    folder = posixpath.dirname(page.file.src_uri)
+
+    def without_outside(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(folder, link[2]))
+        return link[1] if target.startswith("..") else link[0]
+
+    return PARENT_LINK.sub(without_outside, markdown)
 
 
 def home_page() -> str:
@@ -58,18 +69,18 @@ def home_page() -> str:
     text = re.sub(r"\]\(docs/([^)]*)\)", r"](./\1)", text).replace(
         "(./decisions/)", "(./decisions/README.md)"
     )
-    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w/]+\.md)[^)]*\)", r"\1", text)
+    text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|\./[\w./-]+\.md)[^)]*\)", r"\1", text)
     return text.replace("](./", "](")
 
 
 def api_page(page: str, names: Iterable[str]) -> str:
-    """Return an API page, which documents each of these names."""
+    """Return an API page that documents these names."""
     title = page if page in {"sync", "outbox", "sink"} else page.capitalize()
     return "\n\n".join([f"# {title}", *(f"::: {qualified_name(name)}" for name in names)])
 
 
 def qualified_name(name: str) -> str:
-    """Return the module and name where `keylane.NAME` is defined."""
+    """Return the module and name under which `keylane.NAME` is defined."""
     module, _, attribute = f"keylane.{name}".rpartition(".")
     target = getattr(__import__(module, fromlist=[attribute]), attribute)
     if not inspect.isclass(target):
@@ -78,7 +89,7 @@ def qualified_name(name: str) -> str:
 
 
 def error_lines() -> Iterator[str]:
-    """Yield the lines of a section for each error class, with a table row for each reason."""
+    """Yield the lines of a section per error class, with a table row for each reason."""
     yield "# Errors"
     yield ""
     yield "Every error has a code that never changes its meaning. `fate` says whether the call took"
@@ -104,15 +115,10 @@ def error_lines() -> Iterator[str]:
             yield f"| {each.code} | `{each.name}` | {cells} |"
 
 
-def table_cell(text: str) -> str:
-    """Escape a text for a table cell."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
-
-
 def command_lines() -> Iterator[str]:
-    """Yield the lines of a section for each command, with its arguments and options."""
+    """Yield the lines of a section per command, with its arguments and options."""
     yield "# Commands"
-    yield from _command_lines(typer.main.get_command(app), None, "keylane")
+    yield from _command_lines(app, None, "keylane")
 
 
 def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
@@ -133,7 +139,11 @@ def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
 def _parameter_row(parameter: Any) -> str:
     if getattr(parameter, "hidden", False) or parameter.name == "help":
         return ""
-    default = parameter.default
-    shown_default = "" if default is None or callable(default) or default == () else f"`{default}`"
+    default = parameter.to_info_dict().get("default")  # None, not click's mark, if there is none
+    has_default = not parameter.required and default not in (None, "", (), [])
+    shown_default = f"`{str(default).lower() if default in (True, False) else default}`"
+    described = getattr(parameter, "show_default", None)  # such as "never"
+    shown_default = described if isinstance(described, str) else shown_default * has_default
+    text = getattr(parameter, "summary", "") or getattr(parameter, "help", "")
     names = ", ".join(f"`{each}`" for each in parameter.opts)
-    return f"| {names} | {shown_default} | {table_cell(getattr(parameter, 'help', '') or '')} |"
+    return f"| {names} | {shown_default} | {table_cell(text or '')} |"

@@ -1,7 +1,10 @@
-"""Finds work for the periodic tasks, and builds views of groups for operators. SQL, synchronous."""
+"""Finds work for the periodic tasks and builds views of groups for operators. Runs SQL
+synchronously.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -9,7 +12,14 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
+from ...protocol.control import (
+    EndedMember,
+    GroupList,
+    GroupMember,
+    GroupSummary,
+    GroupView,
+    OwnerView,
+)
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
@@ -30,12 +40,12 @@ from ..sql.schema import (
     starts,
     subjects,
 )
-from .group_rows import read_stored
+from .group_rows import client_is_suspended, read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueWork:
-    """The work that is due in one round of the periodic tasks; usually none."""
+    """The work that is due in one round of the periodic tasks; usually there is none."""
 
     groups: tuple[int, ...]
     """Ids of the groups to settle now."""
@@ -50,14 +60,14 @@ class DueWork:
     creations: bool = False
     """True if the creation of a subject is unfinished."""
     versions: tuple[int, ...] = ()
-    """A fingerprint of all group versions: equal to an earlier one only if no group has changed in
+    """A fingerprint of all group versions. It equals an earlier one only if no group has changed in
     between.
     """
 
 
 _expired_query = sa.select(sessions.c.group_id).where(
-    # A subquery reads the clock once: PostgreSQL cannot use the index with a clock that is read for
-    # each row, and this query runs in every round.
+    # A subquery reads the clock only once. PostgreSQL could not use the index if the clock were
+    # read for each row, and this query runs in every round.
     sessions.c.expires_at <= sa.select(now_ms()).scalar_subquery()
 )
 _unsettled_query = (
@@ -93,7 +103,9 @@ _other_work_query = sa.select(
 
 
 _CACHED_WORK = "keylane.nothing_due"
-"""Key in a connection's `info`: when it last found nothing to do, and the result then."""
+"""Key in a connection's `info` that stores when it last found nothing to do, and the result at that
+time.
+"""
 
 
 def read_due_work(connection: Connection) -> DueWork:
@@ -101,8 +113,8 @@ def read_due_work(connection: Connection) -> DueWork:
     Return the work that is due.
 
     Groups are due if they have an expired session, an unsettled change, or a newer route than when
-    they were last settled. On SQLite, a result without any work is cached until something is
-    written, because until then only the expiry of a session can cause new work.
+    they were last settled. With SQLite, a result without any work is cached until something is
+    written, because until then only the expiry of a session can create new work.
     """
     db_version = read_sqlite_version(connection)
     cached_entry: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
@@ -125,8 +137,8 @@ def read_due_work(connection: Connection) -> DueWork:
 
 
 def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
-    """Return the cached result after `elapsed_ms` without a write; None if a session may have
-    expired.
+    """Return the cached result, valid for `elapsed_ms` without a write; None if a session may have
+    expired since.
     """
     if cached.next_expiry_ms is None:
         return cached
@@ -139,8 +151,8 @@ def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
 
 
 def _query_due_work(connection: Connection) -> tuple[DueWork, bool]:
-    """Return the due work, and whether the result can be cached because no work exists or is under
-    way.
+    """Return the due work, and whether the result can be cached because there is no work, due or in
+    progress.
     """
     row = connection.execute(_other_work_query).one()
     groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
@@ -164,14 +176,14 @@ OWNERS = (
     .distinct()
     .order_by(sessions.c.client)
 )
-"""Names of the consumers that hold a partition of a group."""
+"""Names of the consumers that hold a partition in a group."""
 _group_versions_query = sa.select(groups.c.group_id, groups.c.version).where(
     groups.c.group_id.in_(sa.bindparam("ids"))
 )
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return group id → current version."""
+    """Return a dict that maps each group id to its current version."""
     return {
         row.group_id: row.version for row in read_in_chunks(connection, _group_versions_query, ids)
     }
@@ -183,7 +195,7 @@ _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
-    """Return session → grants version, for every session of these groups."""
+    """Return a dict that maps each session in these groups to its grants version."""
     rows = read_in_chunks(connection, _grants_versions_query, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
@@ -219,16 +231,13 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    remaining_ms = (sessions.c.expires_at - now_ms()).label("left_ms")
-    is_alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
     live_sessions = {
         session.session: session
-        for session in connection.execute(
-            sa.select(sessions.c.session, sessions.c.client, remaining_ms).where(is_alive)
-        )
+        for session in connection.execute(_live_query, {"of_group": group_id})
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
     leases_by_id = {lease.partition_id: lease for lease in rows}
+    owned = Counter(lease.session for lease in leases_by_id.values())
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = leases_by_id.get(partition.partition_id)
@@ -253,7 +262,43 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
         silent_ms=None if live_sessions else _read_silent_ms(connection, group_id),
         revision=_read_revision(connection, group_id, busy=bool(live_sessions)),
         given_up=read_given_up(connection, group_id),
+        members=tuple(
+            GroupMember(
+                client=session.client,
+                partitions=owned[session.session],
+                heard_ms=max(0, session.ttl_ms - session.left_ms),
+                expires_in_ms=max(0, session.left_ms),
+                suspended=session.suspended,
+            )
+            for session in live_sessions.values()
+        ),
+        ended=_read_ended(connection, group_id),
     )
+
+
+_live_query = (
+    sa.select(
+        sessions.c.session,
+        sessions.c.client,
+        sessions.c.ttl_ms,
+        (sessions.c.expires_at - now_ms()).label("left_ms"),
+        sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
+    )
+    .join(groups, groups.c.group_id == sessions.c.group_id)
+    .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at > now_ms())
+    .order_by(sessions.c.joined)
+)
+_ended_query = sa.select(
+    groups.c.ended_client, groups.c.ended_left, (now_ms() - groups.c.ended_at).label("ended_ms")
+).where(groups.c.group_id == sa.bindparam("of_group"), groups.c.ended_client.is_not(None))
+
+
+def _read_ended(connection: Connection, group_id: int) -> EndedMember | None:
+    row = connection.execute(_ended_query, {"of_group": group_id}).one_or_none()
+    if row is None:
+        return None
+    ended_ms = None if row.ended_ms is None else max(0, row.ended_ms)
+    return EndedMember(client=row.ended_client, left=bool(row.ended_left), ended_ms=ended_ms)
 
 
 _revision_query = sa.select(groups.c.version, groups.c.last_token).where(
@@ -262,7 +307,7 @@ _revision_query = sa.select(groups.c.version, groups.c.last_token).where(
 
 
 def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
-    """Return the group's revision; while the group has consumers or is being reset, it never equals
+    """Return the group's revision. While the group has consumers or is being reset, it never equals
     the revision of an idle group.
     """
     row = connection.execute(_revision_query, {"of_group": group_id}).one()
@@ -271,7 +316,7 @@ def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
 
 
 def build_revision(group_id: int, version: int, last_token: int) -> str:
-    """Return the revision of an idle group: no live consumers, no reset."""
+    """Return the revision of an idle group, that is, one without live consumers or a reset."""
     return f"{group_id}.{version}.{last_token}"
 
 
@@ -309,7 +354,7 @@ def find_open_group(
 
     Raises:
         InvalidRequestError, GroupUnknownError
-        the errors of `open_subject_row`
+        Any error of `open_subject_row`.
     """
     return find_group(connection, open_subject_row(connection, subject).subject_id, subject, group)
 

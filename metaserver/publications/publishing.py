@@ -1,4 +1,4 @@
-"""Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
+"""Publishes hidden subjects: gives their partitions to their targets. Runs SQL synchronously.
 
     no target     One transaction gives the hidden subject the target's name.
     a target      An operation seals the target's open partitions. Then one transaction changes the
@@ -9,12 +9,12 @@
                   expire, and the open ones, which continue both, stay as they are.
 
 Invariants
-    A publication is journaled together with its changes, so that a repeat changes nothing.
+    A publication is journaled together with its changes, so that repeating it has no effect.
     Without a cut, a publication is refused unless the target's open partitions are the parents with
     which the hidden partitions are hosted. With a cut, any operation may come in between, because
     the cut has sealed the partitions that are replaced.
-    With a cut, no message is deleted of which the caller does not know: the publication compares
-    ends, and the end of a sealed partition never changes.
+    With a cut, no message is deleted that the caller does not know about: the publication compares
+    end offsets, and the end offset of a sealed partition never changes.
 """
 
 from __future__ import annotations
@@ -58,37 +58,44 @@ from .cuts import check_continues_target, check_cut, find_cut, outdated_error, r
 
 
 def begin_publication(
-    connection: Connection, hidden: str, request: PublishSubject, *, driver: str, lease_ms: int
+    connection: Connection,
+    hidden_subject: str,
+    request: PublishSubject,
+    *,
+    driver: str,
+    lease_ms: int,
 ) -> int:
     """
-    Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
+    Publish a hidden subject, or begin the operation that publishes it. Repeating the call has no
+    effect.
 
     Returns:
-        The id of the operation, leased to `driver`; 0 if there was no target, so that the
+        The id of the operation, which is leased to `driver`; 0 if there was no target, so that the
         publication is already done.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, SubjectDeletedError, UnavailableError
-        PublishError: the subject is not hidden, or was made for another target; or the target was
-            created, deleted or changed since. If the target is to be replaced: one of its groups
-            has no position, or has changed since its cursors were read; or the target has messages
-            that the hidden subject lacks.
-        BusyError: the target's partitions are being changed; or it is to be replaced, and one of
-            its groups has live consumers.
+        PublishError: the subject is not hidden or was created for another target, or the target has
+            been created, deleted or changed since. If the target is to be replaced: one of its
+            groups has no position or has changed since its cursors were read, or the target has
+            messages that the hidden subject lacks.
+        BusyError: the target's partitions are being changed, or it is to be replaced and one of its
+            groups has live consumers.
     """
     check_name("subject", request.target)
-    published_id = _find_publication(connection, hidden, request)
+    published_id = _find_publication(connection, hidden_subject, request)
     if published_id is not None:
         return published_id
     rows = {
-        name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
+        name: find_subject(connection, name, lock=True)
+        for name in sorted({hidden_subject, request.target})
     }
     # Check again: another transaction may have held the locks.
-    published_id = _find_publication(connection, hidden, request)
+    published_id = _find_publication(connection, hidden_subject, request)
     if published_id is not None:
         return published_id
-    row, target = rows[hidden], rows[request.target]
-    row = _check_hidden(connection, hidden, row, request)
+    row, target = rows[hidden_subject], rows[request.target]
+    row = _check_hidden(connection, hidden_subject, row, request)
     parents = read_parents(connection, row)
     if target is None:
         # More names than partitions: the subject was made for a target, whose names it counts.
@@ -106,7 +113,7 @@ def begin_publication(
             _move_groups(connection, target, request, list(parents))
     connection.execute(
         sa.insert(publications).values(
-            hidden=hidden,
+            hidden=hidden_subject,
             target=request.target,
             operation_id=operation_id,
             replaces=request.replace,
@@ -129,16 +136,18 @@ def _rename_to_target(connection: Connection, row: SubjectRow, target: str) -> N
     connection.execute(sa.update(subjects).where(this_subject).values(**values))
 
 
-def _find_publication(connection: Connection, hidden: str, request: PublishSubject) -> int | None:
+def _find_publication(
+    connection: Connection, hidden_subject: str, request: PublishSubject
+) -> int | None:
     """
-    Return the operation id of an earlier publication, as `begin_publication` does; None if there is
-    none.
+    Return the operation id of an earlier publication, in the same form as `begin_publication`; None
+    if there is none.
 
     Raises:
         PublishError: it was published in another target, or in another way.
         SubjectDeletedError
     """
-    query = sa.select(publications).where(publications.c.hidden == hidden)
+    query = sa.select(publications).where(publications.c.hidden == hidden_subject)
     publication = connection.execute(query).one_or_none()
     if publication is None:
         return None
@@ -146,54 +155,56 @@ def _find_publication(connection: Connection, hidden: str, request: PublishSubje
         replacement_text = ", replacing it" if publication.replaces else ""
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {publication.target!r}{replacement_text}",
-            subject=hidden,
+            f"{hidden_subject!r} was published in {publication.target!r}{replacement_text}",
+            subject=hidden_subject,
             target=request.target,
         )
-    _check_subject_id(hidden, publication.subject_id, request)
+    _check_subject_id(hidden_subject, publication.subject_id, request)
     return int(publication.operation_id)
 
 
-def _check_subject_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
-    """Check that the request means this subject, and not an earlier one of the same name. Raises
-    SubjectDeletedError.
+def _check_subject_id(hidden_subject: str, subject_id: int, request: PublishSubject) -> None:
+    """Check that the request refers to this subject, and not to an earlier one with the same name.
+    Raises SubjectDeletedError.
     """
     if request.subject_id and request.subject_id != subject_id:
         raise SubjectDeletedError(
-            f"hidden subject {hidden!r} with id {request.subject_id} was deleted; a later subject "
-            "of the same name is not published in its place",
-            subject=hidden,
+            f"hidden subject {hidden_subject!r} with id {request.subject_id} was deleted; a later "
+            "subject of the same name is not published in its place",
+            subject=hidden_subject,
         )
 
 
 def _check_hidden(
-    connection: Connection, hidden: str, row: SubjectRow | None, request: PublishSubject
+    connection: Connection, hidden_subject: str, row: SubjectRow | None, request: PublishSubject
 ) -> SubjectRow:
-    """Return the row if it is a hidden subject that can be published in the target. Raises the same
-    errors as `begin_publication`.
+    """Return the row if it belongs to a hidden subject that can be published in the target. Raises
+    the same errors as `begin_publication`.
     """
     if row is None:
         check_database_complete(connection)
-        raise SubjectUnknownError(subject=hidden)
+        raise SubjectUnknownError(subject=hidden_subject)
     if row.deleting:
-        raise being_deleted_error(connection, row.subject_id, hidden)
-    _check_subject_id(hidden, row.subject_id, request)
+        raise being_deleted_error(connection, row.subject_id, hidden_subject)
+    _check_subject_id(hidden_subject, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {hidden!r} is not hidden",
-            subject=hidden,
+            f"subject {hidden_subject!r} is not hidden",
+            subject=hidden_subject,
             target=request.target,
         )
     if row.hidden_for != request.target:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was made for {row.hidden_for!r}",
-            subject=hidden,
+            f"{hidden_subject!r} was made for {row.hidden_for!r}",
+            subject=hidden_subject,
             target=request.target,
         )
     if row.route_version == 0:
-        raise SubjectUnknownError(f"the creation of {hidden!r} is not finished yet", subject=hidden)
+        raise SubjectUnknownError(
+            f"the creation of {hidden_subject!r} is not finished yet", subject=hidden_subject
+        )
     return row
 
 
@@ -235,8 +246,8 @@ def _journal_publication(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Journal the operation, and give the hidden subject's partitions to the target. Brokers host
-    them already; they become visible when the operation is done.
+    """Journal the operation and give the hidden subject's partitions to the target. Brokers already
+    host them; they become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)
@@ -280,8 +291,8 @@ def _move_groups(
     connection: Connection, target: SubjectRow, request: PublishSubject, children: list[int]
 ) -> None:
     """
-    Store where the target's groups continue in the new partitions. Brokers apply it like the starts
-    of new groups.
+    Store where the target's groups continue in the new partitions. Brokers treat these positions
+    like the starts of new groups.
 
     Raises:
         InvalidRequestError: a position belongs to another partition.

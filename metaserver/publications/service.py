@@ -1,5 +1,4 @@
-"""Creates hidden subjects and publishes them. Network I/O around SQL, the creation of subjects and
-the driver of operations.
+"""Creates hidden subjects and publishes them. Does network I/O and runs SQL.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish
      ─▶ an operation; without a target only a new name
@@ -47,11 +46,11 @@ class PublicationService:
 
     async def hide(self, target: str, request: HideSubject) -> SubjectView:
         """
-        Create a hidden subject and host its partitions; a repeat continues an interrupted call.
-        Does not wait for the cut.
+        Create a hidden subject and host its partitions. Repeating the call continues an interrupted
+        one. Does not wait for the cut.
 
         Raises:
-            KeylaneError: any error of `plan_hidden`, `Catalogue.complete` or `begin_cut`.
+            KeylaneError: any error of `plan_hidden`, `Catalogue.complete_creation` or `begin_cut`.
         """
         row = await self._database.write(
             plan_hidden,
@@ -68,6 +67,7 @@ class PublicationService:
         return await self._catalogue.read_subject(request.hidden)
 
     async def _begin_cut(self, target: str, request: HideSubject) -> None:
+        """Begin the cut for a hidden subject and start driving it."""
         operation_id = await self._database.write(
             begin_cut,
             request.hidden,
@@ -79,29 +79,30 @@ class PublicationService:
         if operation_id:
             await self._operations.drive(operation_id)
 
-    async def publish(self, hidden: str, request: PublishSubject) -> Publication:
+    async def publish(self, hidden_subject: str, request: PublishSubject) -> Publication:
         """
-        Publish a hidden subject, or report the progress. Does not wait for the operation.
+        Publish a hidden subject, or report the progress of its publication. Does not wait for the
+        operation.
 
         Raises:
             KeylaneError: any error of `begin_publication`; nothing was changed.
         """
         operation_id = await self._database.write(
             begin_publication,
-            hidden,
+            hidden_subject,
             request,
             driver=self._operations.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         self._after_step("published")
-        self._catalogue.wake_route_waiters([Subject(hidden), Subject(request.target)])
+        self._catalogue.wake_route_waiters([Subject(hidden_subject), Subject(request.target)])
         if not operation_id:
-            return Publication(hidden=hidden, target=request.target)
+            return Publication(hidden=hidden_subject, target=request.target)
         view = await self._operations.drive(operation_id)
         if view is None:
-            return Publication(hidden=hidden, target=request.target)
+            return Publication(hidden=hidden_subject, target=request.target)
         return Publication(
-            hidden=hidden,
+            hidden=hidden_subject,
             target=request.target,
             operation_id=operation_id,
             state=view.state,

@@ -4,10 +4,10 @@
     driver: check_job ─▶ publish, once
 
 Invariants
-    A job is published only if the hidden subject has exactly the rows of one successful attempt
-    per task.
-    Two tasks never have rows of the same source partition and logical partition: otherwise the
-    rows of a key could be stored in any order.
+    A job is only published if the hidden subject has exactly the rows of one successful attempt per
+    task.
+    Two tasks never have rows from the same source partition and logical partition, because the rows
+    of a key could then be stored in any order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from ...arrow.secured import PLAIN, ConnectionSecurity
+from ...arrow.connection_security import PLAIN, ConnectionSecurity
 from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
@@ -32,14 +32,14 @@ from ..shared_options import (
     Parsers,
     advice,
     parse_flag,
-    parse_secured,
+    parse_security,
     parse_values,
     raise_problems,
 )
 
 Order = Literal["auto", "required", "none"]
 ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
-"""Options that Spark adds, in lowercase, besides those that begin with `option.`."""
+"""Options that Spark adds, in lowercase, in addition to those that begin with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
     'table: use frame.write.format("keylane")'
@@ -77,16 +77,16 @@ class WriteOptions:
     partitions: int = 0
     order: Order = "auto"
     once: str = ""
-    """The name of the job, in the form that its hidden subject's name contains."""
+    """The name of the job, in the form that is used in the name of its hidden subject."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
-    secured: ConnectionSecurity = PLAIN
+    security: ConnectionSecurity = PLAIN
 
 
 def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
     """
-    Parse the options of a write; Spark passes names and values as strings, names in any case.
+    Parse the options of a write. Spark passes names and values as strings, and names in any case.
 
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
@@ -98,7 +98,7 @@ def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
         if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
     values = parse_values(options, _PARSERS, problems)
-    values["secured"] = parse_secured(values, problems)
+    values["security"] = parse_security(values, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:
@@ -126,8 +126,8 @@ def _parse_once(once: str) -> str:
     """Return the job name for the option `once`: `landing-17` for `landing/17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
-        # Without a number, all batches of a query would be one job, and only the first would be
-        # published.
+        # Without a number, all batches of a query would be the same job, and only the first would
+        # be published.
         raise ValueError(
             f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
         )
@@ -148,21 +148,22 @@ _PARSERS: Parsers = {
 NAMES = tuple(_PARSERS)
 
 
-def check_unused(hidden: str, subject: str, stored_counts: Mapping[int, int]) -> None:
+def check_unused(hidden_subject: str, subject: str, stored_counts: Mapping[int, int]) -> None:
     """
-    Check that the hidden subject named by the options is empty; a job that fails deletes it.
+    Check that the hidden subject named in the options is empty, because a job that fails will
+    delete it.
 
     Args:
         stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
-        ConfigError: the subject has messages of another job.
+        ConfigError: the subject has messages from another job.
     """
     if count := sum(stored_counts.values()):
         problem = (
-            f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
-            f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
-            "another name"
+            f"{hidden_subject!r} has {count} messages of another job: publish them (keylane "
+            f"subject publish {hidden_subject} {subject}), delete them (keylane subject delete "
+            f"{hidden_subject}), or give another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 
@@ -172,10 +173,10 @@ def check_subject_id(route: Route, subject_id: int) -> None:
     Check that a route belongs to the subject that a job started to fill.
 
     Args:
-        subject_id: the id of the subject; 0: not known.
+        subject_id: the id of the subject; 0 if unknown.
 
     Raises:
-        SubjectDeletedError: the subject was deleted, and another one has its name.
+        SubjectDeletedError: the subject was deleted, and another one has the same name.
     """
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
@@ -193,18 +194,18 @@ def producer_id(*parts: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """Reports the rows that a successful attempt of a task has stored."""
+    """The rows that a successful attempt of a task has stored."""
 
     task: int
     rows: Mapping[int, int] = field(default_factory=dict)
     """The number of rows by partition id."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """The logical partitions of rows with keys, as a bit set by source partition."""
+    """The logical partitions of rows with keys, as a bit set for each source partition."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, int]) -> int:
     """
-    Check that the hidden subject has the rows of the tasks, and return the number of rows.
+    Check that the hidden subject has exactly the rows of the tasks, and return the number of rows.
 
     Args:
         reports: the report of each task; None if an attempt without rows sent no report.
@@ -232,17 +233,17 @@ def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, 
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:
-    """Raise RowsError if two tasks have rows of the same source partition and logical
+    """Raise RowsError if two tasks have rows from the same source partition and logical
     partition.
     """
     seen_bits: dict[str, int] = {}
     for report in reports:
-        for source, logical in report.sources.items():
-            if seen_bits.get(source, 0) & logical:
+        for source, partition_bits in report.sources.items():
+            if seen_bits.get(source, 0) & partition_bits:
                 raise RowsError(
                     Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
                     "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
-            seen_bits[source] = seen_bits.get(source, 0) | logical
+            seen_bits[source] = seen_bits.get(source, 0) | partition_bits

@@ -18,7 +18,7 @@ _BACKOFF = Backoff()
 async def retry_call(
     call: Callable[[], Awaitable[T]], *, timeout_ms: int, clock: Clock, rng: random.Random
 ) -> T:
-    """Repeat `call()` until it succeeds; raise a permanent error at once, and any error after
+    """Repeat `call()` until it succeeds. Raises a permanent error immediately, and any error after
     `timeout_ms`.
     """
     deadline_ms = clock.boot_ms() + timeout_ms
@@ -29,4 +29,4 @@ async def retry_call(
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER or clock.boot_ms() >= deadline_ms:
                 raise
-        await asyncio.sleep(pauses.next_ms() / 1000)
+        await asyncio.sleep(pauses.next_pause_ms() / 1000)

@@ -47,7 +47,7 @@ MACHINE = [
     "rpc/program.py",  # a program sets its umask
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
-    "rpc/home.py",  # hears of a fork
+    "rpc/loop_binding.py",  # hears of a fork
     "rpc/access/token_file.py",  # a client reads its token
     "rpc/access/key_set.py",  # reads the keys of an outside issuer
     "rpc/tls/contexts.py",  # reads the files of certificates
@@ -92,7 +92,7 @@ HOME_OF: dict[str, list[str]] = {
     "py4j": ["spark/*"],
     "caio": ["broker/storage/kernel_syncs.py"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
-    "typer": ["cli/*"],
+    "click": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
@@ -110,7 +110,7 @@ HOME_OF: dict[str, list[str]] = {
         *(
             "protocol/scheduled/deliver_at.py",
             "arrow/reading.py",
-            "arrow/json_values.py",
+            "arrow/json_decoder.py",
             "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",
@@ -136,8 +136,9 @@ PROTOCOL_MAY_IMPORT = {
     "urllib.parse",  # percent-encoding, no socket
     "datetime",  # a time as a program gives it, in the file that HOME_OF names
     "zlib",  # a checksum and a codec, no file
+    "sys",  # the version of Python; test_pure asserts that it is no more
     "ipaddress",  # reads addresses, without a look-up
-    *("lz4", "zstandard"),  # codecs, no file
+    *("lz4", "backports", "compression"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
     "typing_extensions",  # for type checkers alone, who have it
 }

@@ -22,7 +22,7 @@ import keylane
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     page
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md")]
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
     if page.name != "CHANGELOG.md" and "```python" in page.read_text()
 )
 CLIENTS = (
@@ -42,7 +42,9 @@ def blocks() -> Iterator[Any]:
     """The Python of each page, with the line above it."""
     for page in PAGES:
         text = page.read_text()
-        for block in re.finditer(r"^( *)```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        for block in re.finditer(
+            r"^( *)```python[^\n]*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE
+        ):
             line = text[: block.start()].count("\n") + 1
             code = re.sub(rf"(?m)^{block[1]}", "", block[2])
             yield pytest.param(code, id=f"{page.relative_to(ROOT)}:{line}")

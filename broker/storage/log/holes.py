@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from ....protocol.record import Header
 
 
-class LostRecord(NamedTuple):
-    """What is known about a lost record: its header, and its body if the trail has it."""
+class TrailEntry(NamedTuple):
+    """A record as the trail knows it: its header, and its body if the trail has it."""
 
     header: Header
     body: bytes | None
@@ -17,17 +17,19 @@ class LostRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Positions `[start, end)` whose durable records are damaged or missing."""
+    """The positions `[start, end)`, in which durable records are damaged or missing."""
 
     start: int
     end: int
     reason: str
-    lost_records: tuple[LostRecord, ...] = ()
-    """The lost records that are known, in the order of the log."""
+    lost_records: tuple[TrailEntry, ...] = ()
+    """The known lost records, in the order of the log."""
     explained: bool = False
-    """True if `lost_records` contains all of them."""
+    """True if `lost_records` contains all lost records."""
     damage: tuple[int, int] | None = None
-    """The positions of the damaged region, if this hole is one of several parts of it."""
+    """The start and end positions of the damaged region, if this hole is one of several parts of
+    it.
+    """
 
 
 class Visitor(Protocol):

@@ -1,33 +1,33 @@
-"""`keylane broker` list, cordon, uncordon and accept, which ask the metaserver, and health, which
-asks the broker.
+"""`keylane broker` list, cordon, uncordon and accept, which query the metaserver, and health, which
+queries the broker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import click
 import msgspec
-import typer
 
 from ....protocol.address import parse_addresses
 from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
 from ....protocol.membership.views import BrokerView, RefusedBroker
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....rpc.http_network import client_network
 from ....rpc.metaservers import check_program
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
 
 
 async def list_brokers(meta: str, output: OutputFormat) -> None:
-    """Show every broker group that has ever reported."""
+    """Show every broker group that has ever sent a report."""
     async with open_admin(meta) as admin:
         broker_list = await admin.list_brokers()
-    if output is OutputFormat.JSON:
-        show_json(broker_list.brokers)
+    if output is not OutputFormat.TABLE:
+        show_data(output, broker_list.brokers)
         for refused in broker_list.refused:
             show_line(_refused_text(refused), errors=True)
         return
@@ -71,7 +71,7 @@ def show_cordon(view: BrokerView) -> None:
 
 
 def show_accepted(accepted: RefusedBroker, *, dry_run: bool) -> None:
-    """Show that a broker serves an outdated data folder, and which messages are given up."""
+    """Show that a broker may serve an outdated data folder, and which messages are given up."""
     verb = "would continue" if dry_run else "continues"
     show_line(
         f"{accepted.broker_group} {verb} with the data folder at {accepted.address}, which was "
@@ -90,31 +90,30 @@ async def show_outdated(meta: str, *, group: str, address: str) -> None:
 
 TIMEOUT_MS = 5_000
 TIME_LABELS = {"next_ms": "next at"}
-"""Field with a time in milliseconds since 1970 → its label in a table."""
+"""Maps each field that contains a time in milliseconds since 1970 to its label in a table."""
 
 
 async def show_health(address: str, output: OutputFormat) -> None:
     """
-    Show a broker's health; exit with status 1 if it accepts no writes or the metaserver refuses
-    it.
+    Show a broker's health. Exit with status 1 if it accepts no writes or the metaserver refuses it.
 
     Raises:
         ConfigError, NotSentError
         ForeignServerError, InvalidRequestError: the server at the address is not a broker.
     """
     health = await _fetch_health(address)
-    if output is OutputFormat.JSON:
-        show_json(health)
+    if output is not OutputFormat.TABLE:
+        show_data(output, health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = health_rows(health.details)
         show_table(make_table(f"broker at {address}: {title}", ("", "now"), rows))
     if not health.ready:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
-    """Return table rows of label and value; mappings and lists become one row per element."""
+    """Return table rows of a label and a value. Mappings and lists become one row per element."""
     rows: list[tuple[str, str | None]] = []
     for name, value in sorted(details.items()):
         label = name.replace("_", " ")
@@ -131,12 +130,12 @@ def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
 
 def _format_cell(name: object, value: object) -> str | None:
     if name in TIME_LABELS and isinstance(value, int):
-        return shown(value)
+        return format_time(value)
     return format_value(value) or None
 
 
 def format_value(value: object) -> str | None:
-    """Format a JSON value as a table cell, in words and numbers; None is shown as a dash."""
+    """Format a JSON value as a table cell, in words and numbers. None is shown as a dash."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
@@ -148,7 +147,7 @@ def format_value(value: object) -> str | None:
 
 def _format_field(name: str, value: object) -> str:
     if name in TIME_LABELS and isinstance(value, int):
-        return f"{TIME_LABELS[name]}: {shown(value)}"
+        return f"{TIME_LABELS[name]}: {format_time(value)}"
     return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {format_value(value) or '-'}"
 
 

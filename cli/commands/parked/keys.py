@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
 from .selection import RedriveOptions, Selection, confirm, failure_text, key_fields, key_text
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ COLUMNS = (
 ERRORS_SHOWN = 20
 """Maximum number of errors shown per partition for unordered messages."""
 BY_ERROR_MAX = 100_000
-"""Maximum number of unordered messages to group by error; for more, only their number and last
-failure are shown.
+"""Maximum number of unordered messages that are grouped by error. If there are more, only their
+number and last failure are shown.
 """
 
 
@@ -40,8 +40,8 @@ async def list_parked(
         if 0 < unordered <= BY_ERROR_MAX:
             arguments = selection.arguments | {"retrying": True, "by_error": True}
             views = [view async for view in admin.parked(subject, group, **arguments)]
-    if output is OutputFormat.JSON:
-        show_json([key_fields(view) for view in views])
+    if output is not OutputFormat.TABLE:
+        show_data(output, [key_fields(view) for view in views])
     elif views:
         show_table(parked_table(f"{group} on {subject}", views))
     else:
@@ -57,7 +57,7 @@ async def redrive_parked(
     selection: Selection,
     options: RedriveOptions,
 ) -> None:
-    """Redrive the selected parked keys; if no key is named, ask for confirmation."""
+    """Redrive the selected parked keys. If no key is named, ask for confirmation first."""
     key = selection.selected_key()
     all_dead = selection.key is None and selection.among_dead is True
     if options.all_keys and selection.is_limited:
@@ -76,8 +76,8 @@ async def redrive_parked(
             all=options.all_keys,
             **selection.arguments,
         )
-    if output is OutputFormat.JSON:
-        show_json({"redriven": [key_fields(view) for view in redriven]})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"redriven": [key_fields(view) for view in redriven]})
     elif not redriven:
         show_line("nothing to redrive: no such key is parked, or all are already being redriven")
     else:
@@ -115,12 +115,14 @@ def parked_table(title_prefix: str, views: Sequence[ParkedKeyView]) -> Table:
 
 
 def _group_key(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
-    """Return the grouping key of views: the same key, or the same kind of unordered messages."""
+    """Return the key by which views are grouped: the same order key, or the same kind of unordered
+    messages.
+    """
     return view.partition_id, view.key, view.tries, view.state
 
 
 def _state_text(view: ParkedKeyView) -> str:
-    """Return the text of the state column; for unordered messages, why they are parked."""
+    """Return the text of the state column; for unordered messages, it says why they are parked."""
     if view.state is not ParkState.PARKED:
         return view.state
     if view.tries:
@@ -135,18 +137,20 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
         _state_text(view),
         view.messages,
-        shown(view.since_ms),
+        format_time(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
         view.tries or (None if failure is None else failure.attempts),
-        None if failure is None else shown(failure.at_ms),
+        None if failure is None else format_time(failure.at_ms),
         None if failure is None else failure_text(failure),
         None if failure is None else failure.client,
-        None if view.next_ms is None else shown(view.next_ms),
+        None if view.next_ms is None else format_time(view.next_ms),
     )
 
 
 def _count_text(views: Sequence[ParkedKeyView]) -> str:
-    """Format the number of messages with an order key, and of each kind of unordered messages."""
+    """Format the number of messages with an order key, and the number of each kind of unordered
+    messages.
+    """
     keyed = [view for view in views if view.key]
     dead = [view for view in views if view.key is None and not view.tries]
     keyless = [view for view in views if view.key == b""]

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...connection import open_admin
-from ...message_json import message_json
+from ...message_json import message_fields
 from ...options import OutputFormat, parse_headers
-from ...screen import json_text, make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_row, show_table
 from .keys import list_views
 from .selection import (
     EditOptions,
@@ -41,7 +41,7 @@ EDITOR_DEFAULT = "vi"
 
 def edit_in_editor(value: bytes) -> bytes | None:
     """
-    Let the user edit a value in $VISUAL or $EDITOR; return None if it was not changed.
+    Let the user edit a value in $VISUAL or $EDITOR. Return None if it was not changed.
 
     Raises:
         ConfigError: the value is not text, or the editor cannot be started or fails.
@@ -65,7 +65,7 @@ def edit_in_editor(value: bytes) -> bytes | None:
                 f"the editor exited with status {process.returncode}: nothing was changed"
             )
         edited_value = path.read_bytes()
-    # Editors add a line end to the last line, which may have had none.
+    # Editors add a line end to the last line, which may not have had one.
     if not original.endswith("\n"):
         edited_value = edited_value.removesuffix(b"\n")
     return None if edited_value == value else edited_value
@@ -82,18 +82,18 @@ SKIPPED_SHOWN = 10
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of each selected key; raise NotFoundError."""
+    """Show the oldest parked messages of each selected key. Raises NotFoundError."""
     if not (selection.is_limited or selection.among_dead):
         raise ConfigError(f"select messages: {OPTIONS}")
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
         total = 0
-        if output is not OutputFormat.JSON and len(messages) >= first:
+        if output is OutputFormat.TABLE and len(messages) >= first:
             views = await list_views(admin, subject, group, selection)
             total = sum(view.messages for view in views)
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         for each in messages:
-            _print_json(each)
+            show_row(output, _fields(each))
         return
     count = counted(len(messages), "message")
     if total > len(messages):
@@ -110,7 +110,7 @@ async def skip_parked(
     options: SkipOptions,
 ) -> None:
     """
-    Skip parked messages of each selected key, after asking.
+    Skip parked messages of each selected key, after asking for confirmation.
 
     Raises:
         NotFoundError
@@ -141,13 +141,13 @@ async def skip_parked(
             confirm(f"Skip {description}?", yes=options.yes)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         location = (
             {"partition_id": partition_ids[0]}
             if len(partition_ids) == 1
             else {"partition_ids": partition_ids}
         )
-        show_json({**location, "skipped": skipped})
+        show_data(output, {**location, "skipped": skipped})
     else:
         partitions_text = (
             f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"
@@ -172,12 +172,12 @@ async def edit_parked(
     edit: EditOptions,
 ) -> None:
     """
-    Replace the value or the properties of a parked message, and show it as consumers will get it.
+    Replace the value or the properties of a parked message and show it as consumers will get it.
 
     Raises:
         ConfigError: there is nothing to change, or no message is named.
         InputError: the file cannot be read.
-        The errors of `Admin.edit_parked`.
+        Any error of `Admin.edit_parked`.
     """
     new_value, properties = edit.new_value, parse_headers(edit.header or ()) or None
     arguments = options.arguments
@@ -189,13 +189,13 @@ async def edit_parked(
             if new_value is None and properties is None:
                 show_line("not changed")
                 return
-            # The oldest message of the key may have changed meanwhile.
+            # The oldest message of the key may have changed in the meantime.
             arguments = {"partition_id": original.partition_id, "offset": original.offset}
         edited = await admin.edit_parked(
             subject, group, **arguments, value=new_value, properties=properties
         )
-    if output is OutputFormat.JSON:
-        _print_json(edited)
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(edited))
     else:
         show_table(message_table("consumers will get", [edited]))
 
@@ -208,8 +208,8 @@ async def _messages(
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Build a table with one parked message per row; unordered messages have their own failures,
-    and unreadable ones the reason.
+    """Build a table with one parked message per row. Unordered messages have failures of their own;
+    for unreadable messages, the reason is shown.
     """
     has_failures = any(each.failure is not None for each in messages)
     columns = (*COLUMNS, *FAILURE_COLUMNS) if has_failures else COLUMNS
@@ -224,7 +224,7 @@ def _row(each: ParkedMessage) -> tuple[object, ...]:
     value = message.value[: 4 * VALUE_CHARS_SHOWN].decode(errors="backslashreplace")
     if len(value) > VALUE_CHARS_SHOWN or len(message.value) > 4 * VALUE_CHARS_SHOWN:
         value = f"{value[:VALUE_CHARS_SHOWN]}…"
-    sent = shown(message.sent_at_ns // 1_000_000)
+    sent = format_time(message.sent_at_ns // 1_000_000)
     return each.partition_id, each.offset, sent, key_text(message.key), value
 
 
@@ -232,14 +232,16 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
     failure = each.failure
     if failure is None:
         return None, None, None
-    return failure.attempts, shown(failure.at_ms), failure_text(failure)
+    return failure.attempts, format_time(failure.at_ms), failure_text(failure)
 
 
-def _print_json(each: ParkedMessage) -> None:
+def _fields(each: ParkedMessage) -> dict[str, object]:
     optional = {"failure": failure_fields(each.failure), "since_ms": each.since_ms}
-    failure_json = {name: value for name, value in optional.items() if value is not None}
+    failure = {name: value for name, value in optional.items() if value is not None}
     if each.message is None:
-        fields = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
-        show_line(json_text(fields | failure_json))
-    else:
-        show_line(message_json(each.message, failure_json))
+        location: dict[str, object] = {
+            "partition_id": each.partition_id,
+            "offset": each.offset,
+        }
+        return location | {"problem": each.problem} | failure
+    return message_fields(each.message) | failure

@@ -1,5 +1,5 @@
-"""The options of `keylane parked` and `keylane dead`: they select keys and messages, describe
-edits, and confirm.
+"""The options of `keylane parked` and `keylane dead`, which select keys and messages, describe
+edits, and ask for confirmation.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from ....protocol.errors import ConfigError, InputError
 from ....protocol.parked import Failure
 from ....protocol.reading.instants import parse_ago_ms
 from ....protocol.text import parse_number
+from ...parameters import Option
 
 if TYPE_CHECKING:
     from ....admin import ParkedKeyView
@@ -26,10 +27,10 @@ SECONDS_MAX = 999_999_999_999
 
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; required if the input is not a terminal.")
+    bool, Option("--yes", "-y", help="Do not ask; required if the input is not a terminal.")
 ]
 FirstOption = Annotated[
-    int, typer.Option(min=1, help="Number of messages of each key, beginning with the oldest.")
+    int, Option(min=1, help="Number of messages of each key, beginning with the oldest.")
 ]
 
 
@@ -37,18 +38,18 @@ FirstOption = Annotated[
 class Selection:
     """The options that select keys."""
 
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="Only this order key.")] = None
+    key: Annotated[str | None, Option(metavar="TEXT", help="Only this order key.")] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Only this order key, in hexadecimal.")
+        str | None, Option(metavar="HEX", help="Only this order key, in hexadecimal.")
     ] = None
-    no_key: Annotated[bool, typer.Option("--no-key", help="Only messages without a key.")] = False
-    dead: Annotated[bool, typer.Option("--dead", help="Only dead letters, of any key.")] = False
+    no_key: Annotated[bool, Option("--no-key", help="Only messages without a key.")] = False
+    dead: Annotated[bool, Option("--dead", help="Only dead letters, of any key.")] = False
     partition: Annotated[
-        int | None, typer.Option(min=1, metavar="ID", help="Only on the partition with this id.")
+        int | None, Option(min=1, metavar="ID", help="Only on the partition with this id.")
     ] = None
     older_than: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="AGE",
             help="Only messages that were parked this long ago or longer: 90 (seconds), 15m, 1h, "
             "2d.",
@@ -56,13 +57,13 @@ class Selection:
     ] = None
     error: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TEXT",
             help="Only messages with this in the type or text of their last failure.",
         ),
     ] = None
     among_dead: bool | None = None
-    """True: only dead letters; False: all but dead letters; None: both."""
+    """True selects only dead letters, False everything except dead letters, and None both."""
 
     def selected_key(self) -> bytes | EllipsisType | None:
         """
@@ -70,7 +71,7 @@ class Selection:
         key is named.
 
         Raises:
-            ConfigError: several of the options are given, or the key is invalid.
+            ConfigError: more than one of the options was given, or the key is invalid.
         """
         options = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
         if sum(options) > 1:
@@ -89,7 +90,7 @@ class Selection:
 
     @property
     def older_than_ms(self) -> int | None:
-        """The minimum age in milliseconds; raises ConfigError."""
+        """The minimum age in milliseconds. Raises ConfigError."""
         if self.older_than is None:
             return None
         age_ms = parse_ago_ms(f"-{self.older_than}")
@@ -104,7 +105,7 @@ class Selection:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments for the calls of an admin client; raises ConfigError."""
+        """The arguments for calls of the admin client. Raises ConfigError."""
         return {
             "key": self.selected_key(),
             "dead": self.among_dead,
@@ -137,7 +138,7 @@ class DeadSelection(Selection):
 class RedriveOptions:
     """The options of `redrive` besides the selection."""
 
-    all_keys: Annotated[bool, typer.Option("--all", help="Every parked key.")] = False
+    all_keys: Annotated[bool, Option("--all", help="Every parked key.")] = False
     yes: YesOption = False
 
 
@@ -150,23 +151,25 @@ class DeadRedriveOptions(RedriveOptions):
 
 @dataclass(frozen=True, slots=True)
 class SkipOptions:
-    """The options of `skip` besides the selection: how many messages of each key are skipped."""
+    """The options of `skip` besides the selection, which say how many messages of each key are
+    skipped.
+    """
 
     first: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="Number of messages of each key, beginning with the oldest.  [default: 1]"
         ),
     ] = None
-    all_messages: Annotated[
-        bool, typer.Option("--all", help="Skip every parked message of the key.")
-    ] = False
+    all_messages: Annotated[bool, Option("--all", help="Skip every parked message of the key.")] = (
+        False
+    )
     yes: YesOption = False
 
     @property
     def count(self) -> int | None:
-        """The number of messages of each key to skip; None for all. Raises ConfigError if both
-        options are given.
+        """The number of messages to skip per key; None for all. Raises ConfigError if both options
+        were given.
         """
         if self.all_messages and self.first is not None:
             raise ConfigError("--all means every message: remove --first")
@@ -177,7 +180,7 @@ class SkipOptions:
 class DeadSkipOptions(SkipOptions):
     """The options of `skip` for dead letters."""
 
-    all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False
+    all_messages: Annotated[bool, Option("--all", help="Skip every dead letter.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +189,14 @@ class MessageOptions:
 
     key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="The oldest parked message of this order key."),
+        Option(metavar="TEXT", help="The oldest parked message of this order key."),
     ] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The same, for a key in hexadecimal.")
+        str | None, Option(metavar="HEX", help="The same, for a key in hexadecimal.")
     ] = None
     partition: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             metavar="ID",
             help="The partition of the message, see `show`; with a key, the partition on which it "
@@ -201,13 +204,13 @@ class MessageOptions:
         ),
     ] = None
     offset: Annotated[
-        int | None, typer.Option(min=0, help="The offset of the message in this partition.")
+        int | None, Option(min=0, help="The offset of the message in this partition.")
     ] = None
     dead: bool | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments for the calls of an admin client; raises ConfigError."""
+        """The arguments for calls of the admin client. Raises ConfigError."""
         key = Selection(self.key, self.key_hex).selected_key()
         if isinstance(key, EllipsisType) or key is None:
             if self.partition is None or self.offset is None:
@@ -223,7 +226,7 @@ class DeadMessageOptions(MessageOptions):
     """The options that identify one dead letter."""
 
     key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
+        str | None, Option(metavar="TEXT", help="The oldest dead letter of this order key.")
     ] = None
     dead: bool | None = True
 
@@ -232,29 +235,31 @@ class DeadMessageOptions(MessageOptions):
 class EditOptions:
     """The options that edit a message."""
 
-    value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None
+    value: Annotated[str | None, Option(metavar="TEXT", help="The new value.")] = None
     value_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+        Path | None, Option(metavar="FILE", help="A file with the new value.")
     ] = None
     in_editor: Annotated[
-        bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
+        bool, Option("--editor", help="Edit the value, which is text, in $EDITOR.")
     ] = False
     header: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=VALUE",
             help="A property; all given ones replace those of the message; may be repeated.",
         ),
     ] = None
-    """Properties as `name=value`, which replace all existing ones; without any, those are kept."""
+    """Properties as `name=value`, which replace all existing ones; if there are none, the existing
+    ones are kept.
+    """
 
     @property
     def new_value(self) -> bytes | None:
         """
-        The new value; None if it is unchanged or comes from the editor.
+        The new value; None if it is unchanged or to be entered in the editor.
 
         Raises:
-            ConfigError: there is nothing to change, or several options give the value.
+            ConfigError: there is nothing to change, or the value is given by more than one option.
             InputError: the file cannot be read.
         """
         if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
@@ -308,7 +313,7 @@ def failure_fields(failure: Failure | None) -> dict[str, object] | None:
 
 
 def key_fields(view: ParkedKeyView) -> dict[str, object]:
-    """Return a parked key as JSON fields, without `key` for dead letters of any key and for
+    """Return a parked key as JSON fields. `key` is omitted for dead letters of any key and for
     retries.
     """
     from ....protocol.http.message_json import bytes_field
@@ -329,7 +334,7 @@ def key_fields(view: ParkedKeyView) -> dict[str, object]:
 
 def confirm(question: str, *, yes: bool) -> None:
     """
-    Ask on a terminal, and exit with status 1 if the answer is no.
+    Ask the user for confirmation, and exit with status 1 if they decline.
 
     Raises:
         ConfigError: the input is not a terminal, and `yes` is False.
@@ -338,4 +343,4 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
-    typer.confirm(question, abort=True, err=True)
+    click.confirm(question, abort=True, err=True)

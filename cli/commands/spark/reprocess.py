@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...options import OutputFormat
-from ...screen import make_table, show_error, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_error, show_line, show_table
+from ...status import showing
 
 if TYPE_CHECKING:
     from ....arrow.selection import ReadOptions
@@ -55,8 +56,8 @@ class ReprocessOptions:
 
 
 def reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
-    """Run the command and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
-    messages are parked.
+    """Run the command and return its exit status: 0, 1 after an error, 2 if the outputs differ, or
+    3 if messages are parked.
     """
     from ....spark.failure import parse_error
 
@@ -109,7 +110,7 @@ def _reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
 
 
 def _check_comparison(compare: str) -> None:
-    """Check the argument of --compare before the job runs; raise its errors."""
+    """Check the argument of --compare before the job runs. Raises the errors that it causes."""
     from ....protocol.ids import check_name
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, read_complete_manifest
@@ -125,7 +126,7 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
     Return the output folder and the target subject, which is None for Parquet.
 
     Raises:
-        ConfigError: the options conflict.
+        ConfigError: the options contradict each other.
     """
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options
@@ -168,9 +169,9 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     for piece in plan.missing:
         missing_rows[piece.partition_id] += piece.rows
     removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         progress = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
-        show_json({**totals, "ranges": plan.manifest.ranges, **progress})
+        show_data(output, {**totals, "ranges": plan.manifest.ranges, **progress})
         return
     rows = [
         (
@@ -209,7 +210,7 @@ def removal_text(at_ms: int | None, *, now_ms: int) -> str:
     minutes = (at_ms - now_ms) // 60_000
     days, hours = minutes // 1_440, minutes // 60 % 24
     remaining = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
-    return f"from {shown(at_ms)}, in {remaining}"
+    return f"from {format_time(at_ms)}, in {remaining}"
 
 
 def _run(
@@ -225,8 +226,9 @@ def _run(
     from ....spark.session import local_session
     from ...java import find_java
 
-    spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
-    with _progress_bars(folder, shown=output is OutputFormat.TABLE) as add_bars:
+    with showing("starting Spark"):
+        spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
+    with _progress_bars(folder, is_visible=output is OutputFormat.TABLE) as add_bars:
         manifest = run_job(
             spark,
             job,
@@ -238,8 +240,8 @@ def _run(
             park=command.park,
             planned=add_bars,
         )
-    if output is OutputFormat.JSON:
-        show_json(manifest)
+    if output is not OutputFormat.TABLE:
+        show_data(output, manifest)
         return manifest.parked
     show_line(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made "
@@ -263,9 +265,11 @@ def _run(
 
 
 @contextmanager
-def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
-    """Show a progress bar per partition that follows the files in the folder; yield a function that
-    adds the bars for a plan.
+def _progress_bars(
+    folder: OutputFolder, *, is_visible: bool
+) -> Iterator[Callable[[JobPlan], None]]:
+    """Show a progress bar per partition, updated from the files in the folder. Yields a function
+    that adds the bars for a plan.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -276,7 +280,7 @@ def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[J
         TimeElapsedColumn(),
     )
     stopped = threading.Event()
-    with Progress(*columns, disable=not shown) as progress:
+    with Progress(*columns, disable=not is_visible) as progress:
         bars: dict[int, object] = {}
 
         def add_bars(plan: JobPlan) -> None:
@@ -307,13 +311,15 @@ def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[J
 
 
 def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFolder) -> bool:
-    """Show where the two outputs differ; return True if they do."""
+    """Show where the two outputs differ. Return True if they do."""
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, read_complete_manifest
 
-    differences = compare_outputs(command.meta, command.compare, folder)
-    if output is OutputFormat.JSON:
-        show_json(
+    with showing(f"comparing with {command.compare}"):
+        differences = compare_outputs(command.meta, command.compare, folder)
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             [
                 {
                     "partition_id": each.partition_id,
@@ -322,7 +328,7 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
                     "rows": each.rows,
                 }
                 for each in differences
-            ]
+            ],
         )
     elif not differences:
         show_line(f"the output equals that of {command.compare}")

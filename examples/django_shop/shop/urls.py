@@ -1,0 +1,5 @@
+from django.urls import path
+
+from shop.views import post_order
+
+urlpatterns = [path("orders", post_order)]

@@ -1,0 +1,31 @@
+"""The pages of the documents are readable in a plain editor, and one finds the way to each of them."""
+
+import re
+
+import pytest
+
+from tidy.tree import ROOT
+
+LINE_MAX = 300
+PAGES = sorted(
+    page
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md")]
+    if page.name != "CHANGELOG.md"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_page_has_no_long_line(page):
+    """A paragraph goes on in the next line; a cell of a table says less, and the rest is below."""
+    lines = enumerate(page.read_text().splitlines(), start=1)
+    assert [number for number, line in lines if len(line) > LINE_MAX] == []
+
+
+def test_every_page_is_in_the_navigation():
+    """Decisions have a list of their own; pages that are made from the code are not in the tree."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    named = set(re.findall(r": ([\w./-]+\.md)$", settings, re.MULTILINE))
+    there = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    assert {page for page in there if not page.startswith("decisions/")} <= named
+    made = {page for page in named - there if page == "index.md" or page.startswith("reference/")}
+    assert named - there == made
