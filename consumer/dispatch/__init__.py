@@ -1,0 +1,1 @@
+"""Runs what partition sessions hand out: handlers of one message."""
