@@ -29,7 +29,7 @@ MESSAGES = 200
 PAUSES = Backoff(first_ms=5, max_ms=50)
 
 
-class Line:
+class SlowLine:
     """The way to the broker: slow, and at times without an answer."""
 
     def __init__(self, desk: Desk, rng: random.Random) -> None:
@@ -50,7 +50,7 @@ class Line:
         return answer, memoryview(data)
 
 
-class Story:
+class ShellStory:
     """Owners of one partition that follow each other, until it is drained."""
 
     def __init__(self, loop: SimLoop, rng: random.Random) -> None:
@@ -58,7 +58,7 @@ class Story:
         self.rng = rng
         self.clock = Machine(loop, "host", rate=1.0, boot_s=1_000)
         self.desk = Desk(open_store(SimDisk(), clock=self.clock), self.clock)
-        self.line = Line(self.desk, rng)
+        self.line = SlowLine(self.desk, rng)
         self.keys = [rng.choice(KEYS) for _ in range(MESSAGES)]
         self.handled: dict[bytes, list[int]] = defaultdict(list)
         self.inside: dict[bytes, int] = defaultdict(int)
@@ -158,7 +158,7 @@ def test_partition_is_handled_to_its_end_in_order(seed):
     loop = SimLoop(rng)
     asyncio.set_event_loop(loop)
     try:
-        story = Story(loop, rng)
+        story = ShellStory(loop, rng)
         loop.run_until_complete(story.run())
     finally:
         loop.close()
