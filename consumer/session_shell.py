@@ -41,7 +41,6 @@ from .session.events import (
     CallFailed,
     Event,
     KeysListed,
-    MessagesReturned,
     Pulled,
     Tick,
     TurnTaken,
@@ -351,7 +350,3 @@ class SessionShell:
             if answer.properties is not None:
                 message.value = bytes(value)
                 message.packed_properties = answer.properties
-
-    def return_messages(self, messages: list[Message]) -> None:
-        """Give messages back of which no try counts."""
-        self.feed(MessagesReturned(messages))

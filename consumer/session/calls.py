@@ -83,7 +83,7 @@ def _send_changes(session: PartitionSession, now_ms: int) -> None:
     may_die = session.settings.on_full is FullPolicy.DEAD
     changes = parking.take(may_die=may_die)
     tries = tuple(
-        (*each, session.epoch_ms + at_ms)
+        (*each, session.tenure.epoch_ms + at_ms)
         for *each, at_ms in parking.next_tries(session.partition_id)
     )
     frame = ChangeParked(*session.tenure.lease, tries)  # type: ignore[arg-type]

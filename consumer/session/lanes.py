@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -260,12 +260,3 @@ class KeyLanes:
         for part in (self.stored, self.opened, self.extra, self.again, self.retries):
             part.clear()
         self.busy = dict.fromkeys(self.busy)
-
-    def waiting(self) -> Iterable[Message]:
-        """Yield the made messages that no worker has."""
-        yield from self.opened
-        yield from self.extra
-        yield from self.again
-        yield from (waiting.message for waiting in self.retries)
-        for queue in self.busy.values():
-            yield from queue or ()

@@ -120,5 +120,7 @@ def is_own(session: PartitionSession, message: Message) -> bool:
 def crash_of(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> Failure:
     """Return the failure of a message that has ended processes."""
     return crash_failure(
-        counted(crashes, "time"), at_ms=session.epoch_ms + now_ms, attempts=message.attempt - 1
+        counted(crashes, "time"),
+        at_ms=session.tenure.epoch_ms + now_ms,
+        attempts=message.attempt - 1,
     )

@@ -111,7 +111,6 @@ class PartitionSession:
     __slots__ = (
         "acks",
         "calls",
-        "epoch_ms",
         "flights",
         "intake",
         "is_plain",
@@ -140,8 +139,7 @@ class PartitionSession:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
         self.rng = rng
-        self.epoch_ms = epoch_ms
-        self.tenure = Tenure(lease)
+        self.tenure = Tenure(lease, epoch_ms)
         self.intake = Intake()
         self.offsets = PullOffsets()
         self.acks = PendingAcks()

@@ -36,10 +36,16 @@ class SessionPhase(enum.Enum):
 
 
 class Tenure:
-    """The lease of one session; all times are boot-clock milliseconds."""
+    """
+    The lease of one session; all times are boot-clock milliseconds.
+
+    Args:
+        epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
+    """
 
     __slots__ = (
         "cancel_ms",
+        "epoch_ms",
         "fence",
         "flush_until_ms",
         "is_acquired",
@@ -49,8 +55,9 @@ class Tenure:
         "until_ms",
     )
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(self, lease: Lease, epoch_ms: int) -> None:
         self.lease = lease
+        self.epoch_ms = epoch_ms
         self.phase = SessionPhase.ACQUIRING
         self.until_ms = 0
         """The end of the lease."""

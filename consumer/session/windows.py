@@ -40,7 +40,7 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
     for tries, source, start, end in event.aside:
         if tries < 0 and redrives.is_unreleased:
             attempts = -tries
-            at_ms = session.epoch_ms + now_ms
+            at_ms = session.tenure.epoch_ms + now_ms
             failure = crash_failure("again", at_ms=at_ms, attempts=attempts)
             parking.add(Shift(tries, None, source, ((start, end),), failure))
             session.output.notes.append(Note(NoteKind.CRASHED, start, end - start))
@@ -87,7 +87,7 @@ def _protect(session: PartitionSession, window: Window, now_ms: int) -> None:
         window.key = begun
         session.parking.add(change, window=window.number)
         return
-    failure = crash_failure("again", at_ms=session.epoch_ms + now_ms, attempts=1)
+    failure = crash_failure("again", at_ms=session.tenure.epoch_ms + now_ms, attempts=1)
     token = session.tenure.lease[3]
     session.parking.park(window.key, [], failure, token=token, window=window.number)
 

@@ -306,7 +306,8 @@ class History:
         lanes = session.lanes
         stored = sum(end - start for each in lanes.stored for start, end in each.ranges)
         releasing = sum(map(len, session.parking.releasing.values()))
-        made = sum(1 for _ in lanes.waiting())
+        made = len(lanes.opened) + len(lanes.extra) + len(lanes.again) + len(lanes.retries)
+        made += sum(len(queue) for queue in lanes.busy.values() if queue)
         early = len(session.acks.awaited) if self.is_early else 0
         suspects = session.suspects
         present = suspects.message if suspects is not None else None
