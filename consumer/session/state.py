@@ -23,6 +23,9 @@ from .suspects import SuspectMessages
 from .tenure import Lease, SessionPhase, Tenure
 
 
+NEVER_FULL = -1
+
+
 class CallSlot:
     """Whether a request of a kind is in flight, and when the next one may be sent."""
 
@@ -77,23 +80,23 @@ class Calls:
 class Intake:
     """How much of a partition was pulled and has not ended here."""
 
-    __slots__ = ("earlier_tries", "held", "is_full")
+    __slots__ = ("earlier_tries", "held", "resume_at")
 
     def __init__(self) -> None:
         self.held = 0
         """The number of messages."""
-        self.is_full = False
-        """True from the limit on, until half of it has ended."""
+        self.resume_at = NEVER_FULL
+        """From the limit on, the number at which pulls go on: half of the limit."""
         self.earlier_tries: dict[int, int] = {}
         """The failed tries under earlier owners, by offset, of messages that are not opened."""
 
     def has_room(self, limit: int) -> bool:
         """Return True if more messages may be pulled."""
         if self.held >= limit:
-            self.is_full = True
-        elif self.held <= limit // 2:
-            self.is_full = False
-        return not self.is_full
+            self.resume_at = limit // 2
+        elif self.held <= self.resume_at:
+            self.resume_at = NEVER_FULL
+        return self.resume_at == NEVER_FULL
 
 
 class PartitionSession:

@@ -75,7 +75,7 @@ def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
         or now_ms >= session.next_timer_ms
         or session.tenure.phase is not SessionPhase.SERVING
         or output.requests
-        or session.intake.is_full
+        or session.intake.held <= session.intake.resume_at
         or session.parking
     ):
         proceed(session, now_ms)
