@@ -101,8 +101,9 @@ class HandlerDispatch:
 
     def offer(self, shell: OfferingShell) -> None:
         """Note that a worker that asks this partition may get something."""
-        self._offers[shell] = None
-        self._work.set()
+        if shell not in self._offers:
+            self._offers[shell] = None
+            self._work.set()
 
     def cancel(self, shell: OfferingShell) -> None:
         """Cancel the handlers that have messages of a partition, and return what has no worker."""
@@ -152,6 +153,7 @@ class HandlerDispatch:
         self, worker: HandlerWorker, shell: OfferingShell, run: list[Message]
     ) -> None:
         """Handle messages one after another, until a handler waits or fails."""
+        handler = self._handler
         worker.shell, worker.run, worker.done = shell, run, 0
         interrupt = asyncio.get_running_loop().call_soon(self._interrupt, worker)
         try:
@@ -159,10 +161,16 @@ class HandlerDispatch:
                 if not shell.may_begin:
                     break
                 worker.message = message
-                outcome = await self._handle(worker, shell, message)
+                outcome: Event | None = None
+                try:
+                    await handler(message)
+                except BaseException as error:  # noqa: BLE001 - `_end_of` decides
+                    outcome = self._end_of(worker, message, error)
                 if worker.run is None or outcome is not None:
                     self._end_run(worker, has_next=True)
-                    await self._handle_next(worker, shell, message, outcome)
+                    following = self._report(worker, shell, message, outcome)
+                    if following is not None:
+                        await self._handle_chain(worker, shell, following)
                     return
                 worker.done += 1
             self._end_run(worker, has_next=False)
@@ -183,49 +191,52 @@ class HandlerDispatch:
         self, worker: HandlerWorker, shell: OfferingShell, message: Message
     ) -> None:
         """Handle a message, and what its outcome brings."""
-        worker.shell, worker.message = shell, message
+        worker.shell = shell
         try:
-            if not shell.may_begin:
-                shell.feed(MessagesReturned([message]))
-                return
-            outcome = await self._handle(worker, shell, message)
-            await self._handle_next(worker, shell, message, outcome)
+            await self._handle_chain(worker, shell, message)
         finally:
             worker.shell = worker.message = None
 
-    async def _handle_next(
-        self, worker: HandlerWorker, shell: OfferingShell, message: Message, outcome: Event | None
-    ) -> None:
-        """Report an outcome, None if the message is handled, and go on with what that brings."""
-        while True:
-            worker.message = None
-            if outcome is None:
-                ends = ((message.offset, message.offset + 1),)
-                outcome = MessagesHandled(ends, message.partition_id, 1)
-            messages = shell.ask(outcome)
-            if not messages:
-                return
-            message = messages[0]
-            self.hand_out(shell, messages[1:])
-            if not shell.may_begin:
-                shell.feed(MessagesReturned([message]))
-                return
-            worker.message = message
-            outcome = await self._handle(worker, shell, message)
-
-    async def _handle(
+    async def _handle_chain(
         self, worker: HandlerWorker, shell: OfferingShell, message: Message
-    ) -> Event | None:
-        """Run the handler; return None if it has handled the message, or else what happened."""
-        try:
-            await self._handler(message)
-        except asyncio.CancelledError:
-            if not worker.is_cancelled:
-                raise
+    ) -> None:
+        """Handle a message, the next one that its outcome brings, and so on."""
+        handler = self._handler
+        while shell.may_begin:
+            worker.message = message
+            outcome: Event | None = None
+            try:
+                await handler(message)
+            except BaseException as error:  # noqa: BLE001 - `_end_of` decides
+                outcome = self._end_of(worker, message, error)
+            following = self._report(worker, shell, message, outcome)
+            if following is None:
+                return
+            message = following
+        shell.feed(MessagesReturned([message]))
+
+    def _report(
+        self, worker: HandlerWorker, shell: OfferingShell, message: Message, outcome: Event | None
+    ) -> Message | None:
+        """Report an outcome, None if the message is handled; return the worker's next message."""
+        worker.message = None
+        if outcome is None:
+            offset = message.offset
+            outcome = MessagesHandled(((offset, offset + 1),), message.partition_id, 1)
+        messages = shell.ask(outcome)
+        if not messages:
+            return None
+        if len(messages) > 1:
+            self.hand_out(shell, messages[1:])
+        return messages[0]
+
+    def _end_of(self, worker: HandlerWorker, message: Message, error: BaseException) -> Event:
+        """Return what an error of a handler means; raise it if it ends the worker."""
+        if isinstance(error, asyncio.CancelledError) and worker.is_cancelled:
             worker.is_cancelled = False
             assert worker.task is not None
             worker.task.uncancel()
             return MessagesReturned([message])
-        except Exception as error:  # noqa: BLE001 - the session decides
-            return MessageFailed(message, self._build_failure(error, message.attempt))
-        return None
+        if not isinstance(error, Exception):
+            raise error
+        return MessageFailed(message, self._build_failure(error, message.attempt))

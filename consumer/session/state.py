@@ -22,7 +22,6 @@ from .redrive import RedriveWindows
 from .suspects import SuspectMessages
 from .tenure import Lease, SessionPhase, Tenure
 
-
 NEVER_FULL = -1
 
 
