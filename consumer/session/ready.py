@@ -1,6 +1,6 @@
 """What a session asks of its shell after an event. Pure.
 
-Frames are requests as they are. Each request but the last three is answered by one event; of one
+Frames are requests as they are. Each request but the last two is answered by one event; of one
 kind a single one is in flight, and windows are read beside each other.
 """
 
