@@ -11,8 +11,10 @@ import click
 if TYPE_CHECKING:
     from ..admin import Admin
 
-TIMEOUT_S = 0.5
-"""Seconds after which completion gives up, because the user is waiting in a shell."""
+TIMEOUT_S = 0.25
+"""Seconds after which completion gives up, because the user is waiting in a shell. With the start
+of the command, this is half a second.
+"""
 
 
 def complete_subject(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:

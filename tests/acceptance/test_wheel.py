@@ -178,6 +178,16 @@ def test_wheel_brings_clients_only_what_sending_and_receiving_need(wheel):
     )
 
 
+def test_pip_refuses_a_wheel_when_python_is_too_old(wheel, tmp_path):
+    old = ["--python-version", "3.10", "--only-binary", ":all:", "--target", tmp_path]
+    install = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", *old, wheel]
+    done = subprocess.run(
+        list(map(str, install)), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "'keylane' requires a different Python: 3.10.0 not in '>=3.11'" in done.stderr
+
+
 def test_spark_finds_the_format_where_the_wheel_is_installed(empty_environment, tmp_path):
     """As PySpark looks for data sources: top-level packages of a name, and the class in them."""
     formats = json.loads(run(empty_environment / "bin" / "python", "-c", FORMATS, cwd=tmp_path))
