@@ -42,6 +42,7 @@ from keylane.rpc.http_network import HttpNetwork
 from support.sql.rows import Rows
 
 DAY_MS = 86_400_000
+LOOK_MS = 1_200_000
 
 
 class PastRows(Rows):
@@ -66,10 +67,10 @@ class PastRows(Rows):
     read = write
 
     async def pass_days(self, days: float, *metaservers: HistoryExpirer) -> None:
-        """In looks of ten minutes."""
-        for _ in range(round(days * 144)):
-            self.now_ms += 600_000
-            self.clock.advance(600_000)
+        """In looks of twenty minutes: after a longer pause, a look counts no more time."""
+        for _ in range(round(days * 72)):
+            self.now_ms += LOOK_MS
+            self.clock.advance(LOOK_MS)
             for each in metaservers or (self.expirer,):
                 await each.run_once()
         self.report("g1", "g2")
