@@ -124,23 +124,23 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
     annotation, declared = get_args(parameter.annotation)
     kind, is_list = _kind(annotation)
     is_required = parameter.default is inspect.Parameter.empty
-    default = None if is_required else parameter.default
-    if isinstance(default, enum.Enum):
-        default = default.value
+    default = (
+        parameter.default.value if isinstance(parameter.default, enum.Enum) else parameter.default
+    )
+    settings: dict[str, Any] = {"required": True} if is_required else {"default": default}
     if isinstance(declared, Argument):
         argument = HelpedArgument(
             [parameter.name],
             type=_click_type(kind, (declared.min, None)),
             nargs=-1 if is_list else 1,
-            required=is_required,
-            default=default,
-            metavar=declared.metavar,
+            metavar=declared.metavar or parameter.name.upper(),
             shell_complete=declared.complete,
+            **({"required": False} | settings),
         )
         argument.summary = declared.help
         return argument
     assert isinstance(declared, Option)
-    settings: dict[str, Any] = {"required": is_required, "default": default} | declared.settings
+    settings |= declared.settings
     if kind is bool:
         assert declared.names, f"name the flag {parameter.name}"
         settings |= {"is_flag": True}
@@ -149,8 +149,6 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
         settings |= {"type": value_type, "multiple": is_list}
         if isinstance(value_type, Number) and settings["metavar"]:
             settings["help"] = f"{settings['help']} [{value_type.range_text()}]".replace(" []", "")
-    if is_required:
-        del settings["default"]
     if declared.at_once is not None:
         settings |= {"is_eager": True, "callback": _call_if_given(declared.at_once)}
     names = declared.names or ("--" + parameter.name.replace("_", "-"),)
