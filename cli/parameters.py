@@ -87,8 +87,10 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         least, largest = ("" if bound is None else str(bound) for bound in self.bounds)
         return f"{least}..{largest}" * bool(least or largest)
 
-    def get_metavar(self, *_: Any, **__: Any) -> str:
-        """Return what the help shows for the value."""
+    def get_metavar(self, param: click.Parameter, *_: Any, **__: Any) -> str | None:
+        """Return what the help shows for the value of an option."""
+        if isinstance(param, click.Argument):
+            return None  # click shows its name
         return self.range_text() or self.name.upper()
 
     def convert(
@@ -124,16 +126,16 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
     annotation, declared = get_args(parameter.annotation)
     kind, is_list = _kind(annotation)
     is_required = parameter.default is inspect.Parameter.empty
-    default = (
-        parameter.default.value if isinstance(parameter.default, enum.Enum) else parameter.default
-    )
+    default = parameter.default
+    if isinstance(default, enum.Enum):
+        default = default.value
     settings: dict[str, Any] = {"required": True} if is_required else {"default": default}
     if isinstance(declared, Argument):
         argument = HelpedArgument(
             [parameter.name],
             type=_click_type(kind, (declared.min, None)),
             nargs=-1 if is_list else 1,
-            metavar=declared.metavar or parameter.name.upper(),
+            metavar=declared.metavar,
             shell_complete=declared.complete,
             **({"required": False} | settings),
         )

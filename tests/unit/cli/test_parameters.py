@@ -119,7 +119,7 @@ def test_command_is_refused_when_a_value_is_wrong(words, message):
 def test_help_shows_arguments_ranges_defaults_and_variables():
     text = " ".join(ran("paint", "--help").output.split())
     for part in (
-        "Usage: app paint [OPTIONS] NAME [REST]",
+        "Usage: app paint [OPTIONS] NAME [REST]...",
         "Paint a wall, once. More of it.",
         "NAME Name of the wall.",
         "--layers 1..9 Layers of paint. [default: 2]",
