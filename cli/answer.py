@@ -20,7 +20,6 @@ from typing import (
     get_type_hints,
 )
 
-from .connection import import_network
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from .screen import run as run_to_end
 from .screen import show_json
@@ -95,6 +94,8 @@ def expand_options(
     @wraps(command)
     def run(**values: Any) -> None:
         if any(issubclass(group, CommonOptions) for group, _ in groups.values()):
+            from .connection import import_network
+
             import_network()
         arguments = {
             name: group(**{option: values.pop(option) for option in options})

@@ -21,14 +21,14 @@ if [ ! -x "$folder/usr/bin/git" ]; then
     debootstrap --variant=minbase --include=python3,python3-venv,make,git,ca-certificates \
         "$suite" "$folder" > "$folder.log"
 fi
-rm -rf "$folder/home/newcomer" "$folder/mnt/keylane.git"
-mkdir -p "$folder/home/newcomer"
+rm -rf "$folder/srv/newcomer" "$folder/mnt/keylane.git"
+mkdir -p "$folder/srv/newcomer"
 git clone --quiet --bare --single-branch "$repository" "$folder/mnt/keylane.git"
 cp /etc/resolv.conf "$folder/etc/resolv.conf"
 cp /etc/ssl/certs/ca-certificates.crt "$folder/etc/ssl/certs/ca-certificates.crt"
 
-cat > "$folder/home/newcomer/newcomer.sh" << 'NEWCOMER'
-cd /home/newcomer
+cat > "$folder/srv/newcomer/newcomer.sh" << 'NEWCOMER'
+cd /srv/newcomer
 began=$(date +%s.%N)
 count=0
 say() { printf '%6.1f s  $ %s\n' "$(echo "$(date +%s.%N) $began" | awk '{ print $1 - $2 }')" "$1"; }
@@ -48,12 +48,12 @@ seconds=$(echo "$(date +%s.%N) $began" | awk '{ printf "%.1f", $1 - $2 }')
 kill -INT $server && wait $server || true
 echo "$count commands, $seconds s, Python $(python3 -c 'import platform; print(platform.python_version())'), Debian $(cat /etc/debian_version)"
 NEWCOMER
-printf '%s\n' "$commands" > "$folder/home/newcomer/commands"
+printf '%s\n' "$commands" > "$folder/srv/newcomer/commands"
 
 # Mounts end with the namespace. The environment is empty but for what a login has.
 exec unshare --mount --pid --fork sh -c '
     set -e
     mount -t proc proc "$1/proc"
     mount --rbind /dev "$1/dev"
-    exec chroot "$1" env -i HOME=/home/newcomer PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 \
-        bash /home/newcomer/newcomer.sh' sh "$folder"
+    exec chroot "$1" env -i HOME=/srv/newcomer PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 \
+        bash /srv/newcomer/newcomer.sh' sh "$folder"
