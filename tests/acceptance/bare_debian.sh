@@ -32,7 +32,7 @@ cd /srv/newcomer
 began=$(date +%s.%N)
 count=0
 say() { printf '%6.1f s  $ %s\n' "$(echo "$(date +%s.%N) $began" | awk '{ print $1 - $2 }')" "$1"; }
-type_in() { count=$((count + 1)); say "$1"; eval "$1" || exit 1; }
+type_in() { count=$((count + 1)); say "${1% > *}"; eval "$1" || exit 1; }
 type_in 'git clone --quiet /mnt/keylane.git keylane && cd keylane'
 while IFS= read -r command; do
     case $command in
@@ -41,11 +41,12 @@ while IFS= read -r command; do
             eval "$command" > ../dev.log 2>&1 &
             server=$!
             until grep -q 'keylane subject\|running' ../dev.log; do sleep 0.1; kill -0 $server; done ;;
+        *'pip install'*) type_in "$command > ../pip.log" ;;
         *) type_in "$command" ;;
     esac
 done < ../commands
 seconds=$(echo "$(date +%s.%N) $began" | awk '{ printf "%.1f", $1 - $2 }')
-kill -INT $server && wait $server || true
+kill -TERM $server && wait $server || true
 echo "$count commands, $seconds s, Python $(python3 -c 'import platform; print(platform.python_version())'), Debian $(cat /etc/debian_version)"
 NEWCOMER
 printf '%s\n' "$commands" > "$folder/srv/newcomer/commands"
