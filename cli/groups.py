@@ -156,6 +156,11 @@ class PeerCommandGroup(CommandGroup):
         "context": "profile",
     }
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, those of commands before those of groups."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
+
     def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
         """Raise UsageError; a name that only another system has gets the name that it has here."""
         if name in self.EQUIVALENTS:

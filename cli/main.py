@@ -96,6 +96,86 @@ def _keylane(
 app = PeerCommandGroup.of("keylane", _keylane)
 
 
+for _name, (_module, _group, _help) in {
+    "subject": (
+        "subject.app",
+        "subject_app",
+        "Create, list, describe and delete subjects, and change their partitions.",
+    ),
+    "group": (
+        "group",
+        "group_app",
+        "Inspect, create and delete consumer groups, set their policy and progress, suspend them.",
+    ),
+    "queue": (
+        "queue",
+        "queue_app",
+        "Read and inspect the logic queues of static subjects.",
+    ),
+    "broker": (
+        "broker.app",
+        "broker_app",
+        "Inspect brokers, take them out of use, check their data folders.",
+    ),
+    "cluster": (
+        "cluster.app",
+        "cluster_app",
+        "Write files for the hosts of a new cluster; check a running one.",
+    ),
+    "meta": (
+        "meta",
+        "meta_app",
+        "Maintain the metaserver's database.",
+    ),
+    "metaserver": (
+        "programs",
+        "metaserver_app",
+        "Run a metaserver.",
+    ),
+    "config": (
+        "programs",
+        "config_app",
+        "The settings of the server programs.",
+    ),
+    "outbox": (
+        "outbox",
+        "outbox_app",
+        "Inspect the outbox in a user's database, and rows that failed.",
+    ),
+    "scheduled": (
+        "scheduled",
+        "scheduled_app",
+        "List and cancel messages that brokers keep for a later delivery.",
+    ),
+    "parked": (
+        "parked.app",
+        "parked_app",
+        "Inspect messages that a consumer group has set aside; redrive, edit or skip them.",
+    ),
+    "dead": (
+        "parked.app",
+        "dead_app",
+        "Inspect messages that a consumer group gave up; have them handled again, edit or skip.",
+    ),
+    "spark": (
+        "spark.app",
+        "spark_app",
+        "Work on subjects with Spark.",
+    ),
+    "access": (
+        "access",
+        "access_app",
+        "Manage tokens, rights and quotas.",
+    ),
+    "profile": (
+        "profile",
+        "profile_app",
+        "Name clusters, and use one with -p NAME.",
+    ),
+}.items():
+    app.add_command(LazyGroup(_name, (_module, _group), _help))
+
+
 @app.add()
 def dev(
     data: Annotated[Path, Option(help="Folder for everything stored.")] = Path("keylane-data"),
@@ -338,86 +418,6 @@ def read(
         follow=follow,
         template=format,
     )
-
-
-for _name, (_module, _group, _help) in {
-    "subject": (
-        "subject.app",
-        "subject_app",
-        "Create, list, describe and delete subjects, and change their partitions.",
-    ),
-    "group": (
-        "group",
-        "group_app",
-        "Inspect, create and delete consumer groups, set their policy and progress, suspend them.",
-    ),
-    "queue": (
-        "queue",
-        "queue_app",
-        "Read and inspect the logic queues of static subjects.",
-    ),
-    "broker": (
-        "broker.app",
-        "broker_app",
-        "Inspect brokers, take them out of use, check their data folders.",
-    ),
-    "cluster": (
-        "cluster.app",
-        "cluster_app",
-        "Write files for the hosts of a new cluster; check a running one.",
-    ),
-    "meta": (
-        "meta",
-        "meta_app",
-        "Maintain the metaserver's database.",
-    ),
-    "metaserver": (
-        "programs",
-        "metaserver_app",
-        "Run a metaserver.",
-    ),
-    "config": (
-        "programs",
-        "config_app",
-        "The settings of the server programs.",
-    ),
-    "outbox": (
-        "outbox",
-        "outbox_app",
-        "Inspect the outbox in a user's database, and rows that failed.",
-    ),
-    "scheduled": (
-        "scheduled",
-        "scheduled_app",
-        "List and cancel messages that brokers keep for a later delivery.",
-    ),
-    "parked": (
-        "parked.app",
-        "parked_app",
-        "Inspect messages that a consumer group has set aside; redrive, edit or skip them.",
-    ),
-    "dead": (
-        "parked.app",
-        "dead_app",
-        "Inspect messages that a consumer group gave up; have them handled again, edit or skip.",
-    ),
-    "spark": (
-        "spark.app",
-        "spark_app",
-        "Work on subjects with Spark.",
-    ),
-    "access": (
-        "access",
-        "access_app",
-        "Manage tokens, rights and quotas.",
-    ),
-    "profile": (
-        "profile",
-        "profile_app",
-        "Name clusters, and use one with -p NAME.",
-    ),
-}.items():
-    app.add_command(LazyGroup(_name, (_module, _group), _help))
 
 
 def main() -> None:
