@@ -74,7 +74,8 @@ test: lint ## what has to pass: style, types, every kind of test (WORKERS=5, ARG
 
 # The workers of a fresh checkout would each compile all tests.
 suite: $(STAMP)
-	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q > /dev/null || true
+	@test -d tests/unit/__pycache__ || { echo "compiling the tests (the first time)"; \
+	    $(BIN)/python -m pytest --collect-only -q > /dev/null || true; }
 	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint
@@ -82,6 +83,7 @@ lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff check --quiet .
 
 types: $(STAMP) ## strict type check of the package
+	@echo "checking types (a minute or so, unless little has changed)"
 	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 # They wait little, and each worker imports all of them.

@@ -39,7 +39,7 @@ from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.plane.prompt import DataService
-from ..rpc.server import ControlRoute, Server, document_route
+from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
 from .metrics import BrokerMetrics, expire_series_loop
@@ -288,14 +288,16 @@ async def serving_broker(
         peers = Peers(service, opened.identity.broker_group, settings.meta, network)
         for close in (peers.close, scheduler.close):
             stack.push_async_callback(close)
-        control = _control(opened, registration, cleaning, clock=clock)
+        control = _control(opened, settings.meta, registration, cleaning, clock=clock)
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _scheduling(
             opened, service, peers, registration, clock=clock, draw=names.getrandbits
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _metrics(store, files, service, clock, guarding)
-        routes = _routes(control, posting, peers, scheduling, parking, metrics)
+        routes = _routes(
+            control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
+        )
         guard = None if guarding is None else guarding.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
@@ -415,7 +417,12 @@ def _cleaning(
 
 
 def _control(
-    opened: _Folder, registration: Registration, cleaning: RetentionLoop, *, clock: Clock
+    opened: _Folder,
+    metaservers: Sequence[str],
+    registration: Registration,
+    cleaning: RetentionLoop,
+    *,
+    clock: Clock,
 ) -> BrokerControl:
     return BrokerControl(
         opened.store,
@@ -429,6 +436,7 @@ def _control(
         retention=lambda: cleaning.problem,
         removed_from_ms=cleaning.removed_from_ms,
         scheduled=opened.scheduler.view,
+        metaservers=metaservers,
     )
 
 
@@ -463,9 +471,11 @@ def _routes(
     scheduling: Scheduling,
     parking: Parking,
     metrics: ServerMetrics,
+    *,
+    metaservers: Sequence[str],
 ) -> list[ControlRoute]:
     """Return a route for each endpoint of `endpoints.BROKER`, for the metrics, and for the API
-    document.
+    document and the front page.
     """
     return [
         *control.routes(),
@@ -475,6 +485,12 @@ def _routes(
         *parking.routes(),
         metrics_route(metrics),
         document_route(BROKER, "broker"),
+        front_route(
+            BROKER,
+            "broker",
+            f"Programs connect to a metaserver, here {', '.join(metaservers)}, which names the "
+            "brokers to them.",
+        ),
     ]
 
 

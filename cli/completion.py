@@ -1,4 +1,4 @@
-"""Completes the names of subjects and consumer groups in a shell, by asking the cluster."""
+"""Completes names in a shell: subjects and consumer groups, by asking the cluster, and profiles."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str)
         return [view.group for view in await admin.list_groups(subject)]
 
     return _complete(ctx, incomplete, list_groups)
+
+
+def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the profiles whose names begin with `incomplete`; none if they cannot be read."""
+    from .profiles import profiles_file, read_profiles
+
+    try:
+        names = read_profiles(profiles_file())
+    except Exception:  # noqa: BLE001 - completion must not print errors
+        return []
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def _complete(

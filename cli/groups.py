@@ -155,6 +155,20 @@ class PeerCommandGroup(CommandGroup):
         "subscribe": "consume",
         "context": "profile",
     }
+    _OUTPUT_HINT = (
+        "the output has --output json or --output TEMPLATE, the input of produce --format"
+    )
+    OPTION_HINTS: ClassVar = {
+        "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
+        "--profile": "it comes before the command: keylane --profile NAME …",
+        "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",
+        "--json": _OUTPUT_HINT,
+        "--format": _OUTPUT_HINT,
+        "--topic": "the subject has no option: keylane produce SUBJECT …",
+        "--bootstrap-server": "it is --meta HOST:PORT, the metaserver's address",
+        "--broker-list": "it is --meta HOST:PORT, the metaserver's address",
+        "--from-beginning": "a new group begins at the first message; read has --from earliest",
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names, those of commands before those of groups."""
@@ -168,6 +182,19 @@ class PeerCommandGroup(CommandGroup):
                 f"it is `keylane {self.EQUIVALENTS[name]}` here", ctx=ctx, param_hint=name
             )
         super().refuse_command(ctx, name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. The message for an option that only another system has gets a hint."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            option = getattr(error, "option_name", None)
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
+            hint = self.OPTION_HINTS.get(str(option))
+            if hint is not None and option not in option_names:
+                error.message = f"{error.message.rstrip('.')}: {hint}"
+            raise
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[click.Parameter], bool]:

@@ -12,6 +12,7 @@ import click
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
+from .completion import complete_profile
 from .completion_scripts import install_completion, show_completion
 from .groups import LazyGroup, PeerCommandGroup
 from .options import (
@@ -27,7 +28,6 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
-    LineFormatOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
@@ -55,6 +55,7 @@ def _keylane(
             "-p",
             envvar="KEYLANE_PROFILE",
             metavar="NAME",
+            complete=complete_profile,
             help="Cluster to use, made with `keylane profile add`; it comes before KEYLANE_META.",
         ),
     ] = None,
@@ -289,9 +290,6 @@ def produce(
         str | None,
         Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
     ] = None,
-    json: Annotated[
-        bool, Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
-    ] = False,
     common: CommonOptions,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
@@ -303,7 +301,6 @@ def produce(
         value=value,
         key=key,
         separator=key_separator,
-        as_json=json,
         keyless=keyless,
         lines=lines,
         file=file,
@@ -328,7 +325,6 @@ def consume(
     idle: Annotated[
         float | None, Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
-    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
     ttl_ms: Annotated[
         int,
         Option(
@@ -355,7 +351,6 @@ def consume(
         subject=subject,
         group=group,
         count=count,
-        template=format,
         idle_s=idle,
         ttl_ms=ttl_ms,
         shared=shared,
@@ -394,13 +389,6 @@ def read(
     follow: Annotated[
         bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
-    format: Annotated[  # noqa: A002 - the option's name
-        str,
-        Option(
-            metavar="text|json|TEMPLATE",
-            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
-        ),
-    ] = "text",
     common: CommonOptions,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
@@ -416,7 +404,6 @@ def read(
         partition=partition,
         limit=limit,
         follow=follow,
-        template=format,
     )
 
 

@@ -6,11 +6,12 @@ import enum
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from ..protocol.errors import ConfigError
 from .completion import complete_group, complete_subject
 from .parameters import Argument, Option
+from .template import EXAMPLE, Template
 
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
@@ -33,11 +34,33 @@ WAIT_S = ContextVar("WAIT_S", default=0.0)
 """The value of --wait-s: how long, in seconds, each client waits for a starting metaserver."""
 
 
-class OutputFormat(enum.StrEnum):
-    """The format of a command's output: tables for people, JSON for programs."""
+class OutputFormat:
+    """
+    The format of a command's output: tables for people; JSON, or a template, for programs.
 
-    TABLE = "table"
-    JSON = "json"
+    TABLE and JSON exist once each; every other object has a template.
+    """
+
+    TABLE: ClassVar[OutputFormat]
+    JSON: ClassVar[OutputFormat]
+
+    def __init__(self, name: str, template: Template | None = None) -> None:
+        self.template = template
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    @classmethod
+    def parse(cls, value: str | OutputFormat) -> OutputFormat:
+        """Return the format for a value of --output; raise ConfigError."""
+        name = str(value)
+        known = {str(each): each for each in (cls.TABLE, cls.JSON)}
+        return known.get(name) or cls("template", Template(name))
+
+
+OutputFormat.TABLE = OutputFormat("table")
+OutputFormat.JSON = OutputFormat("json")
 
 
 MetaOption = Annotated[
@@ -50,9 +73,17 @@ MetaOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    OutputFormat, Option("--output", "-o", help="table for people, json for programs.")
+    OutputFormat,
+    Option(
+        "--output",
+        "-o",
+        parser=OutputFormat.parse,
+        metavar="table|json|TEMPLATE",
+        help=f"For people, for programs, or a line for each row, such as '{EXAMPLE}'; its fields "
+        "are those of the JSON.",
+        complete=lambda _ctx, _param, _incomplete: ["table", "json"],
+    ),
 ]
-LineFormatOption = Annotated[str, Option(help="Template of a line.")]
 
 DryRunOption = Annotated[bool, Option("--dry-run", help="Show the plan, change nothing.")]
 WaitOption = Annotated[
@@ -118,8 +149,8 @@ FileOption = Annotated[Path | None, Option(help="Read this file instead of stand
 FormatOption = Annotated[
     InputFormat | None,
     Option(
-        help="csv has a header; each row of csv and ndjson is sent as a JSON object; json means "
-        "--json.",
+        help='json: each line is {"key": …, "value": …, "properties": …}. csv has a header; each '
+        "row of csv and ndjson is sent as a JSON object.",
         show_default="by the file's suffix, else lines",
     ),
 ]

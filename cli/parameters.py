@@ -42,10 +42,13 @@ class Option:
         envvar: str | None = None,
         show_default: bool | str = True,
         complete: Complete | None = None,
+        parser: Callable[[str], Any] | None = None,
         at_once: Callable[[], None] | None = None,
     ) -> None:
         self.names = names
         self.bounds = (min, max)
+        self.parser = parser
+        """What converts a value, where its type does not say it."""
         self.at_once = at_once
         """What a flag calls when it is given, before other parameters are looked at."""
         self.settings: dict[str, Any] = {
@@ -147,7 +150,7 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
         assert declared.names, f"name the flag {parameter.name}"
         settings |= {"is_flag": True}
     else:
-        value_type = _click_type(kind, declared.bounds)
+        value_type = declared.parser or _click_type(kind, declared.bounds)
         settings |= {"type": value_type, "multiple": is_list}
         if isinstance(value_type, Number) and settings["metavar"]:
             settings["help"] = f"{settings['help']} [{value_type.range_text()}]".replace(" []", "")

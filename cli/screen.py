@@ -31,10 +31,22 @@ def json_text(value: object) -> str:
     return json_printable(msgspec.json.encode(value).decode())
 
 
-def show_json(value: object) -> None:
-    """Print `value`, made of structs, dicts and lists, as one line of JSON."""
-    sys.stdout.write(json_text(value) + "\n")
+def show_data(output: OutputFormat, value: object) -> None:
+    """
+    Print `value`, made of structs, dicts and lists, as one line of JSON or with the template.
+
+    Raises:
+        ConfigError: the template names a field that `value` does not have.
+    """
+    lines = [json_text(value)] if output.template is None else output.template.lines(value)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
+
+
+def show_row(output: OutputFormat, row: object) -> None:
+    """Print one row of many, of which not all have the same fields, like `show_data`."""
+    line = json_text(row) if output.template is None else output.template.line(row)
+    sys.stdout.write(line + "\n")
 
 
 def show_line(text: str, *, errors: bool = False) -> None:

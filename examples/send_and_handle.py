@@ -18,7 +18,7 @@ STEPS = ["placed", "paid", "packed", "shipped"]
 async def send() -> None:
     async with Producer(META) as producer:
         futures = [
-            producer.send("parcels", step.encode(), key=customer.encode())
+            producer.send("parcels", step.encode(), key=customer)
             for step in STEPS
             for customer in CUSTOMERS
         ]
@@ -37,7 +37,7 @@ async def main() -> None:
         # Handles one message of a key at a time, and other keys concurrently. The message is acked
         # when this returns.
         await asyncio.sleep(0.01)
-        seen[message.key.decode()].append(message.value.decode())
+        seen[message.key_text].append(message.value.decode())
         if sum(map(len, seen.values())) == len(CUSTOMERS) * len(STEPS):
             everything.set()
 

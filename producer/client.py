@@ -26,7 +26,12 @@ from ..protocol.errors import (
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
-from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
+from ..protocol.settings import (
+    flag_problems,
+    names_missing_address,
+    refuse_call,
+    refuse_unknown_arguments,
+)
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, finish_despite_cancel
@@ -38,6 +43,7 @@ from .sender import SubjectSender
 from .sending import Sending
 from .settings import (
     ARGUMENT_HINTS,
+    METHOD_HINTS,
     ProducerSettings,
     checked_strategy,
 )
@@ -54,7 +60,7 @@ class Producer(Sending[V], Generic[V]):
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
-            receipt = await producer.send("orders", b"paid", key=b"customer-7")
+            receipt = await producer.send("orders", b"paid", key="customer-7")
 
     `send` queues a message and returns immediately; await the returned future to get the receipt.
     `flush` waits until everything that was sent is stored, and so does leaving the block.
@@ -69,6 +75,9 @@ class Producer(Sending[V], Generic[V]):
     queue.
     """
 
+    _method_hints = METHOD_HINTS
+
+    @names_missing_address("Producer", ProducerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],
@@ -222,15 +231,15 @@ class Producer(Sending[V], Generic[V]):
             sender.resume(error.key or b"")
 
     async def send_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], *, await_every: int = 1_000
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], *, await_every: int = 1_000
     ) -> int:
         """
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"". Up to 512 are
-                read ahead, so an error or a cancellation may leave an iterator further advanced
-                than the queue.
+            messages: pairs `(key, value)`, as in `send`; a message without a key has the key b"".
+                Up to 512 are read ahead, so an error or a cancellation may leave an iterator
+                further advanced than the queue.
             await_every: the number of messages queued between two chances for other tasks to run.
 
         Returns:
@@ -250,7 +259,7 @@ class Producer(Sending[V], Generic[V]):
         return count
 
     async def _queue_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], await_every: int, count: int
     ) -> int:
         """Queue messages after `count` earlier ones, and return the total.
 
@@ -261,7 +270,7 @@ class Producer(Sending[V], Generic[V]):
         try:
             iterator = iter(messages)
             while True:
-                chunk: list[tuple[bytes, V]] = []
+                chunk: list[tuple[bytes | str, V]] = []
                 failure: Exception | None = None
                 try:  # `extend` keeps the elements before an error
                     chunk.extend(

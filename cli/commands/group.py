@@ -215,7 +215,7 @@ def group_suspend(
         return await admin.suspend_group(subject, group, client=client)
 
     common.ask(suspend, _show_settings)
-    if before is None or common.output is OutputFormat.JSON:
+    if before is None or common.output is not OutputFormat.TABLE:
         return
     owners = {each.owner for each in before.partitions if each.owner is not None}
     suspended = before.settings.suspended_clients if before.settings is not None else ()

@@ -17,7 +17,7 @@ from ..answer import expand_options
 from ..groups import CommandGroup
 from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
 from ..parameters import Option
-from ..screen import make_table, run, show_json, show_line, show_table
+from ..screen import make_table, run, show_data, show_line, show_table
 
 if TYPE_CHECKING:
     from ...outbox import OutboxStatus, RowChange
@@ -79,8 +79,8 @@ def outbox_status(*, options: OutboxOptions) -> None:
 
     async def work() -> None:
         status = await options.call(read_status)()
-        if options.output is OutputFormat.JSON:
-            show_json(_status_fields(status))
+        if options.output is not OutputFormat.TABLE:
+            show_data(options.output, _status_fields(status))
         else:
             _show_status(status, options.prefix)
 
@@ -179,8 +179,8 @@ def _count_text(change: RowChange) -> str:
 def _show_change(
     output: OutputFormat, change: RowChange, singular_verb: str, plural_verb: str
 ) -> None:
-    if output is OutputFormat.JSON:
-        show_json({state: getattr(change, state) for state in change.__struct_fields__})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {state: getattr(change, state) for state in change.__struct_fields__})
     else:
         show_line(f"{_count_text(change)} {singular_verb if change.rows == 1 else plural_verb}")
 

@@ -9,14 +9,18 @@ from typing import Annotated
 
 from ...protocol.address import addresses_of
 from ...protocol.errors import ConfigError
+from ..completion import complete_profile
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
 from ..parameters import Argument, Option
 from ..profiles import Profile, profiles_file, read_profiles, write_profiles
-from ..screen import make_table, show_json, show_line, show_table
+from ..screen import make_table, show_data, show_line, show_table
 
 profile_app = CommandGroup()
-NameArgument = Annotated[str, Argument(metavar="NAME", help="Name of the profile.")]
+NameArgument = Annotated[
+    str,
+    Argument(metavar="NAME", help="Name of the profile.", complete=complete_profile),
+]
 
 
 @profile_app.add("add")
@@ -32,6 +36,7 @@ def profile_add(
     tls_ca: Annotated[
         Path | None, Option(metavar="FILE", help="Certificate authority of the servers.")
     ] = None,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Add a profile, or replace the one with this name."""
     addresses_of(meta)
@@ -40,7 +45,11 @@ def profile_add(
             raise ConfigError(f"{path} cannot be read")
     file = profiles_file()
     paths = ["" if path is None else str(path.absolute()) for path in (token_file, tls_ca)]
-    write_profiles(file, {**read_profiles(file), name: Profile(meta, *paths)})
+    profile = Profile(meta, *paths)
+    write_profiles(file, {**read_profiles(file), name: profile})
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(name, profile))
+        return
     show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
 
 
@@ -48,19 +57,27 @@ def profile_add(
 def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the profiles."""
     profiles = sorted(read_profiles(profiles_file()).items())
-    if output is OutputFormat.JSON:
-        show_json([{"name": name, **asdict(profile)} for name, profile in profiles])
+    if output is not OutputFormat.TABLE:
+        show_data(output, [_fields(name, profile) for name, profile in profiles])
         return
     rows = [(name, each.meta, each.token_file, each.tls_ca) for name, each in profiles]
     show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
 
 
 @profile_app.add("remove")
-def profile_remove(name: NameArgument) -> None:
+def profile_remove(name: NameArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Remove a profile."""
     file = profiles_file()
     profiles = read_profiles(file)
-    if profiles.pop(name, None) is None:
+    profile = profiles.pop(name, None)
+    if profile is None:
         raise ConfigError(f"there is no profile {name!r} in {file}")
     write_profiles(file, profiles)
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(name, profile))
+        return
     show_line(f"removed the profile {name}")
+
+
+def _fields(name: str, profile: Profile) -> dict[str, str]:
+    return {"name": name, **asdict(profile)}

@@ -19,7 +19,7 @@ from ...rpc.settings import Setting, SettingSources
 from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
 from ..parameters import Argument, Option
-from ..screen import make_table, show_json, show_table
+from ..screen import make_table, show_data, show_table
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 """Settings of a command that pass all flags, including `--help`, to the server program."""
@@ -86,12 +86,13 @@ def config_show(
     sources = _import_sources(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
-    if output is OutputFormat.JSON:
-        show_json(
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             {
                 setting.name: {"value": _json_value(setting), "origin": setting.origin}
                 for setting in settings
-            }
+            },
         )
         return
     columns = ("setting", "value", *(("origin",) if origin else ()), "what it is for")

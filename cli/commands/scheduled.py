@@ -92,13 +92,13 @@ def scheduled_cancel(
     """
     from ..connection import open_admin
     from ..options import OutputFormat
-    from ..screen import show_json
+    from ..screen import show_data
 
     async def cancel(meta: str, output: OutputFormat) -> None:
         async with open_admin(broker or meta) as admin:
             outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
-        if output is OutputFormat.JSON:
-            show_json({"scheduled_id": scheduled_id, "outcome": outcome})
+        if output is not OutputFormat.TABLE:
+            show_data(output, {"scheduled_id": scheduled_id, "outcome": outcome})
         else:
             show_line(f"{scheduled_id}: {outcome}")
 

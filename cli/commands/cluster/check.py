@@ -31,7 +31,8 @@ from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.tls.contexts import client_context
 from ....rpc.tls.settings import tls_of_environment
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
+from ...status import showing
 from .findings import Finding, ServerReport, judge_reports
 
 TIMEOUT_MS = 5_000
@@ -55,9 +56,16 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
         servers = [("metaserver", address) for address in addresses] + [
             ("broker", address) for address in brokers
         ]
-        reports = await asyncio.gather(
-            *(_fetch_report(network, tls, *server) for server in servers)
-        )
+        checked = 0
+
+        async def check(program: str, address: str) -> ServerReport:
+            nonlocal checked
+            report = await _fetch_report(network, tls, program, address)
+            checked += 1
+            return report
+
+        with showing(lambda: f"checking servers: {checked} of {len(servers)}"):
+            reports = await asyncio.gather(*(check(*server) for server in servers))
     finally:
         await network.close()
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
@@ -199,8 +207,10 @@ async def _fetch_certificate(
 def _show_results(
     reports: Sequence[ServerReport], findings: Sequence[Finding], output: OutputFormat
 ) -> None:
-    if output is OutputFormat.JSON:
-        show_json({"ok": not findings, "servers": list(reports), "findings": list(findings)})
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output, {"ok": not findings, "servers": list(reports), "findings": list(findings)}
+        )
         return
     columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
     show_table(make_table("servers", columns, [report.row() for report in reports]))

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from keylane.cli.completion import complete_subject
+from keylane.cli.completion import complete_profile, complete_subject
 from keylane.cli.main import app
 from keylane.cli.profiles import VARIABLES, Profile, profiles_file, read_profiles, use_profile
 from keylane.errors import ConfigError
@@ -49,6 +49,14 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
     assert list(read_profiles(profiles_file())) == ['my "prod"']
     assert ran("profile", "add", "\N{ROCKET}", "--meta", "a:1")[0] == 0
     assert "\N{ROCKET}" in read_profiles(profiles_file())
+
+
+def test_profile_is_completed(home: Path):
+    for name in ("prod", "preview", "dev"):
+        ran("profile", "add", name, "--meta", "a:1")
+    assert complete_profile(click.Context(app), app.params[0], "pr") == ["preview", "prod"]
+    (home / "keylane" / "profiles.toml").write_text("no toml")
+    assert complete_profile(click.Context(app), app.params[0], "") == []
 
 
 def test_profile_replaces_the_environment_when_it_is_used(monkeypatch: pytest.MonkeyPatch):

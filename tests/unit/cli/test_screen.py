@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from keylane.cli.options import OutputFormat
-from keylane.cli.screen import make_table, show_error, show_json, show_line, show_table
+from keylane.cli.screen import make_table, show_data, show_error, show_line, show_table
 from keylane.protocol.errors import InvalidRequestError
 
 EVIL = "\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
@@ -88,7 +88,7 @@ def test_hint_of_a_server_has_no_control_character(capsys: pytest.CaptureFixture
 def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
     """And says the same."""
     text = EVIL.removesuffix("\udcff")
-    show_json({"a": text})
+    show_data(OutputFormat.JSON, {"a": text})
     show_error(InvalidRequestError(text), OutputFormat.JSON)
     printed = capsys.readouterr()
     assert printed.out.rstrip("\n").isprintable()
