@@ -81,8 +81,9 @@ lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/ruff check --quiet .
 
+# It gives way to the tests that run beside it.
 types: $(STAMP) ## strict type check of the package
-	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
+	@nice $(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 # They wait little, and each worker imports all of them.
 unit: $(STAMP)
