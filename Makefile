@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-peers peers-home lowest spark-versions spark-connect lock wheel docs clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-peers peers-home lowest spark-versions spark-connect lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -82,9 +82,10 @@ lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/ruff check --quiet .
 
+# It gives way to the tests that run beside it.
 types: $(STAMP) ## strict type check of the package
 	@echo "checking types (a minute or so, unless little has changed)"
-	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
+	@nice $(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 # They wait little, and each worker imports all of them.
 unit: $(STAMP)
@@ -131,6 +132,9 @@ bench-hosts: $(STAMP) ## measure TLS, access control and metrics beside a cluste
 
 bench-spark: $(STAMP) ## measure the Spark side beside Parquet and Kafka, print JSON (ARGS="--quick --kafka HOME")
 	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/spark_side/spark.py $(ARGS)
+
+bench-instructions: $(STAMP) ## count a client's instructions for a message, by callgrind, print JSON (ARGS="--roles handle")
+	@PYTHONPATH=benchmarks $(BIN)/python benchmarks/instructions.py $(ARGS)
 
 bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a table (ARGS="--home DIR --quick")
 	@PYTHONPATH=benchmarks $(BIN)/python -P -m peers.run $(ARGS)

@@ -70,16 +70,16 @@ def run_command_line(app: click.Group, program: str) -> None:
 
 def _run_app(app: click.Group, program: str, *, as_json: bool) -> None:
     arguments = merge_meta_options(sys.argv[1:])
-    if not as_json:
-        app(arguments, prog_name=program)
-        return
     try:
         status = app(arguments, prog_name=program, standalone_mode=False)
     except click.ClickException as error:
-        _print_usage_error(error, program)
-        sys.exit(getattr(error, "exit_code", 1))
-    except click.Abort:
-        sys.exit(1)
+        if as_json:
+            _print_usage_error(error, program)
+        else:
+            error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as error:  # a question was answered with no, or Ctrl-C
+        sys.exit(130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
