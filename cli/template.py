@@ -69,7 +69,7 @@ class Template:
         Raises:
             ConfigError: no row has a field of this name, or the fields are of several lists.
         """
-        objects = list(value) if _is_list(value) else [value]
+        objects = list(cast("Collection[object]", value)) if _is_list(value) else [value]
         rows = [row for each in objects for row in self._rows(each)]
         for path in self._paths:
             if rows and all(_find(row, path) is _MISSING for row in rows):

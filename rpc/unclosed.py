@@ -57,7 +57,7 @@ def close_unclosed(sessions: Sequence[aiohttp.ClientSession], owner: str, opened
                 loop.call_soon_threadsafe(_close_soon, session)
         elif session.connector is not None:
             with contextlib.suppress(StopIteration, RuntimeError):
-                session.connector.close().send(None)
+                next(session.connector.close().__await__())  # its first step closes everything
             session.detach()
     text = f"{owner} was never closed: use `async with`, or await its close()"
     log.warning("%s", text)

@@ -200,7 +200,7 @@ async def test_reader_refuses_what_cannot_be_read(shared_cluster: Cluster):
         ({"start": datetime.now(UTC) + timedelta(hours=1)}, InvalidRequestError),
         ({"stop": timedelta(hours=1)}, InvalidRequestError),
         ({"start": 3}, InvalidRequestError),
-        ({"key": "text"}, ConfigError),
+        ({"key": ""}, ConfigError),
         ({"key": b""}, ConfigError),
         ({"partition": 0}, ConfigError),
         ({"where": "text"}, ConfigError),
