@@ -187,13 +187,14 @@ class PeerCommandGroup(CommandGroup):
         """Run the command. The message for an option that only another system has gets a hint."""
         try:
             return super().invoke(ctx)
-        except click.ClickException as error:
+        except click.UsageError as error:
             option = getattr(error, "option_name", None)
             command = getattr(getattr(error, "ctx", None), "command", None)
             option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
             hint = self.OPTION_HINTS.get(str(option))
             if hint is not None and option not in option_names:
-                error.message = f"{error.message.rstrip('.')}: {hint}"
+                text = f"{error.message.rstrip('.')}: {hint}"
+                raise click.UsageError(text, ctx=error.ctx) from None
             raise
 
 
