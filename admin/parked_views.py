@@ -223,7 +223,9 @@ def _find_ancestors(partition_id: int, parents: Mapping[int, Sequence[int]]) -> 
 def validate_key(key: object) -> None:
     """Check the type and size of an order key. Raises InvalidRequestError."""
     if key is not None and not isinstance(key, bytes):
-        raise InvalidRequestError(f"a key is bytes, or None for dead letters, not {key!r:.80}")
+        raise InvalidRequestError(
+            f"a key is bytes or text, or None for dead letters, not {key!r:.80}"
+        )
     if key is not None and len(key) > KEY_BYTES_MAX:
         raise InvalidRequestError(f"a key of {len(key)} bytes: at most {KEY_BYTES_MAX}")
 

@@ -8,7 +8,9 @@ from msgspec import Struct
 
 from ..protocol.control import (
     BrokerView,
+    EndedMember,
     GivenUpPartition,
+    GroupMember,
     GroupView,
     OwnerView,
     PartitionStatus,
@@ -151,6 +153,10 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     """
     given_up: tuple[GivenUpPartition, ...] = ()
     """Unread messages of partitions whose loss an operator has accepted, by partition."""
+    members: tuple[GroupMember, ...] = ()
+    """Live consumers, in the order of joining."""
+    ended: EndedMember | None = None
+    """The consumer that left or died last; None if there was none."""
 
 
 def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -247,6 +253,8 @@ def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) 
         silent_ms=view.silent_ms,
         revision=view.revision,
         given_up=view.given_up,
+        members=view.members,
+        ended=view.ended,
     )
 
 

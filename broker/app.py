@@ -39,7 +39,7 @@ from ..rpc.operating.metrics import ServerMetrics, access_metrics
 from ..rpc.operating.probes import metrics_route
 from ..rpc.operating.served_network import ServedNetwork
 from ..rpc.plane.prompt import DataService
-from ..rpc.server import ControlRoute, Server, document_route
+from ..rpc.server import ControlRoute, Server, document_route, front_route
 from ..rpc.threads.worker_thread import WorkerThread
 from .control import BrokerControl
 from .metrics import BrokerMetrics, expire_series_loop
@@ -308,7 +308,7 @@ async def serving_broker(
             opening=folder_state.opening.opening,
             folder_ownership=registration,
             clock=clock,
-            registration=lambda: registration.problem,
+            registration=lambda: settings.meta, registration.problem,
             refusal=lambda: registration.refusal,
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
@@ -325,7 +325,9 @@ async def serving_broker(
         )
         parking = Parking(store, service, clock=clock, folder_ownership=registration)
         metrics = _create_metrics(store, files, service, clock, broker_guard)
-        routes = _collect_routes(control, posting, peers, scheduling, parking, metrics)
+        routes = _collect_routes(
+            control, posting, peers, scheduling, parking, metrics, metaservers=settings.meta
+        )
         guard = None if broker_guard is None else broker_guard.guard
         address = await stack.enter_async_context(listen(routes, service, metrics, guard))
         stack.callback(service.close)
@@ -423,7 +425,52 @@ async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.call(NOTE_AUDIT, NoteAudit(events=events))
 
 
-def _create_scheduling(
+def _cleaning(
+    opened: _Folder,
+    files: Files,
+    settings: BrokerSettings,
+    pools: Pools,
+    registration: Registration,
+    *,
+    clock: Clock,
+) -> RetentionLoop:
+    return RetentionLoop(
+        opened.store,
+        files,
+        settings,
+        clock=clock,
+        run_commit=pools.commit,
+        run_read=pools.background,
+        folder_ownership=registration,
+        calendar=opened.scheduler.calendar,
+    )
+
+
+def _control(
+    opened: _Folder,
+    metaservers: Sequence[str],
+    registration: Registration,
+    cleaning: RetentionLoop,
+    *,
+    clock: Clock,
+) -> BrokerControl:
+    return BrokerControl(
+        opened.store,
+        broker_group=opened.identity.broker_group,
+        broker_id=opened.identity.broker_id,
+        opening=opened.opening.opening,
+        folder_ownership=registration,
+        clock=clock,
+        registration=lambda: registration.problem,
+        refusal=lambda: registration.refusal,
+        retention=lambda: cleaning.problem,
+        removed_from_ms=cleaning.removed_from_ms,
+        scheduled=opened.scheduler.view,
+        metaservers=metaservers,
+    )
+
+
+def _scheduling(
     opened: _Folder,
     service: BrokerService,
     peers: Peers,
@@ -454,9 +501,11 @@ def _collect_routes(
     scheduling: Scheduling,
     parking: Parking,
     metrics: ServerMetrics,
+    *,
+    metaservers: Sequence[str],
 ) -> list[ControlRoute]:
     """Return a route for each endpoint of `endpoints.BROKER`, for the metrics, and for the API
-    document.
+    document and the front page.
     """
     return [
         *control.routes(),
@@ -466,6 +515,12 @@ def _collect_routes(
         *parking.routes(),
         metrics_route(metrics),
         document_route(BROKER, "broker"),
+        front_route(
+            BROKER,
+            "broker",
+            f"Programs connect to a metaserver, here {', '.join(metaservers)}, which names the "
+            "brokers to them.",
+        ),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -137,6 +137,7 @@ class BrokerControl:
         removed_from_ms: Callable[[int], int | None] = lambda _stored_ms: None,
         refusal: Callable[[], str] = lambda: "",
         scheduled: Callable[[], Mapping[str, object]] = dict,
+        metaservers: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._broker_group = broker_group
@@ -149,7 +150,8 @@ class BrokerControl:
         self._removed_from_ms = removed_from_ms
         self._refusal = refusal
         self._scheduled = scheduled
-        self._hosted_ids: list[int] = []
+        self._metaservers = metaservers
+        self._ids: list[int] = []
         """The sorted ids of the hosted partitions, cached for `_hosted_ids_version` of the table.
         """
         self._hosted_ids_version = -1
@@ -384,6 +386,7 @@ class BrokerControl:
                 "broker_group": self._broker_group,
                 "broker_id": self._broker_id,
                 "opening": self._opening_name,
+                "metaservers": list(self._metaservers),
                 "writable": not read_only,
                 "registration": self._registration() or "registered",
                 "partitions": len(self._store.state.partitions),

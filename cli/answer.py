@@ -22,7 +22,8 @@ from typing import (
 
 from .options import META_DEFAULT, MetaOption, OutputFormat, OutputOption
 from .screen import run as run_to_end
-from .screen import show_json
+from .screen import show_data
+from .status import showing
 
 if TYPE_CHECKING:
     from ..admin import Admin
@@ -54,10 +55,11 @@ class CommonOptions:
         results: list[T] = []
 
         async def work() -> None:
-            async with open_admin(self.meta) as admin:
-                results.append(await call(admin))
-            if self.output is OutputFormat.JSON:
-                show_json({} if results[0] is None else results[0])
+            with showing(f"waiting for {self.meta}"):
+                async with open_admin(self.meta) as admin:
+                    results.append(await call(admin))
+            if self.output is not OutputFormat.TABLE:
+                show_data(self.output, {} if results[0] is None else results[0])
             else:
                 show(results[0])
 
@@ -69,10 +71,9 @@ def expand_options(
     command: Callable[..., None], replacements: Mapping[type[Any], type[Any]] = MappingProxyType({})
 ) -> Callable[..., None]:
     """
-    Convert a command to the form that typer expects: the `Annotated` fields of each dataclass
-    parameter become options.
+    Convert a command so that the `Annotated` fields of each dataclass parameter become options.
 
-        @subject_app.command("list")
+        @subject_app.add("list")
         @expand_options
         def subject_list(*, common: CommonOptions) -> None: ...
 
@@ -94,6 +95,10 @@ def expand_options(
 
     @wraps(command)
     def run(**values: Any) -> None:
+        if any(issubclass(group, CommonOptions) for group, _ in groups.values()):
+            from .connection import import_network
+
+            import_network()
         arguments = {
             name: group(**{option: values.pop(option) for option in options})
             for name, (group, options) in groups.items()

@@ -1,52 +1,144 @@
-"""Command groups that are imported on first use, hints for users of other message systems, and
-strict parsing of numbers.
+"""Groups of commands: commands made from annotated functions, groups that are imported on first
+use, and hints for users of other message systems.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, MutableMapping
-from functools import cached_property, partial
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import cached_property, wraps
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
-import typer
-import typer.core
-import typer.main
+import click
 
-_NUMBER_PATTERNS: dict[object, re.Pattern[str]] = {
-    int: re.compile("-?[0-9]{1,19}"),
-    float: re.compile(r"-?[0-9]{1,19}(\.[0-9]{1,19})?"),
-}
+from .parameters import HelpedArgument, click_parameter
+
+F = TypeVar("F", bound=Callable[..., Any])
+HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
-class LazyGroup(typer.core.TyperGroup):
-    """A command group whose module is imported on first use, because building the options of all
+class Command(click.Command):
+    """A command whose help has a line for each argument too."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the arguments, then the options."""
+        arguments = [
+            (param.human_readable_name, param.summary)
+            for param in self.params
+            if isinstance(param, HelpedArgument)
+        ]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        super().format_options(ctx, formatter)
+
+
+class CommandGroup(click.Group):
+    """A group of commands, which keep the order in which they were added."""
+
+    def __init__(self, name: str | None = None, help_text: str = "", **settings: Any) -> None:
+        super().__init__(
+            name, help=help_text, no_args_is_help=True, context_settings=HELP_NAMES, **settings
+        )
+
+    @classmethod
+    def of(cls, name: str, function: Callable[..., None]) -> Self:
+        """Return a group that calls `function` with its own options before it runs a command."""
+        params, _ = _parameters(function)
+        return cls(name, inspect.getdoc(function) or "", params=params, callback=function)
+
+    def add(
+        self,
+        name: str | None = None,
+        *,
+        help_text: str | None = None,
+        **settings: Any,
+    ) -> Callable[[F], F]:
+        """
+        Return a decorator that adds a function as a command; the function's annotated parameters
+        become options and arguments.
+
+        Args:
+            name: the command's name, by default the function's.
+            help_text: its help, by default the function's docstring.
+            settings: further arguments of click's Command.
+        """
+
+        def decorate(function: F) -> F:
+            own, takes_context = _parameters(function)
+            command = Command(
+                name or function.__name__,
+                params=own,
+                help=inspect.cleandoc(help_text or function.__doc__ or ""),
+                callback=_as_callback(function, own, takes_context=takes_context),
+                **({"context_settings": HELP_NAMES} | settings),
+            )
+            self.add_command(command)
+            return function
+
+        return decorate
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        del ctx
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write each command's name with its whole first paragraph of help."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            text = "" if command is None else command.help or ""
+            rows.append((name, " ".join(text.partition("\n\n")[0].split())))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command. Raises UsageError, with similar names if there are any."""
+        if args and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
+            self.refuse_command(ctx, args[0])
+        return super().resolve_command(ctx, args)
+
+    def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
+        """Raise UsageError for a command that does not exist."""
+        similar = get_close_matches(name, self.list_commands(ctx))
+        hint = f" Did you mean {', '.join(map(repr, similar))}?" * bool(similar)
+        ctx.fail(f"No such command {name!r}.{hint}")
+
+
+class LazyGroup(CommandGroup):
+    """
+    A command group whose module is imported on first use, because building the options of all
     groups takes longer than running most commands.
+
+    Args:
+        source: the module below `commands`, and the name of its group.
     """
 
-    source: tuple[str, str]
-    """The module below `commands`, and the name of its Typer app."""
+    def __init__(self, name: str, source: tuple[str, str], help_text: str) -> None:
+        super().__init__(name, help_text)
+        self._source = source
 
     @cached_property
-    def _load_group(self) -> MutableMapping[str, Any]:
-        module, name = self.source
-        group: Any = typer.main.get_group(
-            getattr(import_module(f".commands.{module}", __package__), name)
-        )
-        return dict(restrict_numbers(group).commands)
+    def _loaded(self) -> click.Group:
+        module, name = self._source
+        group: click.Group = getattr(import_module(f".commands.{module}", __package__), name)
+        return group
 
-    @property
-    def commands(self) -> MutableMapping[str, Any]:
-        """The commands by name."""
-        return self._load_group
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands."""
+        return self._loaded.list_commands(ctx)
 
-    @commands.setter
-    def commands(self, value: MutableMapping[str, Any]) -> None:
-        assert not value, "the commands come from the module"
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, or None."""
+        return self._loaded.get_command(ctx, cmd_name)
 
 
-class PeerCommandGroup(typer.core.TyperGroup):
+class PeerCommandGroup(CommandGroup):
     """The top-level commands; a command name of another message system gets a hint."""
 
     EQUIVALENTS: ClassVar = {
@@ -63,47 +155,70 @@ class PeerCommandGroup(typer.core.TyperGroup):
         "subscribe": "consume",
         "context": "profile",
     }
+    _OUTPUT_HINT = (
+        "the output has --output json or --output TEMPLATE, the input of produce --format"
+    )
+    OPTION_HINTS: ClassVar = {
+        "-p": "a profile comes before the command, keylane -p NAME …; --partitions is written out",
+        "--profile": "it comes before the command: keylane --profile NAME …",
+        "--wait-s": "it comes before the command: keylane --wait-s SECONDS …",
+        "--json": _OUTPUT_HINT,
+        "--format": _OUTPUT_HINT,
+        "--topic": "the subject has no option: keylane produce SUBJECT …",
+        "--bootstrap-server": "it is --meta HOST:PORT, the metaserver's address",
+        "--broker-list": "it is --meta HOST:PORT, the metaserver's address",
+        "--from-beginning": "a new group begins at the first message; read has --from earliest",
+    }
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command. Raises BadParameter with a hint if only another system has it."""
-        if args and args[0] in self.EQUIVALENTS and self.get_command(ctx, args[0]) is None:
-            hint = f"it is `keylane {self.EQUIVALENTS[args[0]]}` here"
-            raise typer.BadParameter(hint, ctx=ctx, param_hint=args[0])
-        return super().resolve_command(ctx, args)
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, those of commands before those of groups."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
+
+    def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
+        """Raise UsageError; a name that only another system has gets the name that it has here."""
+        if name in self.EQUIVALENTS:
+            raise click.BadParameter(
+                f"it is `keylane {self.EQUIVALENTS[name]}` here", ctx=ctx, param_hint=name
+            )
+        super().refuse_command(ctx, name)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. The message for an option that only another system has gets a hint."""
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            option = getattr(error, "option_name", None)
+            command = getattr(getattr(error, "ctx", None), "command", None)
+            option_names = {name for each in getattr(command, "params", ()) for name in each.opts}
+            hint = self.OPTION_HINTS.get(str(option))
+            if hint is not None and option not in option_names:
+                text = f"{error.message.rstrip('.')}: {hint}"
+                raise click.UsageError(text, ctx=error.ctx) from None
+            raise
 
 
-def lazy_group(module: str, name: str, help_text: str) -> typer.Typer:
-    """Return a group that imports the Typer app `name` of a module in `commands` on first use."""
-    group_class = type("LazyGroup", (LazyGroup,), {"source": (module, name)})
-    return typer.Typer(cls=group_class, no_args_is_help=True, help=help_text)
+def _parameters(function: Callable[..., Any]) -> tuple[list[click.Parameter], bool]:
+    """Return the options and arguments of a function, and whether it takes a click.Context."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    takes_context = bool(parameters) and parameters[0].annotation is click.Context
+    return [click_parameter(each) for each in parameters[takes_context:]], takes_context
 
 
-def restrict_numbers(command: Any) -> Any:
-    """
-    Make all numeric options of a command accept only ASCII digits, a sign and a decimal point.
+def _as_callback(
+    function: Callable[..., Any], params: Iterable[click.Parameter], *, takes_context: bool
+) -> Callable[..., Any]:
+    """Return what click calls: with a list, or the default, where click has a tuple."""
+    lists: dict[str | None, Any] = {
+        param.name: param.default if param.default is None else []
+        for param in params
+        if param.multiple or param.nargs == -1
+    }
 
-    The parser would also accept `1_000`, digits of other scripts, line ends, and `nan` as a limit.
-    """
-    if not isinstance(command, LazyGroup):  # which does the same when it imports its commands
-        for subcommand in getattr(command, "commands", {}).values():
-            restrict_numbers(subcommand)
-    for param in command.params:
-        descriptor = getattr(param, "type_descriptor", None)  # the option --help has none
-        if descriptor is not None and descriptor.annotation in _NUMBER_PATTERNS:
-            process = param.process_value
-            pattern = _NUMBER_PATTERNS[descriptor.annotation]
-            param.process_value = partial(_process_number, process, pattern, param)
-    return command
+    @wraps(function)
+    def callback(*context: click.Context, **values: Any) -> Any:
+        for name, empty in lists.items():
+            values[str(name)] = list(values[str(name)] or ()) or empty
+        return function(*context, **values)
 
-
-def _process_number(
-    process: Callable[[Any, Any], Any],
-    pattern: re.Pattern[str],
-    param: Any,
-    context: Any,
-    value: Any,
-) -> Any:
-    """Check the text of a number, then call the parameter's `process`; raise BadParameter."""
-    if isinstance(value, str) and pattern.fullmatch(value) is None:
-        raise typer.BadParameter(f"{value!r:.40} is not a number", ctx=context, param=param)
-    return process(context, value)
+    return click.pass_context(callback) if takes_context else callback

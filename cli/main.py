@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from ..protocol.limits import TTL_MS_MAX, TTL_MS_MIN
 from .answer import CommonOptions, expand_options
-from .groups import PeerCommandGroup, lazy_group
+from .completion import complete_profile
+from .completion_scripts import install_completion, show_completion
+from .groups import LazyGroup, PeerCommandGroup
 from .options import (
     BROKERS_MAX,
     ROWS_MIN,
@@ -26,53 +28,40 @@ from .options import (
     KeyFieldOption,
     KeylessOption,
     LimitOption,
-    LineFormatOption,
     OutputFormat,
     OutputOption,
     SubjectArgument,
     TagOption,
 )
+from .parameters import Argument, Option
 from .usage import run_command_line
 
-app = typer.Typer(
-    name="keylane",
-    cls=PeerCommandGroup,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+def _show_version() -> None:
+    from importlib.metadata import version
+
+    print(f"keylane {version('keylane')}")
 
 
-def _show_version(requested: bool) -> None:
-    if requested:
-        from importlib.metadata import version
-
-        print(f"keylane {version('keylane')}")
-        raise typer.Exit
-
-
-@app.callback()
 def _keylane(
+    *,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
+        bool, Option("--version", at_once=_show_version, help="Show the version and exit.")
     ] = False,
     profile: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--profile",
             "-p",
             envvar="KEYLANE_PROFILE",
             metavar="NAME",
+            complete=complete_profile,
             help="Cluster to use, made with `keylane profile add`; it comes before KEYLANE_META.",
         ),
     ] = None,
     wait_s: Annotated[
         float,
-        typer.Option(
-            "--wait-s",
+        Option(
             envvar="KEYLANE_WAIT_S",
             min=0,
             max=86_400,
@@ -80,6 +69,22 @@ def _keylane(
             help="How long every command waits for a metaserver that is starting.",
         ),
     ] = 0,
+    install_completion: Annotated[
+        bool,
+        Option(
+            "--install-completion",
+            at_once=install_completion,
+            help="Install completion for the shell in use.",
+        ),
+    ] = False,
+    show_completion: Annotated[
+        bool,
+        Option(
+            "--show-completion",
+            at_once=show_completion,
+            help="Print the completion script of the shell in use.",
+        ),
+    ] = False,
 ) -> None:
     """A message broker for Python that keeps the order of each key."""
     WAIT_S.set(wait_s)
@@ -89,7 +94,10 @@ def _keylane(
         use_profile(profile)
 
 
-for _name, _source in {
+app = PeerCommandGroup.of("keylane", _keylane)
+
+
+for _name, (_module, _group, _help) in {
     "subject": (
         "subject.app",
         "subject_app",
@@ -166,23 +174,21 @@ for _name, _source in {
         "Name clusters, and use one with -p NAME.",
     ),
 }.items():
-    app.add_typer(lazy_group(*_source), name=_name)
+    app.add_command(LazyGroup(_name, (_module, _group), _help))
 
 
-@app.command()
+@app.add()
 def dev(
-    data: Annotated[Path, typer.Option(help="Folder for everything stored.")] = Path(
-        "keylane-data"
-    ),
+    data: Annotated[Path, Option(help="Folder for everything stored.")] = Path("keylane-data"),
     port: Annotated[
         int,
-        typer.Option(
+        Option(
             help="Port of the metaserver, up to 65535; brokers use the next ones. 0: any free port."
         ),
     ] = 7000,
     brokers: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             max=BROKERS_MAX,
             help="Number of broker groups.",
@@ -190,11 +196,11 @@ def dev(
         ),
     ] = None,
     subject: Annotated[
-        list[str] | None, typer.Option(help="Create this subject too; may be repeated.")
+        list[str] | None, Option(help="Create this subject too; may be repeated.")
     ] = None,
     auto_create: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="PATTERN",
             help="Subjects that are created by their first message: '*', 'events.*'.",
         ),
@@ -212,18 +218,18 @@ def dev(
         subjects=subject or [],
         auto_create=auto_create,
     )
-    raise typer.Exit(status)
+    raise click.exceptions.Exit(status)
 
 
-@app.command()
+@app.add()
 @expand_options
 def wait(
     brokers: Annotated[
-        int, typer.Option(min=0, help="Number of broker groups that must be available.")
+        int, Option(min=0, help="Number of broker groups that must be available.")
     ] = 1,
     timeout: Annotated[
         float,
-        typer.Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
+        Option(min=0.1, max=86_400, metavar="SECONDS", help="Give up after this time."),
     ] = 60,
     *,
     common: CommonOptions,
@@ -236,16 +242,16 @@ def wait(
     common.run(wait_for_servers, brokers=brokers, timeout_s=timeout)
 
 
-@app.command()
+@app.add()
 def demo(
     rows: Annotated[
         int,
-        typer.Option(min=ROWS_MIN, max=ROWS_TOTAL, help="Number of flights."),
+        Option(min=ROWS_MIN, max=ROWS_TOTAL, help="Number of flights."),
     ] = ROWS_TOTAL,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster running.")] = False,
+    keep: Annotated[bool, Option("--keep", help="Leave the cluster running.")] = False,
     data: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="New or empty folder for everything stored.",
             show_default="a temporary one, removed if all is well",
         ),
@@ -257,21 +263,21 @@ def demo(
     """
     from .demo.run import run_demo
 
-    raise typer.Exit(run_demo(output, rows=rows, keep=keep, data=data))
+    raise click.exceptions.Exit(run_demo(output, rows=rows, keep=keep, data=data))
 
 
-@app.command()
+@app.add()
 @expand_options
 def produce(
     *,
     subject: SubjectArgument,
     value: Annotated[
-        str | None, typer.Argument(help="The message. Without it: one message per line of input.")
+        str | None, Argument(help="The message. Without it: one message per line of input.")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Order key.")] = None,
+    key: Annotated[str | None, Option("--key", "-k", help="Order key.")] = None,
     key_separator: Annotated[
         str | None,
-        typer.Option(help=r"Text between key and value in a line; \t is a tab, \xNN a byte."),
+        Option(help=r"Text between key and value in a line; \t is a tab, \xNN a byte."),
     ] = None,
     key_field: KeyFieldOption = None,
     keyless: KeylessOption = False,
@@ -282,11 +288,8 @@ def produce(
     format: FormatOption = None,  # noqa: A002 - the option's name
     lines: Annotated[
         str | None,
-        typer.Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
+        Option(help="Send only these lines, numbered from 1, such as 3,7-9,26386-."),
     ] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help='Lines are {"key": …, "value": …, "properties": …}.')
-    ] = False,
     common: CommonOptions,
 ) -> None:
     """Send one message, or the lines of standard input, or the lines or rows of a file."""
@@ -298,7 +301,6 @@ def produce(
         value=value,
         key=key,
         separator=key_separator,
-        as_json=json,
         keyless=keyless,
         lines=lines,
         file=file,
@@ -311,22 +313,21 @@ def produce(
     common.run(run_produce, options)
 
 
-@app.command()
+@app.add()
 @expand_options
 def consume(
     *,
     subject: SubjectArgument,
-    group: Annotated[str, typer.Option("--group", "-g", help="Consumer group to join.")],
+    group: Annotated[str, Option("--group", "-g", help="Consumer group to join.")],
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
+        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
     idle: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop after this many seconds without a message.")
+        float | None, Option(min=0.1, help="Stop after this many seconds without a message.")
     ] = None,
-    format: LineFormatOption = "{partition}:{offset} {key} {value}",  # noqa: A002 - the option
     ttl_ms: Annotated[
         int,
-        typer.Option(
+        Option(
             min=TTL_MS_MIN,
             max=TTL_MS_MAX,
             help="Milliseconds after which the group considers this consumer dead.",
@@ -334,7 +335,7 @@ def consume(
     ] = 10_000,
     shared: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--shared",
             help="Share every partition with the other consumers of the group, without order.",
         ),
@@ -350,7 +351,6 @@ def consume(
         subject=subject,
         group=group,
         count=count,
-        template=format,
         idle_s=idle,
         ttl_ms=ttl_ms,
         shared=shared,
@@ -358,14 +358,14 @@ def consume(
     )
 
 
-@app.command()
+@app.add()
 @expand_options
 def read(
     *,
     subject: SubjectArgument,
     start: Annotated[
         str,
-        typer.Option(
+        Option(
             "--from",
             metavar="earliest|latest|AGO|TIME|OFFSET",
             help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; an offset needs "
@@ -374,30 +374,21 @@ def read(
     ] = "earliest",
     stop: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--to",
             metavar="latest|AGO|TIME|OFFSET",
             help="The first message that is not printed.  [default: the current end]",
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Only messages of this order key, in its order.")
+        str | None, Option(help="Only messages of this order key, in its order.")
     ] = None,
     tag: TagOption = None,
-    partition: Annotated[
-        int | None, typer.Option(min=1, help="Only the partition with this id.")
-    ] = None,
+    partition: Annotated[int | None, Option(min=1, help="Only the partition with this id.")] = None,
     limit: LimitOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with messages that are stored later.")
+        bool, Option("--follow", "-f", help="Continue with messages that are stored later.")
     ] = False,
-    format: Annotated[  # noqa: A002 - the option's name
-        str,
-        typer.Option(
-            metavar="text|json|TEMPLATE",
-            help="Form of a line; a template such as {partition}:{offset} {key} {value}.",
-        ),
-    ] = "text",
     common: CommonOptions,
 ) -> None:
     """Print messages of a subject by time, offset and key; no group, no lock, no acks."""
@@ -413,7 +404,6 @@ def read(
         partition=partition,
         limit=limit,
         follow=follow,
-        template=format,
     )
 
 

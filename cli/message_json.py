@@ -1,33 +1,71 @@
-"""Formats a message as one line of JSON, which `consume` prints and `produce --json` reads."""
+"""Formats a message as one line: as JSON, which `keylane produce --format json` reads, or with a
+template of the same fields.
+"""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Mapping
-
-import msgspec
+from collections.abc import Callable, Mapping
 
 from ..protocol.http.message_json import bytes_field, properties_fields
 from ..protocol.message import Message
+from .options import OutputFormat
 from .screen import json_text
+from .template import Template
+
+FIELDS = (
+    "subject",
+    "partition_id",
+    "offset",
+    "key",
+    "value",
+    "fencing_token",
+    "lease",
+    "attempt",
+    "sent_at_ns",
+    "properties",
+    "queue",
+    "logic_offset",
+)
 
 
-def message_json(message: Message, extra: Mapping[str, object] | None = None) -> str:
-    """Return a message as one line of JSON: its fields by their usual names, then `extra`."""
-    fields: dict[str, object] = {
+def message_printer(output: OutputFormat, table: str) -> Callable[[Message], str]:
+    """
+    Return the function that formats messages; for people, with the template `table`. Control
+    characters are escaped, because a message must not control the terminal.
+
+    Raises:
+        ConfigError: the template of --output has a field that messages do not have.
+    """
+    if output is OutputFormat.JSON:
+        return message_json
+    template = output.template or Template(table)
+    template.check(FIELDS, objects=("lease", "properties"))
+    return lambda message: template.line(message_fields(message))
+
+
+def message_fields(message: Message) -> dict[str, object]:
+    """Return the fields of a message by their usual names; bytes that are no text have names that
+    end in `_base64`.
+    """
+    return {
         "subject": message.subject,
         "partition_id": message.partition_id,
         "offset": message.offset,
-        **_json_field("key", message.key),
-        **_json_field("value", message.value),
+        **bytes_field("key", message.key),
+        **bytes_field("value", message.value),
         "fencing_token": message.fencing_token,
         "lease": message.lease,
         "attempt": message.attempt,
         "sent_at_ns": message.sent_at_ns,
+        **properties_fields(message.packed_properties),
+        "queue": message.queue,
+        "logic_offset": message.logic_offset,
     }
-    fields |= msgspec.to_builtins(properties_fields(message.packed_properties))
-    fields |= {"queue": message.queue, "logic_offset": message.logic_offset}
-    return json_text(fields | dict(extra or {}))
+
+
+def message_json(message: Message) -> str:
+    """Return a message as one line of JSON."""
+    return json_text(message_fields(message))
 
 
 def shown_properties(properties: Mapping[str, str | bytes]) -> dict[str, str]:
@@ -35,11 +73,4 @@ def shown_properties(properties: Mapping[str, str | bytes]) -> dict[str, str]:
     return {
         name: value if isinstance(value, str) else value.decode(errors="backslashreplace")
         for name, value in properties.items()
-    }
-
-
-def _json_field(name: str, data: bytes) -> dict[str, str]:
-    return {
-        field: value if isinstance(value, str) else b64encode(value).decode()
-        for field, value in bytes_field(name, data).items()
     }

@@ -6,12 +6,12 @@ import enum
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import Annotated, ClassVar
 
 from ..protocol.errors import ConfigError
 from .completion import complete_group, complete_subject
+from .parameters import Argument, Option
+from .template import EXAMPLE, Template
 
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
@@ -34,16 +34,38 @@ WAIT_S = ContextVar("WAIT_S", default=0.0)
 """The value of --wait-s: how long, in seconds, each client waits for a starting metaserver."""
 
 
-class OutputFormat(enum.StrEnum):
-    """The format of a command's output: tables for people, JSON for programs."""
+class OutputFormat:
+    """
+    The format of a command's output: tables for people; JSON, or a template, for programs.
 
-    TABLE = "table"
-    JSON = "json"
+    TABLE and JSON exist once each; every other object has a template.
+    """
+
+    TABLE: ClassVar[OutputFormat]
+    JSON: ClassVar[OutputFormat]
+
+    def __init__(self, name: str, template: Template | None = None) -> None:
+        self.template = template
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name
+
+    @classmethod
+    def parse(cls, value: str | OutputFormat) -> OutputFormat:
+        """Return the format for a value of --output; raise ConfigError."""
+        name = str(value)
+        known = {str(each): each for each in (cls.TABLE, cls.JSON)}
+        return known.get(name) or cls("template", Template(name))
+
+
+OutputFormat.TABLE = OutputFormat("table")
+OutputFormat.JSON = OutputFormat("json")
 
 
 MetaOption = Annotated[
     str,
-    typer.Option(
+    Option(
         "--meta",
         envvar="KEYLANE_META",
         metavar="HOST:PORT",
@@ -51,18 +73,26 @@ MetaOption = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    OutputFormat, typer.Option("--output", "-o", help="table for people, json for programs.")
+    OutputFormat,
+    Option(
+        "--output",
+        "-o",
+        parser=OutputFormat.parse,
+        metavar="table|json|TEMPLATE",
+        help=f"For people, for programs, or a line for each row, such as '{EXAMPLE}'; its fields "
+        "are those of the JSON.",
+        complete=lambda _ctx, _param, _incomplete: ["table", "json"],
+    ),
 ]
-LineFormatOption = Annotated[str, typer.Option(help="Template of a line.")]
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the plan, change nothing.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Show the plan, change nothing.")]
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait until it is done, and show the progress.")
+    bool, Option("--wait/--no-wait", help="Wait until it is done, and show the progress.")
 ]
 
 LiveOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--live",
         help="Also with live consumers: they release their partitions, and continue at the new "
         "offsets.",
@@ -70,44 +100,42 @@ LiveOption = Annotated[
 ]
 CancelOption = Annotated[
     bool,
-    typer.Option("--cancel", help="Cancel a --live reset that still waits for consumers."),
+    Option("--cancel", help="Cancel a --live reset that still waits for consumers."),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Even with live consumers, which end.")]
+ForceOption = Annotated[bool, Option("--force", help="Even with live consumers, which end.")]
 LimitOption = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="Stop after this many messages.")
+    int | None, Option("--limit", "-n", min=1, help="Stop after this many messages.")
 ]
 TagOption = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only messages with this tag; may be repeated."),
+    Option("--tag", metavar="TAG", help="Only messages with this tag; may be repeated."),
 ]
 AllPartitionsOption = Annotated[
-    bool, typer.Option("--all", help="Also show partitions that are sealed and drained.")
+    bool, Option("--all", help="Also show partitions that are sealed and drained.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask on a terminal.")]
 SubjectArgument = Annotated[
     str,
-    typer.Argument(metavar="SUBJECT", help="Name of the subject.", autocompletion=complete_subject),
+    Argument(metavar="SUBJECT", help="Name of the subject.", complete=complete_subject),
 ]
 ConsumerGroupArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="GROUP", help="Name of the consumer group.", autocompletion=complete_group
-    ),
+    Argument(metavar="GROUP", help="Name of the consumer group.", complete=complete_group),
 ]
 KeyFieldOption = Annotated[
     str | None,
-    typer.Option(help="Column or field of the order key, in the formats csv and ndjson."),
+    Option(help="Column or field of the order key, in the formats csv and ndjson."),
 ]
 KeylessOption = Annotated[
-    bool, typer.Option("--keyless", help="Send lines without a key too; they have no order.")
+    bool, Option("--keyless", help="Send lines without a key too; they have no order.")
 ]
 HeaderOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="Property of every message; may be repeated."),
+    Option(metavar="NAME=VALUE", help="Property of every message; may be repeated."),
 ]
 DeliverAtOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="TIME",
         help="Deliver the message then: 2030-01-31T08:00:00Z, or milliseconds since 1970. Only "
         "without a key.",
@@ -115,16 +143,14 @@ DeliverAtOption = Annotated[
 ]
 DelayOption = Annotated[
     float | None,
-    typer.Option(
-        min=0.001, metavar="SECONDS", help="Deliver each message this long after it was read."
-    ),
+    Option(min=0.001, metavar="SECONDS", help="Deliver each message this long after it was read."),
 ]
-FileOption = Annotated[Path | None, typer.Option(help="Read this file instead of standard input.")]
+FileOption = Annotated[Path | None, Option(help="Read this file instead of standard input.")]
 FormatOption = Annotated[
     InputFormat | None,
-    typer.Option(
-        help="csv has a header; each row of csv and ndjson is sent as a JSON object; json means "
-        "--json.",
+    Option(
+        help='json: each line is {"key": …, "value": …, "properties": …}. csv has a header; each '
+        "row of csv and ndjson is sent as a JSON object.",
         show_default="by the file's suffix, else lines",
     ),
 ]

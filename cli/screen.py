@@ -8,7 +8,7 @@ import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from ..protocol.errors import KeylaneError, StorageError
 from ..protocol.text import counted, json_printable, printable
@@ -31,10 +31,22 @@ def json_text(value: object) -> str:
     return json_printable(msgspec.json.encode(value).decode())
 
 
-def show_json(value: object) -> None:
-    """Print `value`, made of structs, dicts and lists, as one line of JSON."""
-    sys.stdout.write(json_text(value) + "\n")
+def show_data(output: OutputFormat, value: object) -> None:
+    """
+    Print `value`, made of structs, dicts and lists, as one line of JSON or with the template.
+
+    Raises:
+        ConfigError: the template names a field that `value` does not have.
+    """
+    lines = [json_text(value)] if output.template is None else output.template.lines(value)
+    sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
+
+
+def show_row(output: OutputFormat, row: object) -> None:
+    """Print one row of many, of which not all have the same fields, like `show_data`."""
+    line = json_text(row) if output.template is None else output.template.line(row)
+    sys.stdout.write(line + "\n")
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
@@ -168,15 +180,15 @@ def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
             runner.run(work)
     except KeylaneError as error:
         show_error(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except BrokenPipeError:
         # Otherwise Python would fail again when it flushes standard output at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+        raise click.exceptions.Exit(0) from None
     except OSError as error:
         report_full_disk(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise click.exceptions.Exit(130) from None
     except asyncio.CancelledError:  # SIGTERM, in a command that handles it
-        raise typer.Exit(143) from None
+        raise click.exceptions.Exit(143) from None

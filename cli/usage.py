@@ -7,11 +7,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-import typer
-import typer.main
+import click
 
 from ..protocol.errors import ConfigError, KeylaneError
-from .groups import restrict_numbers
 from .options import OutputFormat
 
 
@@ -52,7 +50,7 @@ def merge_meta_options(arguments: Sequence[str]) -> list[str]:
     return merged_arguments
 
 
-def run_command_line(app: typer.Typer, program: str) -> None:
+def run_command_line(app: click.Group, program: str) -> None:
     """Run `app` with the command line and exit with its status, which is 1 after a KeylaneError."""
     as_json = is_json_requested(sys.argv[1:])
     output = OutputFormat.JSON if as_json else OutputFormat.TABLE
@@ -70,23 +68,22 @@ def run_command_line(app: typer.Typer, program: str) -> None:
         sys.exit(1)
 
 
-def _run_app(app: typer.Typer, program: str, *, as_json: bool) -> None:
+def _run_app(app: click.Group, program: str, *, as_json: bool) -> None:
     arguments = merge_meta_options(sys.argv[1:])
-    command = restrict_numbers(typer.main.get_command(app))
-    if not as_json:
-        command(arguments, prog_name=program)
-        return
     try:
-        status = command(arguments, prog_name=program, standalone_mode=False)
-    except typer.TyperException as error:
-        _print_usage_error(error, program)
-        sys.exit(getattr(error, "exit_code", 1))
-    except typer.Abort:
-        sys.exit(1)
+        status = app(arguments, prog_name=program, standalone_mode=False)
+    except click.ClickException as error:
+        if as_json:
+            _print_usage_error(error, program)
+        else:
+            error.show()
+        sys.exit(error.exit_code)
+    except click.Abort as error:  # a question was answered with no, or Ctrl-C
+        sys.exit(130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _print_usage_error(error: typer.TyperException, program: str) -> None:
+def _print_usage_error(error: click.ClickException, program: str) -> None:
     from ..protocol.control import ErrorBody
     from ..protocol.http.bodies import encode_json
 

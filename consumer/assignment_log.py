@@ -2,17 +2,20 @@
 
 AssignmentLog.partitions(ids, now_ms)      "has partitions 1, 2; got 2", once for each change
 AssignmentLog.lag(messages, seconds, now_ms)    after a minute, then ever more rarely
+waiting_text(group)                        who has the partitions for which a member waits
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..protocol.text import counted, listed
+from ..protocol.control import GroupView
+from ..protocol.text import counted, listed, seconds
 
 LINE_MS_MIN = 1_000
 """Milliseconds between two lines about partitions: a rebalance of many makes one line."""
 WAITS = "other members have them, or leases of dead ones must end"
+HOLDERS_NAMED_MAX = 3
 LAG_EACH_MS = 60_000
 LAG_EACH_MS_MAX = 3_600_000
 """Milliseconds until the next line about a lag; they double while it lasts."""
@@ -60,3 +63,28 @@ class AssignmentLog:
         self._lag_due_ms = now_ms + self._lag_pause_ms
         self._lag_pause_ms = min(2 * self._lag_pause_ms, LAG_EACH_MS_MAX)
         return f"is {counted(messages, 'message')} behind; the oldest has waited {seconds:.0f} s"
+
+
+def waiting_text(group: GroupView) -> str:
+    """Return why a member of an exclusive group has no partition: how many members there are, who
+    has the partitions, and until when they are kept for a member that is no longer heard.
+    """
+    partitions_of: dict[str, list[int]] = {}
+    for owner in group.owners:
+        if owner.client is not None:
+            partitions_of.setdefault(owner.client, []).append(int(owner.partition.partition_id))
+    ends_in_ms = {
+        member.client: member.expires_in_ms
+        for member in group.members
+        if member.heard_ms > member.expires_in_ms
+    }
+    holders = []
+    for client, ids in list(partitions_of.items())[:HOLDERS_NAMED_MAX]:
+        until = ends_in_ms.get(client)
+        end = "" if until is None else f" until its lease ends in {seconds(until)}, or it is heard"
+        holders.append(f"{client} has {listed(ids)}{end}")
+    if more := len(partitions_of) - len(holders):
+        holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")
+    members = counted(group.sessions, "member")
+    text = f"{members} for {counted(len(group.owners), 'partition')}: this one waits"
+    return "; ".join([text, *holders])

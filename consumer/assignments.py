@@ -18,18 +18,20 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..protocol.clock import Clock
 from ..protocol.codecs.codec import Codec
 from ..protocol.control import Grant, Grants
+from ..protocol.errors import KeylaneError
 from ..protocol.ids import MAX_I64
 from ..protocol.message import Message
 from ..protocol.operations import SubjectHistory
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.connections import Connections
 from ..rpc.race import start_task
-from .assignment_log import WAITS, AssignmentLog
+from .assignment_log import WAITS, AssignmentLog, waiting_text
 from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
@@ -137,6 +139,8 @@ class Assignments:
         self._closing = False
         self._leave_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
+        self._waiting_task: asyncio.Task[None] | None = None
+        """Asks which members have the partitions, for a line in the log."""
         self._stalls = Stalls()
         self._losses = Losses()
         self._lines = AssignmentLog()
@@ -446,6 +450,8 @@ class Assignments:
         """Accept no more grants, hand over every partition, and wait for it."""
         assert self._watch_task is not None
         self._watch_task.cancel()
+        if self._waiting_task is not None:
+            self._waiting_task.cancel()
         if self._reachability is not None:
             self._reachability.close()
         self._closing = True
@@ -453,7 +459,7 @@ class Assignments:
         if hand_overs:
             self._leave_task = start_task(self._membership.announce_leave(), name="announce leave")
         await asyncio.gather(self._watch_task, *hand_overs, *self._reports, return_exceptions=True)
-        self._log_losses()
+        self._log_losses(last=True)
 
     def drop_references(self) -> None:
         """
@@ -537,7 +543,23 @@ class Assignments:
         now_ms, waits_for = self._clock.boot_ms(), WAITS
         if not self._clients and self.waiting_for:  # it is suspended
             waits_for = f"it waits for {self.waiting_for}"
-        if text := self._lines.format_partitions(self._clients, now_ms, waits_for):
+        text = self._lines.format_partitions(self._clients, now_ms, waits_for)
+        if not text or not log.isEnabledFor(logging.INFO):
+            return
+        if waits_for is WAITS and not self._clients and isinstance(self._membership, Membership):
+            if self._waiting_task is not None:
+                self._waiting_task.cancel()
+            self._waiting_task = start_task(
+                self._log_waiting(self._membership, text), name="log waiting"
+            )
+            return
+        log.info("%s %s", self._name, text)
+
+    async def _log_waiting(self, membership: Membership, text: str) -> None:
+        """Log a line about having no partition, with what the metaserver says of the others."""
+        with suppress(KeylaneError):  # the line is true without it
+            text = text.replace(WAITS, waiting_text(await membership.group()))
+        if not self._clients:
             log.info("%s %s", self._name, text)
 
     def _log_lag(self) -> None:
@@ -547,8 +569,8 @@ class Assignments:
         if text := self._lines.format_lag(messages, seconds, self._clock.boot_ms()):
             log.info("%s %s", self._name, text)
 
-    def _log_losses(self) -> None:
-        for text in self._losses.take_lines():
+    def _log_losses(self, *, last: bool = False) -> None:
+        for text in self._losses.take_lines(self._clock.boot_ms(), last=last):
             log.warning("%s %s", self._name, text)
 
 

@@ -30,7 +30,12 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Message
 from ..protocol.reading.instants import GroupStartOption, group_start
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import range_problems, refuse_call, refuse_unknown_arguments
+from ..protocol.settings import (
+    names_missing_address,
+    range_problems,
+    refuse_call,
+    refuse_unknown_arguments,
+)
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment, environment_of
@@ -57,6 +62,7 @@ from .ready_line import print_ready_line
 from .rebalance import Rebalance, check_callbacks
 from .settings import (
     ARGUMENT_HINTS,
+    METHOD_HINTS,
     RECORDS_MAX,
     AckMode,
     ConsumerSettings,
@@ -181,6 +187,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
     """
 
+    _method_hints = METHOD_HINTS
+
+    @names_missing_address("Consumer", ConsumerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],

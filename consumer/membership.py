@@ -21,7 +21,7 @@ from typing import Protocol
 from ..protocol import endpoints
 from ..protocol.backoff import Pauses
 from ..protocol.clock import Clock
-from ..protocol.control import Grants, Heartbeat, Join, Leave, ReleaseGrant, Suspend
+from ..protocol.control import Grants, GroupView, Heartbeat, Join, Leave, ReleaseGrant, Suspend
 from ..protocol.errors import (
     AccessDeniedError,
     InvalidRequestError,
@@ -174,6 +174,10 @@ class Membership:
         self._leaving = False
         self._unanswered = False
         """True if the consumer is leaving and no metaserver replied to its last call."""
+
+    async def group(self) -> GroupView:
+        """Return the group's members and the owners of its partitions."""
+        return await self._meta.call(endpoints.GROUP, subject=self._subject, group=self._group)
 
     async def history(self) -> SubjectHistory:
         """Return the subject's partitions, past and present."""

@@ -333,3 +333,23 @@ ARGUMENT_HINTS = {
     "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
 """Names of consumer arguments in other systems, with what to use here."""
+_ACK = "each message is acked: message.ack() in a loop; a handler's message, when it returns"
+_TAKE = "iterate over the consumer, or use getmany()"
+METHOD_HINTS = {
+    "commit": _ACK,
+    "commit_sync": _ACK,
+    "commit_async": _ACK,
+    "basic_ack": _ACK,
+    "poll": _TAKE,
+    "getone": _TAKE,
+    "receive": _TAKE,
+    "fetch": _TAKE,
+    "consume": _TAKE,
+    "basic_consume": _TAKE,
+    "subscribe": "give subject= and group=, or add functions with @consumer.on(subject, group=...)",
+    "unsubscribe": "close() leaves the group",
+    "assign": "the group assigns partitions; a keylane.Reader reads those that you name",
+    "seek_to_beginning": "keylane group reset moves a group",
+    "seek_to_end": "keylane group reset moves a group",
+}
+"""Names of consumer methods in other systems, with what to use here."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol import endpoints
 from ..rpc.network import Network
-from ..rpc.server import ControlRoute, Params, document_route
+from ..rpc.server import ControlRoute, Params, document_route, front_route
 from .access.service import refusing_routes
 from .calls import control_routes
 from .catalogue.service import Catalogue
@@ -157,6 +157,11 @@ def build_services(
         routes=[
             *(_database_route(route, agreement) for route in routes),
             document_route(endpoints.METASERVER, "metaserver"),
+            front_route(
+                endpoints.METASERVER,
+                "metaserver",
+                "Programs and `keylane --meta` take its address, without http://.",
+            ),
         ],
     )
 

@@ -21,7 +21,7 @@ from ..protocol.errors import Fate, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
-from ..protocol.message import check_message_size, pack_properties, refuse_text
+from ..protocol.message import check_message_size, encode_key, pack_properties, refuse_text
 from ..protocol.routing import logical_partition
 from ..protocol.settings import refuse, type_problems
 from ..rpc.client import MetaClient
@@ -245,7 +245,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> Coroutine[Any, Any, int]:
@@ -257,7 +257,8 @@ class Outbox(LoopBoundClient, Generic[V]):
             value: bytes, or a value for the codec. Key, value and properties together may not
                 exceed the subject's limit (1 MiB by default). A larger row is refused when it is
                 due to be sent, and newer rows of its key are sent; see `status`.
-            key: the order key; b"" means any partition, and no order.
+            key: the order key, bytes or a text, which is sent as UTF-8; b"" means any partition,
+                and no order.
             properties: a mapping from text to text or bytes, up to 64 KiB encoded.
             tags: texts without commas, which `message.tags` returns; they are sent as the property
                 "keylane.tags".
@@ -287,7 +288,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> int:
@@ -316,7 +317,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> None:
@@ -360,14 +361,15 @@ class Outbox(LoopBoundClient, Generic[V]):
         self,
         subject: str,
         value: V,
-        key: bytes,
+        key: bytes | str,
         properties: Mapping[str, str | bytes] | None,
         tags: Collection[str] = (),
     ) -> dict[str, Any]:
         check_name("subject", subject)
         data = encode_for(self._codec, subject, value)
-        if type(data) is not bytes or type(key) is not bytes:
-            refuse_text(value=data, key=key)
+        if type(data) is not bytes:
+            refuse_text(value=data)
+        key = encode_key(key)
         packed = pack_properties(properties, tags)
         check_message_size(len(key), len(data), len(packed))
         random_partition = self._environment.draw_identity(LOGICAL_PARTITIONS.bit_length() - 1)

@@ -27,7 +27,12 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ..protocol.settings import flag_problems, refuse_call, refuse_unknown_arguments
+from ..protocol.settings import (
+    flag_problems,
+    names_missing_address,
+    refuse_call,
+    refuse_unknown_arguments,
+)
 from ..protocol.text import counted
 from ..rpc.client import MetaClient
 from ..rpc.connections import clean_up, finish_despite_cancel
@@ -39,6 +44,7 @@ from .sender import SubjectSender
 from .sending import MessageSender
 from .settings import (
     ARGUMENT_HINTS,
+    METHOD_HINTS,
     ProducerSettings,
     parse_strategy,
 )
@@ -55,7 +61,7 @@ class Producer(MessageSender[V], Generic[V]):
     Sends messages; messages with the same key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
-            receipt = await producer.send("orders", b"paid", key=b"customer-7")
+            receipt = await producer.send("orders", b"paid", key="customer-7")
 
     `send` queues a message and returns immediately; await the returned future to get the receipt.
     `flush` waits until everything that was sent is stored, and so does leaving the block.
@@ -70,6 +76,9 @@ class Producer(MessageSender[V], Generic[V]):
     queue.
     """
 
+    _method_hints = METHOD_HINTS
+
+    @names_missing_address("Producer", ProducerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],
@@ -223,15 +232,15 @@ class Producer(MessageSender[V], Generic[V]):
             sender.resume(error.key or b"")
 
     async def send_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], *, await_every: int = 1_000
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], *, await_every: int = 1_000
     ) -> int:
         """
         Queue messages as fast as there is room, then `flush`.
 
         Args:
-            messages: pairs `(key, value)`; a message without a key has the key b"". Up to 512 are
-                read ahead, so an error or a cancellation may leave an iterator further advanced
-                than the queue.
+            messages: pairs `(key, value)`, as in `send`; a message without a key has the key b"".
+                Up to 512 are read ahead, so an error or a cancellation may leave an iterator
+                further advanced than the queue.
             await_every: the number of messages queued between two chances for other tasks to run.
 
         Returns:
@@ -251,7 +260,7 @@ class Producer(MessageSender[V], Generic[V]):
         return count
 
     async def _queue_all(
-        self, subject: str, messages: Iterable[tuple[bytes, V]], await_every: int, count: int
+        self, subject: str, messages: Iterable[tuple[bytes | str, V]], await_every: int, count: int
     ) -> int:
         """Queue messages after `count` earlier ones, and return the total.
 
@@ -262,7 +271,7 @@ class Producer(MessageSender[V], Generic[V]):
         try:
             iterator = iter(messages)
             while True:
-                chunk: list[tuple[bytes, V]] = []
+                chunk: list[tuple[bytes | str, V]] = []
                 failure: Exception | None = None
                 try:  # `extend` keeps the elements before an error
                     chunk.extend(

@@ -23,11 +23,11 @@ import xxhash
 from ..protocol.batch import BYTES_PER_MESSAGE
 from ..protocol.codecs.by_subject import check_codecs, encode_for
 from ..protocol.codecs.codec import Codec, V
-from ..protocol.errors import ClosedError, QueueFullError
+from ..protocol.errors import ClosedError, InvalidRequestError, QueueFullError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import check_name
 from ..protocol.limits import KEY_BYTES_MAX
-from ..protocol.message import check_message_size, pack_properties, refuse_text
+from ..protocol.message import check_message_size, encode_key, pack_properties, refuse_text
 from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
@@ -188,7 +188,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -201,7 +201,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -213,8 +213,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self,
         subject: str,
         value: Any,
-        unnamed: None = None,
-        key: bytes = b"",
+        topic: None = None,
+        key: bytes | str = b"",
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -229,7 +229,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 (`auto_create`).
             value: bytes, or a value for the codec. Value, key and properties together may not
                 exceed the subject's limit (1 MiB by default).
-            key: the order key, up to 1,024 bytes; b"" means any partition, and no order.
+            key: the order key, bytes or a text, which is sent as UTF-8, up to 1,024 bytes; b""
+                means any partition, and no order.
             deliver_at: when the message is delivered; a broker keeps it until then. A datetime with
                 a time zone, or milliseconds since 1970, at most 366 days ahead. Only for messages
                 without a key. The future returns a ScheduledReceipt.
@@ -262,7 +263,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call.
+        # up at each call. `topic` catches a third argument by position too.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -275,13 +276,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or timeout_ms is not None
             or queue is not None
             or deliver_at is not None
-            or unnamed is not None
+            or topic is not None
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
             return self._send_carefully(
-                subject, value, unnamed, key, deliver_at, properties, tags, queue, timeout_ms
+                subject, value, topic, key, deliver_at, properties, tags, queue, timeout_ms
             )
         size = len(value) + len(key) + BYTES_PER_MESSAGE
         if size > self._plain_bytes and (
@@ -299,7 +300,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
-    def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes, V]]) -> int:
+    def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes | str, V]]) -> int:
         """
         Queue messages as `send` does, but without futures. Queues nothing unless all of them are
         plain, small and routed.
@@ -319,8 +320,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
             )
         except ValueError:  # not pairs
             return 0
-        if set(map(type, keys)) != _BYTES or set(map(type, values)) != _BYTES:
+        if set(map(type, values)) != _BYTES:
             return 0
+        if set(map(type, keys)) != _BYTES:
+            try:
+                keys = tuple(map(encode_key, keys))
+            except InvalidRequestError:  # raised again for the first such message, in its turn
+                return 0
         table, draw_bits = sender.plain_table, self._draw
         executors = [table[_hash(key) & 1023 if key else draw_bits(10)] for key in keys]
         columns: defaultdict[Executor | None, tuple[list[bytes], list[bytes]]] = defaultdict(
@@ -388,8 +394,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self,
         subject: str,
         value: Any,
-        unnamed: object,
-        key: bytes,
+        topic: object,
+        key: bytes | str,
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -399,10 +405,9 @@ class MessageSender(LoopBoundClient, Generic[V]):
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
         """Send a message with all checks; with `over_limit`, even while the queue is full."""
-        if unnamed is not None:
-            raise TypeError(
-                "pass only subject and value to send by position, the others by name: key="
-            )
+        if topic is not None or type(key) is not bytes:
+            named = (deliver_at, properties, tags, queue, timeout_ms)
+            return self._send_by_text_key(subject, value, topic, key, *named)
         if deliver_at is not None or (self._budget.full and not over_limit):
             return self._send_scheduled_or_over_limit(
                 deliver_at,
@@ -422,8 +427,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
             sender = self._create_sender(subject)
         if not self._may_send_plain():  # two threads would corrupt a batch; or no message is plain
             value = self._encode(subject, value)
-        if type(value) is not bytes or type(key) is not bytes:
-            refuse_text(value=value, key=key)
+        if type(value) is not bytes:
+            refuse_text(value=value)
         packed = pack_properties(properties, tags)
         size = len(value) + len(key) + len(packed)
         if size > KEY_BYTES_MAX and (size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX):
@@ -455,7 +460,20 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._send_if_full(executor, batch)
         return BatchFuture(batch, index)
 
-    def _encode(self, subject: str, value: Any) -> Any:
+    def _send_by_text_key(
+        self, subject: str, value: Any, topic: object, key: object, *named: object
+    ) -> SendFuture | ScheduledFuture:
+        """Send a message again with its key as bytes: it may be a plain message."""
+        if topic is not None:
+            raise TypeError(
+                "pass only subject and value to send by position, the others by name: key=; a "
+                "subject has no topic="
+            )
+        send: Any = self.send
+        future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
+        return future
+
+    def _encoded(self, subject: str, value: Any) -> Any:
         """Encode a value by the subject's codec; without a codec, return it unchanged.
 
         Raises:

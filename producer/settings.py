@@ -129,6 +129,16 @@ ARGUMENT_HINTS = {
     "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
 """Argument names of other systems, with what to use in keylane instead."""
+_SEND = "use send(subject, value, key=...)"
+METHOD_HINTS = {
+    "produce": _SEND,
+    "publish": _SEND,
+    "basic_publish": _SEND,
+    "send_and_wait": "use await send(...)",
+    "poll": "leave it out: receipts arrive by themselves, and flush() waits for them",
+    "begin_transaction": "keylane.outbox sends messages with your database transaction",
+}
+"""Method names of other systems, with what to use in keylane instead."""
 
 
 TIMEOUT_MS_MAX = 1_000_000_000_000

@@ -76,7 +76,12 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match[2]) <= 65_535:
-        raise ConfigError(f"an address is host:port, not {text!r:.80}")
+        advice = ""
+        if "://" in text:
+            advice = f": leave out {text.partition('://')[0]:.20}://"
+        elif _HOST_NAME.fullmatch(text):
+            advice = f": the port is missing, as in {text:.80}:7000"
+        raise ConfigError(f"an address is host:port, not {text!r:.80}{advice}")
     return match[1].strip("[]"), int(match[2])
 
 

@@ -25,11 +25,13 @@ Source: the columns are laid out like the buffers of Arrow arrays; see `arrow/co
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 from struct import Struct
+from types import ModuleType
 from typing import Generic, NamedTuple, TypeVar
 
 import crc32c
@@ -375,9 +377,8 @@ def unpack_batch(data: bytes | memoryview, header: Header, start: int = 0) -> by
 def _compress(compression: Compression, data: bytes) -> bytes:
     """Return `data` packed by `compression`. Its library is imported on first use."""
     if compression is Compression.ZSTD:
-        import zstandard
-
-        return zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(data)
+        frame: bytes = _zstd().compress(data, ZSTD_LEVEL)
+        return frame
     assert compression is Compression.LZ4
     import lz4.block  # type: ignore[import-untyped]
 
@@ -409,19 +410,31 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
 
 def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
     """Raises UnpackError."""
-    import zstandard
-
+    zstd = _zstd()
     try:
-        stated_bytes = zstandard.frame_content_size(packed)
+        stated_bytes = zstd.get_frame_info(packed).decompressed_size
         if stated_bytes != size:
             raise UnpackError(
                 "the batch unpacks to another size than its lengths say",
                 size_bytes=size,
                 unpacked_bytes=stated_bytes,
             )
-        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-    except (zstandard.ZstdError, ValueError) as error:
+        frame = zstd.ZstdDecompressor()
+        data: bytes = frame.decompress(packed, size)
+    except (zstd.ZstdError, ValueError) as error:
         raise _not_unpacked(error, size) from error
+    if not frame.eof or frame.unused_data:
+        raise _not_unpacked(ValueError("not exactly one frame"), size)
+    return data
+
+
+def _zstd() -> ModuleType:
+    """Return the zstd module of the standard library, or its copy for Python before 3.14."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
 
 
 def _unpack_lz4(packed: bytes | memoryview, size: int) -> bytes:

@@ -403,6 +403,30 @@ class OwnerView(Struct, frozen=True, kw_only=True):
     expires_in_ms: int | None = None
 
 
+class GroupMember(Struct, frozen=True, kw_only=True):
+    """A live session of a group."""
+
+    client: str
+    partitions: int
+    """Number of partitions that it owns; 0 in a SHARED group."""
+    heard_ms: int
+    """Milliseconds since its last heartbeat."""
+    expires_in_ms: int
+    """Milliseconds until its leases end, unless it sends a heartbeat."""
+    suspended: bool = False
+    """It wants no partitions, or an operator has suspended it or its group."""
+
+
+class EndedMember(Struct, frozen=True, kw_only=True):
+    """The consumer of a group whose session ended last."""
+
+    client: str
+    left: bool
+    """True if it left the group; False if it sent no heartbeats until its ttl had ended."""
+    ended_ms: int | None = None
+    """Milliseconds since then; None: not known."""
+
+
 class GivenUpPartition(Struct, frozen=True, kw_only=True):
     """The messages that a group had not read in a partition whose loss an operator has accepted."""
 
@@ -437,6 +461,10 @@ class GroupView(Struct, frozen=True, kw_only=True):
     """
     given_up: tuple[GivenUpPartition, ...] = ()
     """Messages lost with accepted losses, ordered by partition."""
+    members: tuple[GroupMember, ...] = ()
+    """Live sessions in the order of joining; (): none, or not reported."""
+    ended: EndedMember | None = None
+    """The member that ended last; None: none, or not reported."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):

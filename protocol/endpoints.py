@@ -130,6 +130,15 @@ METRICS = Endpoint(
     "Metrics of the server in the Prometheus text format.",
     response_type="text/plain; version=0.0.4; charset=utf-8",
 )
+FRONT = Endpoint(
+    "GET",
+    "/",
+    None,
+    str,
+    Rights.OPEN,
+    "Says to a person with a browser what the server is, and lists its calls.",
+    response_type="text/plain; charset=utf-8",
+)
 OPENAPI = Endpoint(
     "GET",
     "/v1/openapi.json",
@@ -829,7 +838,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CANCEL_RESET,
     *ACCESS,
 )
-"""All calls of a metaserver except OPENAPI, whose document describes these."""
+"""All calls of a metaserver except FRONT and OPENAPI, whose document describes these."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,

@@ -9,7 +9,13 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, cast
 import msgspec
 
 from .codecs.codec import Codec, V, decode_value
-from .errors import ClosedError, CorruptBatchError, InvalidRequestError, MessageTooLargeError
+from .errors import (
+    ClosedError,
+    CodecError,
+    CorruptBatchError,
+    InvalidRequestError,
+    MessageTooLargeError,
+)
 from .limits import KEY_BYTES_MAX, MESSAGE_BYTES_MAX, PROPERTIES_BYTES_MAX
 from .text import collect_items, counted, invalid_unicode_text
 
@@ -225,6 +231,26 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         return cast(V, value)
 
     @property
+    def key_text(self) -> str:
+        """
+        The key as text, if it is UTF-8, as the keys that were sent as `str` are.
+
+        Raises:
+            CodecError: the key is other bytes, which only `key` returns.
+        """
+        try:
+            return self.key.decode()
+        except UnicodeDecodeError as error:
+            refused = CodecError(
+                f"the key {_excerpt(self.key)} is not UTF-8 text",
+                subject=self.subject,
+                partition_id=self.partition_id,
+                offset=self.offset,
+            )
+            refused.hint = "Read `message.key`, which returns the bytes."
+            raise refused from error
+
+    @property
     def lease(self) -> Lease | None:
         """Lease under which the message is handled; None if it was only read, or broadcast."""
         if self.delivery is None:
@@ -300,19 +326,32 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """Reason by row number, for the rows that were skipped; only with `partial=True`."""
 
 
+def encode_key(key: object) -> bytes:
+    """Return an order key as bytes, a text as UTF-8. Raises InvalidRequestError."""
+    if isinstance(key, str):
+        try:
+            return key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequestError(f"key is not a text that UTF-8 has: {error}") from None
+    if type(key) is not bytes:
+        refuse_text(key=key)
+    return key
+
+
 def refuse_text(**given: object) -> NoReturn:
     """Raise InvalidRequestError for the first keyword argument that is not bytes."""
     name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
     advice = ""
     if isinstance(value, str):
-        advice = f": use {name}.encode()"
+        advice = f": use {name}.encode()"  # of a value: a key that is text is encoded
     elif isinstance(value, bytes | bytearray | memoryview):
         advice = f": use bytes({name})"
     elif name == "value":
         advice = "; to send other values, set a codec, such as codec=JsonCodec()"
     elif value is None:
         advice = ": leave it out for a message without a key"
-    raise InvalidRequestError(f"{name} must be bytes, not {type(value).__name__}{advice}")
+    kinds = "bytes or text" if name == "key" else "bytes"
+    raise InvalidRequestError(f"{name} must be {kinds}, not {type(value).__name__}{advice}")
 
 
 def check_not_reserved(given: Iterable[str], kept: Collection[str] = ()) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from .errors import ConfigError, InvalidRequestError
 from .ids import check_name
 
+F = TypeVar("F", bound=Callable[..., None])
 CALL_TIMEOUT_MS = (10, 600_000)
 """Minimum and maximum milliseconds of the timeout of one call."""
 
@@ -132,3 +134,27 @@ def refuse_unknown_arguments(
             f"{client_kind}() got an unexpected keyword argument {name!r}"
             + (advice and f": {advice}")
         )
+
+
+def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -> Callable[[F], F]:
+    """
+    Decorate the `__init__` of a client whose first argument is `meta`, so that a call without it
+    gets advice; see `refuse_unknown_arguments`, which gives that for every other argument.
+    """
+
+    def decorate(initialize: F) -> F:
+        @wraps(initialize)
+        def checked(self: object, *args: Any, **named: Any) -> None:
+            if not args and "meta" not in named:
+                refuse_unknown_arguments(
+                    what, [name for name in named if name in words], settings, words
+                )
+                raise TypeError(
+                    f"{what}() needs the address of a metaserver as its first argument: "
+                    f'{what}("127.0.0.1:7000")'
+                )
+            initialize(self, *args, **named)
+
+        return cast(F, checked)
+
+    return decorate

@@ -25,6 +25,7 @@ from .home import Home
 from .http_network import HttpNetwork, client_network
 from .network import Network
 from .race import Race, start_closing_task, start_task
+from .unclosed import creation_place
 
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
@@ -131,6 +132,7 @@ class Connections:
         self._timeout_ms = timeout_ms
         self._brokers = BrokerClients()
         self._client_kind = what
+        self._created_at = creation_place()
         self.home = Home(what)
         self.network: Network | None = None
         """The network in use; None while the client is not open."""
@@ -154,7 +156,11 @@ class Connections:
         self._close_requested = asyncio.Event()
         if network is None:
             try:
-                network = self._own_network = client_network(self.tls, self.token)
+                network = self._own_network = client_network(
+                    self.tls,
+                    self.token,
+                    owner=f"the {self._what} that was created at {self._created_at}",
+                )
             except ConfigError:
                 self.home.leave()
                 raise

@@ -16,13 +16,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from weakref import WeakSet
 
 from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
@@ -259,14 +260,58 @@ def at_fork(callback: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=callback)
 
 
+class _PublicSignature:
+    """The signature of a class as `help` shows it: without types, which the documentation of the
+    arguments has, and without parameters of our own.
+    """
+
+    def __get__(self, _instance: object, owner: type) -> inspect.Signature:
+        _self, *parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
+        return inspect.Signature(
+            [
+                parameter.replace(annotation=inspect.Parameter.empty)
+                for parameter in parameters
+                if not parameter.name.startswith("_")
+            ]
+        )
+
+
 class NonCopyable:
     """Base class of clients: they can be neither copied nor pickled."""
+
+    __signature__ = _PublicSignature()
 
     def __reduce_ex__(self, _protocol: object) -> Any:
         raise InvalidRequestError(
             f"{type(self).__name__} objects are neither copied nor pickled: "
             f"create another where it is used"
         )
+
+    _method_hints: ClassVar[dict[str, str]] = {}
+    """Names of methods in other systems, with what to use here."""
+
+    if not TYPE_CHECKING:  # for a type checker these are errors
+
+        def __getattr__(self, name: str) -> NoReturn:
+            advice = self._opening() if name in _LIFECYCLE_NAMES else self._method_hints.get(name)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}"
+                + (f": {advice}" if advice else ""),
+                name=name,
+                obj=self,
+            )
+
+        async def __aenter__(self) -> NoReturn:
+            """Refuse `async with`. Raises TypeError."""
+            raise TypeError(
+                f"`async with` does not open a {type(self).__name__}: {self._opening()}"
+            )
+
+        async def __aexit__(self, *_: object) -> None:
+            """Do nothing; without it, Python would not call `__aenter__`."""
+
+    def _opening(self) -> str:
+        return "`with`, or open(), opens it, and the end of the block, or close(), closes it"
 
 
 class LoopBoundClient(NonCopyable, ABC):
@@ -300,14 +345,6 @@ class LoopBoundClient(NonCopyable, ABC):
 
         def __exit__(self, *_: object) -> None:
             """Do nothing; without it, Python would not call `__enter__`."""
-
-        def __getattr__(self, name: str) -> NoReturn:
-            advice = f": {self._opening()}" if name in _LIFECYCLE_NAMES else ""
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}{advice}",
-                name=name,
-                obj=self,
-            )
 
     def _opening(self) -> str:
         kind = type(self).__name__

@@ -64,6 +64,7 @@ from .threads.host_names import HostNames
 from .tls.contexts import ClientContexts
 from .tls.handshakes import is_disconnect, probe_tls, tls_problem
 from .tls.settings import tls_of_environment
+from .unclosed import watch_network
 
 T = TypeVar("T")
 REUSED_SECONDS = 4.0
@@ -104,6 +105,8 @@ class HttpNetwork:
         by_certificate: True if metaservers may identify a client without a token by its
             certificate.
         follows_files: True if later connections use replaced files of `tls` without `renew`.
+        owner: the client of a program that uses the network, for the warning that it was not
+            closed.
 
     Raises:
         ConfigError: a file of `tls` or the token cannot be used.
@@ -118,6 +121,7 @@ class HttpNetwork:
         identity: Credentials | None = None,
         by_certificate: bool = False,
         follows_files: bool = False,
+        owner: str = "",
     ) -> None:
         self._scheme = "http" if tls is None else "https"
         self._tls_contexts = (
@@ -137,7 +141,9 @@ class HttpNetwork:
         self._session = _create_session(keepalive_timeout=REUSED_SECONDS)
         self._unpooled_session: aiohttp.ClientSession | None = None
         """The session that uses a new connection for each request; created when it is needed."""
-        self._silence_timeouts = SilenceTimeouts()
+        self._sessions = [self._session]
+        self._unclosed = watch_network(self, self._sessions, owner) if owner else None
+        self._patience = SilenceTimeouts()
         self.throttling = Throttling()
         self._answering_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have answered before: even if no answer arrives, a call to one of them may
@@ -272,6 +278,7 @@ class HttpNetwork:
         self._check_open()
         if self._unpooled_session is None:
             self._unpooled_session = _create_session(force_close=True)
+            self._sessions.append(self._unpooled_session)
         return self._unpooled_session
 
     async def _is_answering(self, address: str) -> bool:
@@ -519,19 +526,20 @@ class HttpNetwork:
         await asyncio.gather(*self._renewal_tasks, return_exceptions=True)
         if self._credentials is not None:
             await self._credentials.close()
-        await self._session.close()
-        if self._unpooled_session is not None:
-            await self._unpooled_session.close()
+        for session in self._sessions:
+            await session.close()
+        if self._unclosed is not None:
+            self._unclosed.detach()
         if self._tls_contexts is not None:
             await asyncio.sleep(TLS_END_SECONDS)
 
 
 def client_network(
-    tls: TlsSettings | None = None, token: str | TokenSource | None = None
+    tls: TlsSettings | None = None, token: str | TokenSource | None = None, *, owner: str = ""
 ) -> HttpNetwork:
     """
     Return a client's network with this TLS and token, or else with those that the environment
-    names (KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE).
+    names (KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE). `owner`: see HttpNetwork.
 
     Raises:
         ConfigError: a TLS file or the token cannot be used.
@@ -542,6 +550,7 @@ def client_network(
         token=token,
         by_certificate=bool(tls_settings and tls_settings.cert),
         follows_files=True,
+        owner=owner,
     )
 
 

@@ -157,10 +157,16 @@ def _may_be_other_program(error: InvalidRequestError | UnauthenticatedError) -> 
 
 def check_program(program: str, address: str, health: Health) -> Health:
     """Return `health` if it was reported by a `program`. Raises InvalidRequestError."""
-    if health.program != program:
-        raise InvalidRequestError(
-            f"{address} is the address of a {health.program}, not of a {program}",
-            address=address,
-            program=health.program,
-        )
-    return health
+    if health.program == program:
+        return health
+    error = InvalidRequestError(
+        f"{address} is the address of a {health.program}, not of a {program}",
+        address=address,
+        program=health.program,
+    )
+    metaservers = health.details.get("metaservers")
+    if program == "metaserver" and isinstance(metaservers, list) and metaservers:
+        error.hint = f"Give the address of its metaserver: {', '.join(map(str, metaservers))}"
+    elif program == "broker":
+        error.hint = "`keylane broker list` shows the addresses of brokers."
+    raise error

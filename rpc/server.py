@@ -25,7 +25,7 @@ from aiohttp import ClientConnectionResetError, web
 
 from ..protocol.access.tokens import check_no_token
 from ..protocol.control import ErrorBody
-from ..protocol.endpoints import DATA_PATH, LIVE, METRICS, OPENAPI, READY
+from ..protocol.endpoints import DATA_PATH, FRONT, LIVE, METRICS, OPENAPI, READY
 from ..protocol.errors import (
     AccessDeniedError,
     CapabilityEndedError,
@@ -321,12 +321,38 @@ def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlR
 
     @cache
     def document() -> object:
-        return openapi_document([*endpoints, METRICS, OPENAPI], program=program)
+        return openapi_document([*endpoints, METRICS, OPENAPI, FRONT], program=program)
 
     async def openapi(_body: object, _params: Params) -> object:
         return document()
 
     return ControlRoute(OPENAPI, openapi)
+
+
+def front_route(served: Sequence[Endpoint[Any]], program: str, use: str) -> ControlRoute:
+    """Return the route of the page that tells a person what this server is; `use` says who calls
+    it.
+    """
+    calls = [
+        f"  {each.method:<6} {each.path:<58} {each.summary}"
+        for each in (*served, METRICS, OPENAPI)
+        if each.rights is not Rights.CLUSTER
+    ]
+    page = "\n".join(
+        [f"This is a {program} of keylane {VERSION}, a message broker.", use, "", "Calls:", *calls]
+    )
+
+    async def front(_body: object, _params: Params) -> str:
+        return f"{page}\n"
+
+    return ControlRoute(FRONT, front)
+
+
+def _slots(connections_max: int, guard: Guard | None) -> int:
+    """Return the limit of connections; with access control it is lowered to what the limit of open
+    files allows, because principals share the slots.
+    """
+    return connections_max if guard is None else within_files(connections_max)
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})

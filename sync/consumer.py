@@ -28,13 +28,13 @@ from ..consumer import (
     Position,
 )
 from ..consumer.handling.taken import to_list
-from ..consumer.settings import ARGUMENT_HINTS
+from ..consumer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import ClosedError, ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupStartOption
-from ..protocol.settings import refuse_unknown_arguments
+from ..protocol.settings import names_missing_address, refuse_unknown_arguments
 from ..rpc.home import NonCopyable
 from .arrow_batch import TakenBatch
 from .loop_thread import ExitHook, LoopThread
@@ -108,6 +108,11 @@ class TakenMessage(Generic[V]):
     def key(self) -> bytes:
         """The order key; b"" if the message was sent without one."""
         return self.message.key
+
+    @property
+    def key_text(self) -> str:
+        """The key as text. Raises CodecError if it is not UTF-8."""
+        return self.message.key_text
 
     @property
     def value(self) -> bytes:
@@ -220,6 +225,9 @@ class SyncConsumer(NonCopyable, Generic[V]):
     When the block ends, the partitions are released, and unacked messages are delivered again.
     """
 
+    _method_hints = METHOD_HINTS | {"subscribe": "give subject= and group="}
+
+    @names_missing_address("Consumer", ConsumerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],

@@ -9,6 +9,7 @@ this would be a deadlock.
 Invariants
     An event loop never waits for a handler: records beyond RECORDS_MAX are dropped, and their
     number is logged.
+    A record whose handler needs a client that is closed is dropped: only its log would carry it.
     Records keep their order. `stop` of a loop thread waits for SETTLE_S at most until its records
     are handled.
 """
@@ -24,6 +25,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
+from ..protocol.errors import ClosedError
 from ..rpc.home import at_fork
 
 RECORDS_MAX = 10_000
@@ -96,6 +98,8 @@ class LoopLogs:
                 item = self._queue[0]  # stays queued until it is handled, for `wait_handled`
                 try:
                     self._handle_item(item)
+                except ClosedError:
+                    pass  # a handler sends records through the client that is being closed
                 except BaseException:  # noqa: BLE001 - a log handler raised
                     sys.excepthook(*sys.exc_info())
                 self._queue.popleft()

@@ -13,6 +13,7 @@ from ..producer import (
     ProducerSettings,
     ProducerStats,
 )
+from ..producer.settings import ARGUMENT_HINTS, METHOD_HINTS
 from ..producer.waiting_keys import WaitingMessages
 from ..protocol.codecs.codec import Codec, V
 from ..protocol.errors import (
@@ -25,7 +26,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ..protocol.settings import flag_problems, refuse_call
+from ..protocol.settings import flag_problems, names_missing_address, refuse_call
 from ..rpc.home import NonCopyable
 from .loop_thread import ExitHook, LoopThread
 
@@ -113,7 +114,7 @@ class SyncProducer(NonCopyable, Generic[V]):
     Sends messages from programs without an event loop, and from notebooks beside their own.
 
         with Producer("127.0.0.1:7000") as producer:
-            receipt = producer.send("orders", b"paid", key=b"customer-7").result()
+            receipt = producer.send("orders", b"paid", key="customer-7").result()
 
     It calls a `keylane.Producer` on its own thread, and may be called from any thread: the messages
     of a key are stored in the order in which the `send` calls return. Each `send` is a round trip
@@ -126,6 +127,9 @@ class SyncProducer(NonCopyable, Generic[V]):
     lost: call `result`, `flush` or `close` first.
     """
 
+    _method_hints = METHOD_HINTS | {"send_and_wait": "use send(...).result()"}
+
+    @names_missing_address("Producer", ProducerSettings, ARGUMENT_HINTS)
     def __init__(
         self,
         meta: str | Iterable[str],
@@ -206,7 +210,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -219,7 +223,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -231,7 +235,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         subject: str,
         value: V,
         *,
-        key: bytes = b"",
+        key: bytes | str = b"",
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
@@ -276,7 +280,7 @@ class SyncProducer(NonCopyable, Generic[V]):
         """
         return self._thread.run(partial(self._producer.cancel, receipt))
 
-    def send_all(self, subject: str, messages: Iterable[tuple[bytes, V]]) -> int:
+    def send_all(self, subject: str, messages: Iterable[tuple[bytes | str, V]]) -> int:
         """
         Queue messages, waiting while the queue is full, and `flush`.
 
@@ -370,8 +374,8 @@ class _Chunk(Generic[V]):
     chunk raises it at the same point.
     """
 
-    def __init__(self, source: Iterator[tuple[bytes, V]]) -> None:
-        self._messages: list[tuple[bytes, V]] = []
+    def __init__(self, source: Iterator[tuple[bytes | str, V]]) -> None:
+        self._messages: list[tuple[bytes | str, V]] = []
         self._error: Exception | None = None
         try:
             for message in source:
@@ -386,7 +390,7 @@ class _Chunk(Generic[V]):
         """True if the source may have more messages."""
         return self._error is None and len(self._messages) == CHUNK_MESSAGES
 
-    def __iter__(self) -> Iterator[tuple[bytes, V]]:
+    def __iter__(self) -> Iterator[tuple[bytes | str, V]]:
         yield from self._messages
         if self._error is not None:
             raise self._error

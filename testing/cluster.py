@@ -399,7 +399,9 @@ class VirtualCluster:
         async with Admin(self.address) as admin:
             return await admin.create_subject(subject, **options)
 
-    async def messages(self, subject: str, *, key: bytes | None = None) -> list[Message[bytes]]:
+    async def messages(
+        self, subject: str, *, key: bytes | str | None = None
+    ) -> list[Message[bytes]]:
         """Return the stored messages of a subject, or of a key; those of a partition are in
         order.
         """

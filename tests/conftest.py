@@ -29,10 +29,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG_FIRST = (
     "tests/sim/test_simulation.py",
-    "tests/crash/",
     "tests/spark/",
-    "tests/acceptance/",
     "tests/tidy/",
+    "tests/acceptance/",
+    "tests/crash/",
     "tests/integration/",
     "tests/property/broker/test_storage_damage.py",
     "tests/property/",
@@ -42,7 +42,12 @@ LONG_FIRST = (
     "tests/unit/checker/",
     "tests/unit/cli/",
 )
-"""The order in which workers take tests; files of other folders come last."""
+"""
+The order in which workers take tests; files of other folders come last.
+
+Simulation, Spark and type checkers need the processor most. Programs that are killed, with leases
+of seconds, follow them.
+"""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

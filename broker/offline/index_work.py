@@ -7,7 +7,7 @@ verify    compares each index with the log, and the indexes with each other; cha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -34,6 +34,12 @@ PROBLEMS_MAX = 100
 INCOMPLETE = "it is incomplete; the next start of the broker, or `rebuild`, rebuilds it"
 NONE = "there is no index; the next start of the broker, or `rebuild`, creates one"
 ALL = 1 << 62
+OnPosition = Callable[[int], None]
+"""Called with the position of each record of the log that is read."""
+
+
+def _ignore(_position: int) -> None:
+    """Tell nobody how far the work is."""
 
 
 @dataclass(slots=True)
@@ -56,11 +62,13 @@ class IndexReport:
 class _DispatchVisitor:
     """A `Visitor` that passes the log up to position `end` to a `Dispatch`."""
 
-    def __init__(self, dispatch: Dispatch, end: int) -> None:
+    def __init__(self, dispatch: Dispatch, end: int, on_position: OnPosition) -> None:
         self._dispatch = dispatch
         self._end = end
+        self._on_position = on_position
 
     def on_record(self, header: Header, _body: memoryview) -> None:
+        self._on_position(header.position)
         if header.position < self._end:
             self._dispatch.on_record(header)
 
@@ -69,7 +77,7 @@ class _DispatchVisitor:
             self._dispatch.on_hole(hole)
 
 
-def rebuild_index(files: Files, kind: str) -> IndexReport:
+def rebuild_index(files: Files, kind: str, on_position: OnPosition = _ignore) -> IndexReport:
     """
     Rebuild the index of this kind from the log.
 
@@ -81,7 +89,7 @@ def rebuild_index(files: Files, kind: str) -> IndexReport:
     mark_incomplete(files, kind)
     try:
         dispatch = Dispatch(queues, start=0)
-        recovered = scan_log(files, _DispatchVisitor(dispatch, ALL))
+        recovered = scan_log(files, _DispatchVisitor(dispatch, ALL, on_position))
         dispatch.flush()
         queues.checkpoint(recovered.end)
         report = _summarize(kind, queues)
@@ -120,7 +128,7 @@ def switch_index(files: Files, to: str) -> IndexReport:
     return report
 
 
-def verify_indexes(files: Files) -> list[IndexReport]:
+def verify_indexes(files: Files, on_position: OnPosition = _ignore) -> list[IndexReport]:
     """Compare each index with the log, and the indexes with each other. Problems are in the
     reports.
     """
@@ -135,7 +143,7 @@ def verify_indexes(files: Files) -> list[IndexReport]:
                 try:
                     queues = stack.enter_context(open_read_only(files, kind))
                     report = _summarize(kind, queues)
-                    _compare_with_log(files, queues, report)
+                    _compare_with_log(files, queues, report, on_position)
                     opened.append((queues, report))
                 except StorageError as error:
                     report.add_problem(error.message)
@@ -201,11 +209,13 @@ class _IndexComparison:
                 )
 
 
-def _compare_with_log(files: Files, queues: ConsumeQueues, report: IndexReport) -> None:
+def _compare_with_log(
+    files: Files, queues: ConsumeQueues, report: IndexReport, on_position: OnPosition
+) -> None:
     """Compare the units and bounds of an index with the batches in the log."""
     comparison = _IndexComparison(queues, report)
     dispatch = Dispatch(comparison, start=0)
-    recovered = scan_log(files, _DispatchVisitor(dispatch, queues.position))
+    recovered = scan_log(files, _DispatchVisitor(dispatch, queues.position, on_position))
     dispatch.flush()
     durable = Snapshots(files).load(lambda _number, _image: None).position
     if queues.position < durable:

@@ -14,7 +14,7 @@ from ..scheduled.records import Place, Record
 from ..scheduled.scheduler import open_schedule
 from ..storage.data_folder import FolderIdentity, read_identity
 from ..storage.files import Files
-from ..storage.log.commit_log import segment_bases
+from ..storage.log.commit_log import segment_bases, segment_path
 from ..storage.log.holes import Hole
 from ..storage.log.recovery import scan_log
 from ..storage.snapshot import Snapshots
@@ -47,11 +47,15 @@ class Inspection:
 class _CountingVisitor:
     """A `Visitor` that replays the log and counts its records."""
 
-    def __init__(self, replay: Replay, inspection: Inspection) -> None:
+    def __init__(
+        self, replay: Replay, inspection: Inspection, on_position: Callable[[int], None]
+    ) -> None:
         self._replay = replay
         self._inspection = inspection
+        self._on_position = on_position
 
     def on_record(self, header: Header, body: memoryview) -> None:
+        self._on_position(header.position)
         self._replay.on_record(header, body)
         self._inspection.records += 1
         if header.kind == Kind.MESSAGES:
@@ -62,10 +66,22 @@ class _CountingVisitor:
         self._replay.on_hole(hole)
 
 
-def inspect_folder(files: Files) -> Inspection:
+def log_bounds(files: Files) -> tuple[int, int]:
+    """Return the positions at which the log of a folder begins and ends."""
+    bases = segment_bases(files)
+    last = max(bases, default=0)
+    return min(bases, default=0), last + (files.size(segment_path(last)) or 0)
+
+
+def inspect_folder(
+    files: Files, on_position: Callable[[int], None] = lambda _position: None
+) -> Inspection:
     """
     Read the whole log and the scheduled messages of a locked folder, verify every checksum, and
     compare the log with the snapshot.
+
+    Args:
+        on_position: called with the position of each record.
 
     Raises:
         DataFolderError: the folder is not a broker's, or a newer broker wrote it.
@@ -83,7 +99,9 @@ def inspect_folder(files: Files) -> Inspection:
     state = BrokerState()
     replay = Replay(state)
     scan_result = scan_log(
-        files, _CountingVisitor(replay, inspection), durable=inspection.snapshot_position
+        files,
+        _CountingVisitor(replay, inspection, on_position),
+        durable=inspection.snapshot_position,
     )
     replay.finish()
     inspection.next_position = scan_result.end

@@ -8,52 +8,50 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
-import typer
-
 from ...protocol.errors import ConfigError
 from ...protocol.reading.instants import parse_ago_ms
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
 from ..options import parse_time
+from ..parameters import Argument, Option
 from ..screen import make_table, show_line, show_table
 
-access_app = typer.Typer()
-token_app = typer.Typer(no_args_is_help=True, help="Manage the tokens of principals.")
-quota_app = typer.Typer(no_args_is_help=True, help="Manage the limits of principals and subjects.")
-access_app.add_typer(token_app, name="token")
-access_app.add_typer(quota_app, name="quota")
+access_app = CommandGroup()
+token_app = CommandGroup("token", "Manage the tokens of principals.")
+quota_app = CommandGroup("quota", "Manage the limits of principals and subjects.")
+access_app.add_command(token_app)
+access_app.add_command(quota_app)
 
-PrincipalArgument = Annotated[str, typer.Argument(help="Name of the principal.")]
+PrincipalArgument = Annotated[str, Argument(help="Name of the principal.")]
 OnlyPrincipalArgument = Annotated[
-    str | None, typer.Argument(help="Only those of this principal.", show_default="all")
+    str | None, Argument(help="Only those of this principal; all by default.")
 ]
-RightArgument = Annotated[
-    str, typer.Argument(help="produce, consume, read, administer or cluster.")
-]
+RightArgument = Annotated[str, Argument(help="produce, consume, read, administer or cluster.")]
 SubjectPattern = Annotated[
-    str, typer.Option(help="A subject, or the beginning of names followed by '*'.")
+    str, Option(help="A subject, or the beginning of names followed by '*'.")
 ]
 GroupPattern = Annotated[
-    str, typer.Option(help="A consumer group, or the beginning of names followed by '*'.")
+    str, Option(help="A consumer group, or the beginning of names followed by '*'.")
 ]
 NameArgument = Annotated[
-    str, typer.Argument(help="A principal, or '*' for all without a quota of their own.")
+    str, Argument(help="A principal, or '*' for all without a quota of their own.")
 ]
 SubjectOption = Annotated[
     bool,
-    typer.Option("--subject", help="NAME is a subject, or the beginning of names followed by '*'."),
+    Option("--subject", help="NAME is a subject, or the beginning of names followed by '*'."),
 ]
 
 
 # ── tokens ────────────────────────────────────────────────────────────────────────────────────────
-@token_app.command("create")
+@token_app.add("create")
 @expand_options
 def create_token(
     principal: PrincipalArgument,
     *,
-    label: Annotated[str, typer.Option(help="A note for people: what uses the token.")] = "",
+    label: Annotated[str, Option(help="A note for people: what uses the token.")] = "",
     ends: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TIME",
             help="When it expires: ISO 8601, UTC without a zone.",
             show_default="never",
@@ -69,7 +67,7 @@ def create_token(
     )
 
 
-@token_app.command("list")
+@token_app.add("list")
 @expand_options
 def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all tokens by id; the tokens themselves are not stored."""
@@ -82,10 +80,10 @@ def list_tokens(principal: OnlyPrincipalArgument = None, *, common: CommonOption
     common.ask(lambda admin: admin.list_tokens(principal), show)
 
 
-@token_app.command("revoke")
+@token_app.add("revoke")
 @expand_options
 def revoke_token(
-    token_id: Annotated[int, typer.Argument(min=1, help="Id, see `keylane access token list`.")],
+    token_id: Annotated[int, Argument(min=1, help="Id, see `keylane access token list`.")],
     *,
     common: CommonOptions,
 ) -> None:
@@ -97,7 +95,7 @@ def revoke_token(
 
 
 # ── rights ────────────────────────────────────────────────────────────────────────────────────────
-@access_app.command("grant")
+@access_app.add("grant")
 @expand_options
 def grant(
     principal: PrincipalArgument,
@@ -114,7 +112,7 @@ def grant(
     )
 
 
-@access_app.command("revoke")
+@access_app.add("revoke")
 @expand_options
 def revoke(
     principal: PrincipalArgument,
@@ -131,7 +129,7 @@ def revoke(
     )
 
 
-@access_app.command("list")
+@access_app.add("list")
 @expand_options
 def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOptions) -> None:
     """Show all rights by principal."""
@@ -147,14 +145,14 @@ def list_grants(principal: OnlyPrincipalArgument = None, *, common: CommonOption
     common.ask(lambda admin: admin.list_grants(principal), show)
 
 
-@access_app.command("check")
+@access_app.add("check")
 @expand_options
 def check(
     principal: PrincipalArgument,
     right: RightArgument,
     *,
-    subject: Annotated[str, typer.Option(help="A subject.", show_default="all of them")] = "",
-    group: Annotated[str, typer.Option(help="A consumer group.", show_default="all of them")] = "",
+    subject: Annotated[str, Option(help="A subject.", show_default="all of them")] = "",
+    group: Annotated[str, Option(help="A consumer group.", show_default="all of them")] = "",
     common: CommonOptions,
 ) -> None:
     """Show whether a principal has a right, and which grant gives it."""
@@ -172,33 +170,29 @@ def check(
 
 
 # ── quotas ────────────────────────────────────────────────────────────────────────────────────────
-@quota_app.command("set")
+@quota_app.add("set")
 @expand_options
 def set_quota(
     name: NameArgument,
     *,
     bytes_per_s: Annotated[
-        int, typer.Option("--bytes", min=0, help="Bytes of messages per second; 0: no limit.")
+        int, Option("--bytes", min=0, help="Bytes of messages per second; 0: no limit.")
     ] = 0,
     requests_per_s: Annotated[
-        int, typer.Option("--requests", min=0, help="Requests per second; 0: no limit.")
+        int, Option("--requests", min=0, help="Requests per second; 0: no limit.")
     ] = 0,
-    connections: Annotated[
-        int, typer.Option(min=0, help="Connections to each broker; 0: no limit.")
-    ] = 0,
+    connections: Annotated[int, Option(min=0, help="Connections to each broker; 0: no limit.")] = 0,
     sessions: Annotated[
         int,
-        typer.Option(min=0, help="Consumers at a time, in all groups together; 0: no limit."),
+        Option(min=0, help="Consumers at a time, in all groups together; 0: no limit."),
     ] = 0,
     subjects: Annotated[
         int,
-        typer.Option(
-            min=0, help="Number of subjects that may match the pattern NAME; 0: no limit."
-        ),
+        Option(min=0, help="Number of subjects that may match the pattern NAME; 0: no limit."),
     ] = 0,
     scheduled_bytes: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             help="Bytes of scheduled messages at each broker, of all subjects that match NAME "
             "together; 0: no limit.",
@@ -226,7 +220,7 @@ def set_quota(
     )
 
 
-@quota_app.command("unset")
+@quota_app.add("unset")
 @expand_options
 def unset_quota(
     name: NameArgument, *, subject: SubjectOption = False, common: CommonOptions
@@ -238,7 +232,7 @@ def unset_quota(
     )
 
 
-@quota_app.command("list")
+@quota_app.add("list")
 @expand_options
 def list_quotas(*, common: CommonOptions) -> None:
     """Show all limits; 0 means no limit."""
@@ -265,27 +259,27 @@ def list_quotas(*, common: CommonOptions) -> None:
 
 
 # ── the audit log ─────────────────────────────────────────────────────────────────────────────────
-@access_app.command("audit")
+@access_app.add("audit")
 @expand_options
 def show_audit(
     *,
-    who: Annotated[str | None, typer.Option(help="Only events of this principal.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Only events of this subject.")] = None,
+    who: Annotated[str | None, Option(help="Only events of this principal.")] = None,
+    subject: Annotated[str | None, Option(help="Only events of this subject.")] = None,
     outcome: Annotated[
-        str | None, typer.Option(help="done or refused: only events with this outcome.")
+        str | None, Option(help="done or refused: only events with this outcome.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TIME",
             help="From this time on: 2030-01-31T08:00:00Z, local time without a zone, or -1h.",
         ),
     ] = None,
     before: Annotated[
-        int | None, typer.Option(min=1, help="Only events older than the one with this id.")
+        int | None, Option(min=1, help="Only events older than the one with this id.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("-n", min=1, max=500, help="Show at most this many events.")
+        int, Option("-n", min=1, max=500, help="Show at most this many events.")
     ] = 100,
     common: CommonOptions,
 ) -> None:

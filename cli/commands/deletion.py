@@ -10,13 +10,14 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
-import typer
+import click
 
 from ...admin import Admin, GroupDeletion, SubjectDeletion
 from ...protocol.text import counted
 from ..connection import open_admin
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
+from ..status import showing
 
 POLL_SECONDS = 0.1
 Deletion = SubjectDeletion | GroupDeletion
@@ -30,7 +31,7 @@ def will_ask(*, yes: bool) -> bool:
 def confirm(question: str, *, yes: bool) -> None:
     """Ask on a terminal, and exit with status 1 if the answer is no; elsewhere, do not ask."""
     if will_ask(yes=yes):
-        typer.confirm(question, abort=True, err=True)
+        click.confirm(question, abort=True, err=True)
 
 
 async def delete(
@@ -52,15 +53,17 @@ async def delete(
     """
     last_problem = ""
     async with open_admin(meta) as admin:
-        view = await request_deletion(admin, 0)
-        while wait and view.left:
-            if output is OutputFormat.TABLE and view.problem != last_problem:
-                last_problem = view.problem
-                show_line(_progress_text(label, view))
-            await asyncio.sleep(POLL_SECONDS)
-            view = await request_deletion(admin, _deleted_id(view))
-    if output is OutputFormat.JSON:
-        show_json(view)
+        with showing(f"waiting for {meta}"):
+            view = await request_deletion(admin, 0)
+        with showing(lambda: _progress_text(label, view)):
+            while wait and view.left:
+                if output is OutputFormat.TABLE and view.problem != last_problem:
+                    last_problem = view.problem
+                    show_line(_progress_text(label, view))
+                await asyncio.sleep(POLL_SECONDS)
+                view = await request_deletion(admin, _deleted_id(view))
+    if output is not OutputFormat.TABLE:
+        show_data(output, view)
     else:
         show_line(_progress_text(label, view))
 

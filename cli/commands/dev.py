@@ -21,7 +21,8 @@ from ...rpc.listening import check_free, check_port
 from ...rpc.program import Stop, announce_stop, print_line, run_program
 from ..connection import open_admin, wait_for_brokers
 from ..options import META_DEFAULT, OutputFormat
-from ..screen import show_error, show_json
+from ..screen import show_data, show_error
+from ..status import showing
 
 BROKERS_DEFAULT = 2
 REGISTER_TIMEOUT_S = 20.0
@@ -170,16 +171,17 @@ def run_dev(
             for subject in subjects:
                 check_name("subject", subject)
             async with AsyncExitStack() as stack:
-                cluster = await _start_cluster(
-                    stack,
-                    data,
-                    port,
-                    brokers=broker_count(data, brokers),
-                    subjects=subjects,
-                    auto_create=auto_create,
-                )
-                if output is OutputFormat.JSON:
-                    show_json(cluster)
+                with showing("starting the metaserver and the brokers"):
+                    cluster = await _start_cluster(
+                        stack,
+                        data,
+                        port,
+                        brokers=broker_count(data, brokers),
+                        subjects=subjects,
+                        auto_create=auto_create,
+                    )
+                if output is not OutputFormat.TABLE:
+                    show_data(output, cluster)
                 else:
                     print(next_steps(cluster), flush=True)
                 await stop.wait()
@@ -188,7 +190,7 @@ def run_dev(
             status = 1
 
     def on_stop(stop: Stop) -> None:
-        if output is OutputFormat.JSON:
+        if output is not OutputFormat.TABLE:
             announce_stop("dev", stop)
         elif stop is Stop.STOPPING:
             print_line("keylane is stopping")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError
 from ...protocol.groups import TRIES_LIMIT, FailurePolicy, FullPolicy
@@ -15,6 +13,7 @@ from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.routing import ConsumeStrategy
 from ...protocol.text import counted, listed, parse_number
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
 from ..options import (
     AllPartitionsOption,
     CancelOption,
@@ -28,23 +27,24 @@ from ..options import (
     YesOption,
     parse_time,
 )
+from ..parameters import Argument, Option
 from ..screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
     from ...admin import Admin, GroupDescription, GroupSettings, GroupSummary
     from ...protocol.progress import GroupReset
 
-group_app = typer.Typer()
+group_app = CommandGroup()
 ClientOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="NAME",
         help="Only the consumers of this name, which `group describe` shows as an owner.",
     ),
 ]
 
 
-@group_app.command("describe")
+@group_app.add("describe")
 @expand_options
 def group_describe(
     subject: SubjectArgument,
@@ -59,7 +59,7 @@ def group_describe(
     common.run(describe_group, subject=subject, group=group, all_partitions=all_partitions)
 
 
-@group_app.command("list")
+@group_app.add("list")
 @expand_options
 def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     """List the consumer groups of a subject, with their strategies."""
@@ -72,14 +72,14 @@ def group_list(subject: SubjectArgument, *, common: CommonOptions) -> None:
     common.ask(lambda admin: admin.list_groups(subject), show)
 
 
-@group_app.command("switch")
+@group_app.add("switch")
 @expand_options
 def group_switch(
     subject: SubjectArgument,
     group: ConsumerGroupArgument,
     strategy: Annotated[
         ConsumeStrategy,
-        typer.Argument(
+        Argument(
             help="exclusive: each partition has one consumer, and order is kept. "
             "shared: every consumer gets messages of every partition, without order."
         ),
@@ -97,7 +97,7 @@ def group_switch(
 
 
 # ── settings ──────────────────────────────────────────────────────────────────────────────────────
-@group_app.command("create")
+@group_app.add("create")
 @expand_options
 def group_create(
     subject: SubjectArgument,
@@ -105,14 +105,14 @@ def group_create(
     *,
     start: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="earliest|latest|AGO|TIME|manifest:DIR",
             help="Where it begins. AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
             "manifest:DIR is where the backfill in that folder ended.",
         ),
     ] = "earliest",
     strategy: Annotated[
-        ConsumeStrategy, typer.Option(help="How the messages are divided among its consumers.")
+        ConsumeStrategy, Option(help="How the messages are divided among its consumers.")
     ] = ConsumeStrategy.EXCLUSIVE,
     common: CommonOptions,
 ) -> None:
@@ -137,7 +137,7 @@ def group_create(
     )
 
 
-@group_app.command("set")
+@group_app.add("set")
 @expand_options
 def group_set(
     subject: SubjectArgument,
@@ -145,7 +145,7 @@ def group_set(
     *,
     on_failure: Annotated[
         FailurePolicy | None,
-        typer.Option(
+        Option(
             help="What happens to a message that keeps failing. block: it is retried forever, "
             "and its key waits; after --tries-max tries, park sets its key aside, in order, and "
             "dead sets only the message aside."
@@ -153,27 +153,23 @@ def group_set(
     ] = None,
     on_full: Annotated[
         FullPolicy | None,
-        typer.Option(
+        Option(
             help="What happens to a key that cannot be parked because there are too many. block: "
             "its message waits; dead: its messages are set aside as dead letters, in order."
         ),
     ] = None,
     tries_max: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=TRIES_LIMIT, help="Number of tries, after which --on-failure applies."
-        ),
+        Option(min=1, max=TRIES_LIMIT, help="Number of tries, after which --on-failure applies."),
     ] = None,
     backoff_first_ms: Annotated[
         int | None,
-        typer.Option(min=0, help="Pause after the first try; needs --backoff-max-ms."),
+        Option(min=0, help="Pause after the first try; needs --backoff-max-ms."),
     ] = None,
     backoff_max_ms: Annotated[
-        int | None, typer.Option(min=1, help="Longest pause between two tries.")
+        int | None, Option(min=1, help="Longest pause between two tries.")
     ] = None,
-    forget: Annotated[
-        bool, typer.Option("--forget", help="First delete the stored policy.")
-    ] = False,
+    forget: Annotated[bool, Option("--forget", help="First delete the stored policy.")] = False,
     common: CommonOptions,
 ) -> None:
     """Store what a group does with failing messages; this overrides the settings of its
@@ -199,7 +195,7 @@ def group_set(
     )
 
 
-@group_app.command("suspend")
+@group_app.add("suspend")
 @expand_options
 def group_suspend(
     subject: SubjectArgument,
@@ -219,7 +215,7 @@ def group_suspend(
         return await admin.suspend_group(subject, group, client=client)
 
     common.ask(suspend, _show_settings)
-    if description_before is None or common.output is OutputFormat.JSON:
+    if description_before is None or common.output is not OutputFormat.TABLE:
         return
     owners = {each.owner for each in description_before.partitions if each.owner is not None}
     suspended = (
@@ -235,7 +231,7 @@ def group_suspend(
         )
 
 
-@group_app.command("resume")
+@group_app.add("resume")
 @expand_options
 def group_resume(
     subject: SubjectArgument,
@@ -255,7 +251,7 @@ def _show_settings(settings: GroupSettings) -> None:
         show_line(line)
 
 
-@group_app.command("delete")
+@group_app.add("delete")
 @expand_options
 def group_delete(
     subject: SubjectArgument,
@@ -281,7 +277,7 @@ def group_delete(
 
 
 # ── reset ─────────────────────────────────────────────────────────────────────────────────────────
-@group_app.command("reset")
+@group_app.add("reset")
 @expand_options
 def group_reset(
     subject: SubjectArgument,
@@ -289,7 +285,7 @@ def group_reset(
     *,
     to: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="earliest|latest|AGO|TIME|OFFSET",
             help="AGO is -1h, -15m, -2d; TIME is ISO 8601, UTC without a zone; "
             "an offset needs --queue (logic offset) or --partition (physical offset).",
@@ -297,19 +293,17 @@ def group_reset(
     ] = None,
     shift: Annotated[
         int | None,
-        typer.Option(
-            metavar="MESSAGES", help="Instead of --to: forward, or backward with --shift -100."
-        ),
+        Option(metavar="MESSAGES", help="Instead of --to: forward, or backward with --shift -100."),
     ] = None,
     dry_run: DryRunOption = False,
     live: LiveOption = False,
     cancel: CancelOption = False,
     queue: Annotated[
-        int | None, typer.Option(min=0, help="Only this logic queue, of a static subject.")
+        int | None, Option(min=0, help="Only this logic queue, of a static subject.")
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             help="Only the partition with this id; not for static subjects. Its parents and "
             "children keep their cursors.",

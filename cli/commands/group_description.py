@@ -11,21 +11,24 @@ from msgspec.structs import asdict
 from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError, Reason
 from ...protocol.groups import GroupSettings
-from ...protocol.routing import PartitionState
-from ...protocol.text import counted
+from ...protocol.routing import ConsumeStrategy, PartitionState
+from ...protocol.text import counted, listed, seconds
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
-from ..screen import make_table, show_json, show_line, show_omitted, show_table
+from ..screen import make_table, show_data, show_line, show_omitted, show_table
+from ..status import showing
 from .operations import max_loss_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ...admin import GroupDescription, PartitionProgress
+    from ...admin import EndedMember, GroupDescription, PartitionProgress
     from ...protocol.progress import PendingReset
 
 OWNER_CHARS_MAX = 22
+ENDED_SHOWN_MS = 3_600_000
+"""For how long the death of a member is shown while other members run."""
 
 
 async def describe_group(
@@ -38,8 +41,9 @@ async def describe_group(
     """
     sealed: set[int] = set()
     async with open_admin(meta) as admin:
-        description = await admin.describe_group(subject, group)
-        if not all_partitions and output is not OutputFormat.JSON:
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_group(subject, group)
+        if not all_partitions and output is OutputFormat.TABLE:
             history = (entry.partition for entry in (await admin.history(subject)).partitions)
             sealed = {
                 partition.partition_id
@@ -47,16 +51,16 @@ async def describe_group(
                 if partition.state is PartitionState.SEALED
             }
     queues = await _queue_progress(meta, subject, group)
-    if output is OutputFormat.JSON:
-        show_json({**asdict(description), "queues": queues})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {**asdict(description), "queues": queues})
         return
     visible = [
         partition for partition in description.partitions if not _is_drained(partition, sealed)
     ]
     show_table(_partition_table(description, visible))
     show_omitted(len(description.partitions) - len(visible))
-    if not description.sessions:
-        show_line(_silence_line(description))
+    for line in member_lines(description):
+        show_line(line)
     if queues:
         show_table(_queue_table(queues))
     if description.settings is not None:
@@ -104,16 +108,50 @@ def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
         )
 
 
+def member_lines(group: GroupDescription) -> list[str]:
+    """Return the lines that say which consumers wait, which are not heard, and how the last one
+    ended that is gone.
+    """
+    if not group.sessions:
+        return [_silence_line(group)]
+    lines = [
+        f"{member.client} was last heard {seconds(member.heard_ms)} ago: its leases end in "
+        f"{seconds(member.expires_in_ms)}, unless it is heard again"
+        for member in group.members
+        if member.heard_ms > member.expires_in_ms
+    ]
+    idle = [each.client for each in group.members if not each.partitions and not each.suspended]
+    if idle and group.strategy is ConsumeStrategy.EXCLUSIVE:
+        members = counted(group.sessions, "member")
+        partitions = counted(len(group.partitions), "partition")
+        wait = "waits" if len(idle) == 1 else "wait"
+        lines.append(f"{members} for {partitions}: {listed(idle)} {wait}")
+    ended = group.ended
+    if ended is not None and not ended.left and (ended.ended_ms or 0) < ENDED_SHOWN_MS:
+        lines.append(_ended_text(ended))
+    return lines
+
+
+def _ended_text(ended: EndedMember) -> str:
+    since = "" if ended.ended_ms is None else f" {seconds(ended.ended_ms)} ago"
+    if ended.left:
+        return f"{ended.client} left{since}"
+    return f"{ended.client} is dead: it sent no heartbeat until its leases ended{since}"
+
+
 def _silence_line(group: GroupDescription) -> str:
     """Return the line that explains why the group has no live consumers."""
+    if group.ended is not None and group.ended.left:
+        return f"no consumer is running: the last one, {_ended_text(group.ended)}"
     since = ""
     if group.silent_ms is not None:
         since = f" for at least {group.silent_ms // 1000} s"
     expired = sum(1 for partition in group.partitions if partition.token)
+    died = "" if group.ended is None else f"; the last one, {_ended_text(group.ended)}"
     leases = f"; the leases on {counted(expired, 'partition')} have ended" if expired else ""
     return (
-        f"no consumer has sent a heartbeat{since}{leases}: none is running, or a handler blocks "
-        "the event loop of each one that is"
+        f"no consumer has sent a heartbeat{since}{died}{leases}: none is running, or a handler "
+        "blocks the event loop of each one that is"
     )
 
 

@@ -178,17 +178,23 @@ async def numbered_lines(
 
     Raises:
         MessageTooLargeError: see `read_lines`; the detail `line` is the line number.
-        InputError: see `read_lines`; or the input ends before the last line in `ranges`.
+        InputError: see `read_lines`; or the input ends before the last line in `ranges`, or no
+            record begins in one of them.
         KeylaneError: raised by `records`.
     """
     pending_ranges = list(ranges or [(1, None)])
     lines = NumberedLines(stream, name, with_ends=records is not None)
+    row = selected = 0  # the numbers of the last record, and of the last one that was selected
     async for number, record in aiter(lines) if records is None else records(aiter(lines)):
         while pending_ranges and (end := pending_ranges[0][1]) is not None and end <= number:
+            if row > 0 and selected < pending_ranges[0][0]:  # else it is the header
+                raise _no_row_error(pending_ranges[0], row)
             del pending_ranges[0]
         if not pending_ranges:
             return
+        row = number
         if pending_ranges[0][0] <= number:
+            selected = number
             yield number, record
     last_number = max((end - 1 for _, end in ranges if end is not None), default=0)
     if last_number > lines.count:
@@ -196,6 +202,17 @@ async def numbered_lines(
             f"line {last_number} was requested, and the input has {lines.count}",
             line=lines.count + 1,
         )
+    is_open = not pending_ranges or pending_ranges[0][1] is None
+    if not is_open and row > 0 and selected < pending_ranges[0][0]:
+        raise _no_row_error(pending_ranges[0], row)
+
+
+def _no_row_error(lines: tuple[int, int | None], row: int) -> InputError:
+    """Return the error for requested lines that are all inside a row, or blank."""
+    return InputError(
+        f"no row begins in line {format_ranges([lines])}; the row before begins in line {row}",
+        line=lines[0],
+    )
 
 
 async def read_lines(

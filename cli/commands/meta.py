@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
+from ..parameters import Argument, Option
 from ..screen import make_table, run, show_line, show_table
 
 if TYPE_CHECKING:
     from ...admin import Verification
 
-meta_app = typer.Typer()
-DataOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of the embedded database.")
-]
+meta_app = CommandGroup()
+DataOption = Annotated[Path | None, Option(metavar="DIR", help="Folder of the embedded database.")]
 UrlOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         metavar="URL",
         help="postgresql+asyncpg://…, instead of the embedded one. Do not give a password here, "
         "where ps shows it: without this option and --data, KEYLANE_METASERVER_DATABASE_URL is "
@@ -30,13 +30,13 @@ UrlOption = Annotated[
 ]
 
 
-@meta_app.command("verify")
+@meta_app.add("verify")
 @expand_options
 def meta_verify(*, common: CommonOptions) -> None:
     """Compare the database with the brokers; exit status 1 if a check finds a violation."""
     verification = common.ask(lambda admin: admin.verify(), _show_verification)
     if not verification.ok:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _show_verification(verification: Verification) -> None:
@@ -61,18 +61,18 @@ def _show_verification(verification: Verification) -> None:
             show_line(f"{check.code} {check.name}: … and {hidden} more")
 
 
-@meta_app.command("rebuild")
+@meta_app.add("rebuild")
 def meta_rebuild(
     *,
     broker: Annotated[
         list[str],
-        typer.Option(metavar="HOST:PORT", help="Address of a broker; repeat it for each broker."),
+        Option(metavar="HOST:PORT", help="Address of a broker; repeat it for each broker."),
     ],
     data: DataOption = None,
     database_url: UrlOption = None,
     complete: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--complete",
             help="These are all brokers: finish the creation of unused subjects, of which some "
             "partitions are on none of them.",
@@ -80,20 +80,18 @@ def meta_rebuild(
     ] = False,
     gone: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="GROUP", help="A broker group that is lost; repeat it for each lost group."
-        ),
+        Option(metavar="GROUP", help="A broker group that is lost; repeat it for each lost group."),
     ] = None,
     lose_unread: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--lose-unread",
             help="Give up messages on lost broker groups that consumer groups may not have read.",
         ),
     ] = False,
     access_from: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="BACKUP|DIR|URL",
             envvar="KEYLANE_ACCESS_FROM",
             help="Take tokens, grants and quotas, which brokers do not store, from a file of "
@@ -114,10 +112,10 @@ def meta_rebuild(
     run(output, rebuilding)
 
 
-@meta_app.command("backup")
+@meta_app.add("backup")
 def meta_backup(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="New file.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="New file.")],
     data: DataOption = None,
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -128,10 +126,10 @@ def meta_backup(
     run(output, backup(data, database_url, file, output))
 
 
-@meta_app.command("restore")
+@meta_app.add("restore")
 def meta_restore(
     *,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of keylane meta backup.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="File of keylane meta backup.")],
     data: DataOption = None,
     database_url: UrlOption = None,
     output: OutputOption = OutputFormat.TABLE,
@@ -142,7 +140,7 @@ def meta_restore(
     run(output, restore(data, database_url, file, output))
 
 
-@meta_app.command("migrate")
+@meta_app.add("migrate")
 def meta_migrate(
     data: DataOption = None,
     database_url: UrlOption = None,

@@ -30,7 +30,8 @@ from ...protocol.errors import ConfigError, Reason
 from ...protocol.text import counted, listed, mask_password
 from ...rpc.http_network import client_network
 from ..options import OutputFormat
-from ..screen import make_table, show_json, show_line, show_table
+from ..screen import make_table, show_data, show_line, show_table
+from ..status import showing
 
 PRIVATE_MODE = 0o600
 CORDONS = "brokers do not store cordons: keylane broker cordon GROUP"
@@ -100,9 +101,10 @@ async def rebuild(
     rights = None if access_from is None else await _read_rights(settings, access_from)
     network = client_network()
     try:
-        cluster = await rebuild_database(
-            settings, network, addresses, options=RebuildOptions(**options), rights=rights
-        )
+        with showing(f"rebuilding the database from {counted(len(addresses), 'broker')}"):
+            cluster = await rebuild_database(
+                settings, network, addresses, options=RebuildOptions(**options), rights=rights
+            )
     finally:
         await network.close()
     rebuilt = [_subject_fields(subject) for subject in cluster.subjects]
@@ -123,8 +125,8 @@ async def rebuild(
     notes = [_rights_line(rights, access_from), CORDONS, HISTORY]
     if groups:
         notes += [SETTINGS.format(listed(groups)), LOSSES]
-    if output is OutputFormat.JSON:
-        show_json(rebuilt)
+    if output is not OutputFormat.TABLE:
+        show_data(output, rebuilt)
         for line in notes:
             show_line(line, errors=True)
         return
@@ -187,8 +189,8 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
         broker_ttl_ms=settings.broker_ttl_ms,
     ) as database:
         name = database.name
-    if output is OutputFormat.JSON:
-        show_json({"database": name, "revision": HEAD})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"database": name, "revision": HEAD})
     else:
         show_line(f"{name}: the schema is at revision {HEAD}")
 
@@ -221,8 +223,8 @@ async def backup(
         raise ConfigError(
             Reason.BACKUP_FILE, f"cannot write {file}: {error.strerror}", path=str(file)
         ) from error
-    if output is OutputFormat.JSON:
-        show_json(head)
+    if output is not OutputFormat.TABLE:
+        show_data(output, head)
     else:
         show_line(f"{file} is a complete backup of the database, of schema {head.revision}")
 
@@ -233,7 +235,7 @@ async def restore(
     """Fill an empty database from a backup."""
     settings = database_settings(data, database_url)
     head, rows = await restore_database(settings, backup_content(file), str(file))
-    if output is OutputFormat.JSON:
-        show_json({"rows": rows, "cluster": head.cluster, "program": head.program})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"rows": rows, "cluster": head.cluster, "program": head.program})
         return
     show_line(f"{rows} rows are restored. Start the metaserver, then: keylane meta verify")

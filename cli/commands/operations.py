@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import typer
+import click
 from msgspec.structs import asdict
 
 from ...admin import (
@@ -25,7 +25,8 @@ from ...protocol.text import counted
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import OutputFormat
-from ..screen import make_table, run, show_json, show_line, show_table
+from ..screen import make_table, run, show_data, show_line, show_table
+from ..status import showing
 from .deletion import confirm, will_ask
 
 POLL_SECONDS = 0.1
@@ -52,22 +53,23 @@ def change_partitions(
 
     async def work() -> None:
         async with open_admin(meta) as admin:
-            operation_list = await start(admin)
+            with showing(f"waiting for {meta}"):
+                started = await start(admin)
             if isinstance(operation_list, OperationView):
                 operation_list = OperationList(operations=[operation_list])
             views = operation_list.operations
             busy_subjects.extend(busy.subject for busy in operation_list.busy)
             if wait and not planned:
                 views = [await _watch(admin, view, output) for view in views]
-        if output is OutputFormat.JSON:
-            show_json(views)
+        if output is not OutputFormat.TABLE:
+            show_data(output, views)
         else:
             _show_views(views, planned=planned)
         _show_remaining(operation_list, output)
 
     run(output, work())
     if busy_subjects:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:
@@ -99,7 +101,7 @@ def _show_remaining(evacuation: OperationList, output: OutputFormat) -> None:
     """Show which subjects remain on an evacuated broker group, and that it is cordoned; with JSON
     output, on standard error.
     """
-    errors = output is OutputFormat.JSON
+    errors = output is not OutputFormat.TABLE
     for busy in evacuation.busy:
         operation = f"operation {busy.operation_id}" if busy.operation_id else "no operation"
         show_line(f"{busy.subject}: not empty there ({operation}): {busy.problem}", errors=errors)
@@ -114,21 +116,22 @@ def _cordoned_text(group: str) -> str:
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
     """Follow an operation until the route has changed; show each state and problem once."""
     last_shown = ("", "")
-    while True:
-        try:
-            async for latest_view in admin.follow(view):
-                view = latest_view
-                state = (view.state.value, view.problem)
-                if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
-                    show_line(_progress_text(view))
-                    last_shown = state
-            return view
-        except UnreachableError as error:
-            if last_shown[1] != error.message:
-                last_shown = (last_shown[0], error.message)
-                if output is OutputFormat.TABLE:
-                    show_line(f"{view.subject}: {error.message}")
-        await asyncio.sleep(POLL_SECONDS)
+    with showing(lambda: _progress_text(view)):
+        while True:
+            try:
+                async for latest_view in admin.follow(view):
+                    view = latest_view
+                    state = (view.state.value, view.problem)
+                    if output is OutputFormat.TABLE and state != last_shown and view.operation_id:
+                        show_line(_progress_text(view))
+                        last_shown = state
+                return view
+            except UnreachableError as error:
+                if last_shown[1] != error.message:
+                    last_shown = (last_shown[0], error.message)
+                    if output is OutputFormat.TABLE:
+                        show_line(f"{view.subject}: {error.message}")
+            await asyncio.sleep(POLL_SECONDS)
 
 
 def _progress_text(view: OperationView) -> str:
@@ -221,12 +224,13 @@ async def list_operations(meta: str, output: OutputFormat, subject: str) -> None
     undrained_by_id = {
         view.operation_id: _undrained_partitions(view, undrained) for view in operations
     }
-    if output is OutputFormat.JSON:
-        show_json(
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             [
                 {**asdict(view), "undrained": undrained_by_id[view.operation_id]}
                 for view in operations
-            ]
+            ],
         )
         return
     rows = [

@@ -9,13 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from ...protocol.errors import ConfigError
 from ...protocol.text import counted, key_digest, printable, seconds
 from ..answer import expand_options
+from ..groups import CommandGroup
 from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
-from ..screen import make_table, run, show_json, show_line, show_table
+from ..parameters import Option
+from ..screen import make_table, run, show_data, show_line, show_table
 
 if TYPE_CHECKING:
     from ...outbox import OutboxStatus, RowChange
@@ -25,7 +27,7 @@ SUBJECT_COLUMNS = (
 )
 ROW_COLUMNS = ("row#", "subject", "key", "why")
 
-outbox_app = typer.Typer()
+outbox_app = CommandGroup()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class OutboxOptions:
 
     database_url: Annotated[
         str,
-        typer.Option(
+        Option(
             "--database-url",
             envvar="KEYLANE_OUTBOX_DATABASE_URL",
             metavar="URL",
@@ -43,9 +45,9 @@ class OutboxOptions:
         ),
     ]
     subject: Annotated[
-        str | None, typer.Option(metavar="SUBJECT", help="Only the rows of this subject.")
+        str | None, Option(metavar="SUBJECT", help="Only the rows of this subject.")
     ] = None
-    prefix: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the tables' names.")] = (
+    prefix: Annotated[str, Option(metavar="NAME", help="Prefix of the tables' names.")] = (
         "keylane_outbox"
     )
     output: OutputOption = OutputFormat.TABLE
@@ -59,7 +61,7 @@ class OutboxOptions:
         if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:"):
             return
         if not path.startswith("file:") and not Path(path).exists():
-            raise typer.BadParameter(f"--database-url: there is no file {path}")
+            raise click.BadParameter(f"--database-url: there is no file {path}")
 
     def call(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         """Bind a function of `keylane.outbox` to the selected rows."""
@@ -67,7 +69,7 @@ class OutboxOptions:
 
 
 # ── outbox status ─────────────────────────────────────────────────────────────────────────────────
-@outbox_app.command("status")
+@outbox_app.add("status")
 @expand_options
 def outbox_status(*, options: OutboxOptions) -> None:
     """Show how many rows wait, the age of the oldest, why rows failed or were refused, and which
@@ -77,8 +79,8 @@ def outbox_status(*, options: OutboxOptions) -> None:
 
     async def work() -> None:
         status = await options.call(read_status)()
-        if options.output is OutputFormat.JSON:
-            show_json(_status_fields(status))
+        if options.output is not OutputFormat.TABLE:
+            show_data(options.output, _status_fields(status))
         else:
             _show_status(status, options.prefix)
 
@@ -150,7 +152,7 @@ def _status_fields(status: OutboxStatus) -> dict[str, object]:
 
 
 # ── outbox redrive ────────────────────────────────────────────────────────────────────────────────
-@outbox_app.command("redrive")
+@outbox_app.add("redrive")
 @expand_options
 def outbox_redrive(*, options: OutboxOptions) -> None:
     """Send failed and refused rows again; a failed row that was stored is then stored twice."""
@@ -177,26 +179,26 @@ def _count_text(change: RowChange) -> str:
 def _show_change(
     output: OutputFormat, change: RowChange, singular_verb: str, plural_verb: str
 ) -> None:
-    if output is OutputFormat.JSON:
-        show_json({state: getattr(change, state) for state in change.__struct_fields__})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {state: getattr(change, state) for state in change.__struct_fields__})
     else:
         show_line(f"{_count_text(change)} {singular_verb if change.rows == 1 else plural_verb}")
 
 
 # ── outbox purge ──────────────────────────────────────────────────────────────────────────────────
-@outbox_app.command("purge")
+@outbox_app.add("purge")
 @expand_options
 def outbox_purge(
     *,
     options: OutboxOptions,
     waiting: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--waiting", help="Delete rows that were never sent, of a subject that does not exist."
         ),
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="With --waiting: even if the subject exists.")
+        bool, Option("--force", help="With --waiting: even if the subject exists.")
     ] = False,
     meta: MetaOption = META_DEFAULT,
     yes: YesOption = False,

@@ -29,7 +29,7 @@ from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, show
 from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
 from ..options import WAIT_S, InputFormat, OutputFormat, parse_headers
-from ..screen import show_error, show_json, show_line
+from ..screen import show_error, show_line, show_row
 from .lines import (
     STANDARD_INPUT,
     LineFormat,
@@ -46,6 +46,7 @@ from .rows import CsvTable, Ndjson, guess_format
 PendingSend = SendFuture | ScheduledFuture
 CLOCK = SystemClock()
 IN_FLIGHT_MAX = 10_000
+RECEIPT_FIELDS = ("line", *Receipt.__struct_fields__, *ScheduledReceipt.__struct_fields__)
 INTERRUPT_FLUSH_S = 5.0
 """Seconds that queued messages have to be stored after an interrupt."""
 
@@ -58,7 +59,6 @@ class SendOptions:
     value: str | None = None
     key: str | None = None
     separator: str | None = None
-    as_json: bool = False
     keyless: bool = False
     lines: str | None = None
     file: Path | None = None
@@ -86,7 +86,7 @@ class ReceiptTally:
     """Shows receipts as they arrive (JSON) or counts them for the end (table)."""
 
     def __init__(self, output: OutputFormat) -> None:
-        self._json = output is OutputFormat.JSON
+        self._output = output
         self._first_receipt: Receipt | ScheduledReceipt | None = None
         self.count = 0
         self._reordered = 0
@@ -106,9 +106,10 @@ class ReceiptTally:
             self._reordered += receipt.reordered
             self._duplicates += receipt.duplicate == "possible"
             self._partitions.add(receipt.partition_id)
-        if self._json:
+        if self._output is not OutputFormat.TABLE:
             line_field = {} if line is None else {"line": line}
-            show_json(line_field | msgspec.structs.asdict(receipt))
+            show_row(self._output, line_field | msgspec.structs.asdict(receipt))
+            sys.stdout.flush()
 
     @property
     def anomalies_text(self) -> str:
@@ -120,7 +121,7 @@ class ReceiptTally:
 
     def close(self) -> None:
         """Show the counts, unless each receipt was shown as JSON."""
-        if self._json:
+        if self._output is not OutputFormat.TABLE:
             return
         receipt = self._first_receipt
         if isinstance(receipt, ScheduledReceipt):
@@ -153,6 +154,8 @@ async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None
         KeylaneError: the value is not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
+    if output.template is not None:
+        output.template.check(RECEIPT_FIELDS)
     source = _build_input(options)
     ranges = [] if options.lines is None else parse_ranges(options.lines)
     tally = ReceiptTally(output)
@@ -198,9 +201,7 @@ def _delivery_time(options: SendOptions) -> Callable[[], int | None]:
 
 def _build_input(options: SendOptions) -> SendInput:
     """Convert the options to a SendInput; raise ConfigError if they conflict."""
-    input_format = (
-        InputFormat.JSON if options.as_json else options.format or guess_format(options.file)
-    )
+    input_format = options.format or guess_format(options.file)
     rows = input_format in {InputFormat.CSV, InputFormat.NDJSON}
     has_line_key = options.separator is not None or options.key_field is not None
     line_options = (
@@ -211,13 +212,8 @@ def _build_input(options: SendOptions) -> SendInput:
         options.key_field,
     )
     conflicts = {
-        "--key-separator, --key-field, --json, --format, --file and --lines are for "
-        "lines, not for VALUE": (
-            options.value is not None
-            and (options.as_json or any(v is not None for v in line_options))
-        ),
-        "--json and --format are two formats": (
-            options.as_json and options.format not in {None, InputFormat.JSON}
+        "--key-separator, --key-field, --format, --file and --lines are for lines, not for VALUE": (
+            options.value is not None and any(v is not None for v in line_options)
         ),
         "a line has a --key-separator only in the format lines": (
             options.separator is not None and input_format is not InputFormat.LINES
@@ -244,7 +240,7 @@ def _build_input(options: SendOptions) -> SendInput:
     deliver_at = _delivery_time(options)
     if rows:
         parser_class = CsvTable if input_format is InputFormat.CSV else Ndjson
-        parser = parser_class(options.key_field, keyless=options.keyless)
+        parser = parser_class(options.key_field, key=options.key or "", keyless=options.keyless)
         return SendInput(parser.parse, parser.records, key, properties, deliver_at)
     separator = None if options.separator is None else parse_separator(options.separator)
     line_format = LineFormat(separator, input_format is InputFormat.JSON, options.keyless)

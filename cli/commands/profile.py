@@ -7,31 +7,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError
+from ..completion import complete_profile
+from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
+from ..parameters import Argument, Option
 from ..profiles import Profile, profiles_file, read_profiles, write_profiles
-from ..screen import make_table, show_json, show_line, show_table
+from ..screen import make_table, show_data, show_line, show_table
 
-profile_app = typer.Typer()
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the profile.")]
+profile_app = CommandGroup()
+NameArgument = Annotated[
+    str,
+    Argument(metavar="NAME", help="Name of the profile.", complete=complete_profile),
+]
 
 
-@profile_app.command("add")
+@profile_app.add("add")
 def profile_add(
     name: NameArgument,
     meta: Annotated[
         str,
-        typer.Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
+        Option(metavar="HOST:PORT", help="Address of the metaserver; several with commas."),
     ],
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with the token, which is not copied.")
+        Path | None, Option(metavar="FILE", help="File with the token, which is not copied.")
     ] = None,
     tls_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificate authority of the servers.")
+        Path | None, Option(metavar="FILE", help="Certificate authority of the servers.")
     ] = None,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Add a profile, or replace the one with this name."""
     parse_addresses(meta)
@@ -40,27 +45,39 @@ def profile_add(
             raise ConfigError(f"{path} cannot be read")
     file = profiles_file()
     paths = ["" if path is None else str(path.absolute()) for path in (token_file, tls_ca)]
-    write_profiles(file, {**read_profiles(file), name: Profile(meta, *paths)})
+    profile = Profile(meta, *paths)
+    write_profiles(file, {**read_profiles(file), name: profile})
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(name, profile))
+        return
     show_line(f"keylane -p {name} uses {meta}; the profile is in {file}")
 
 
-@profile_app.command("list")
+@profile_app.add("list")
 def profile_list(output: OutputOption = OutputFormat.TABLE) -> None:
     """Show the profiles."""
     profiles = sorted(read_profiles(profiles_file()).items())
-    if output is OutputFormat.JSON:
-        show_json([{"name": name, **asdict(profile)} for name, profile in profiles])
+    if output is not OutputFormat.TABLE:
+        show_data(output, [_fields(name, profile) for name, profile in profiles])
         return
     rows = [(name, each.meta, each.token_file, each.tls_ca) for name, each in profiles]
     show_table(make_table("", ("name", "metaserver", "token file", "authority"), rows))
 
 
-@profile_app.command("remove")
-def profile_remove(name: NameArgument) -> None:
+@profile_app.add("remove")
+def profile_remove(name: NameArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Remove a profile."""
     file = profiles_file()
     profiles = read_profiles(file)
-    if profiles.pop(name, None) is None:
+    profile = profiles.pop(name, None)
+    if profile is None:
         raise ConfigError(f"there is no profile {name!r} in {file}")
     write_profiles(file, profiles)
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(name, profile))
+        return
     show_line(f"removed the profile {name}")
+
+
+def _fields(name: str, profile: Profile) -> dict[str, str]:
+    return {"name": name, **asdict(profile)}

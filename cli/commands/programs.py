@@ -12,15 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+import click
 
 from ...protocol.text import mask_password
 from ...rpc.settings import Setting, SettingSources
+from ..groups import CommandGroup
 from ..options import OutputFormat, OutputOption
-from ..screen import make_table, show_json, show_table
+from ..parameters import Argument, Option
+from ..screen import make_table, show_data, show_table
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""Typer settings that pass all flags, including `--help`, to the server program."""
+"""Settings of a command that pass all flags, including `--help`, to the server program."""
 
 
 class ServerProgram(enum.StrEnum):
@@ -30,20 +32,18 @@ class ServerProgram(enum.StrEnum):
     METASERVER = "metaserver"
 
 
-metaserver_app = typer.Typer()
-config_app = typer.Typer()
+metaserver_app = CommandGroup()
+config_app = CommandGroup()
 
 
-def add_run_command(app: typer.Typer, program: ServerProgram) -> None:
+def add_run_command(app: CommandGroup, program: ServerProgram) -> None:
     """Add the command `run` of a server program to a command group."""
+    help_text = f"Run a {program} until SIGTERM or SIGINT; --help lists its settings."
 
-    @app.command("run", context_settings=RUN_CONTEXT, add_help_option=False)
-    def run(context: typer.Context) -> None:
-        raise typer.Exit(_import_main(program)(context.args, prog=f"keylane {program} run"))
-
-    run.__doc__ = f"Run a {program} until SIGTERM or SIGINT; --help lists its settings."
-    # Typer has already read the docstring in the decorator; set the help on its registration.
-    app.registered_commands[-1].help = run.__doc__
+    @app.add("run", help_text=help_text, context_settings=RUN_CONTEXT, add_help_option=False)
+    def run(context: click.Context) -> None:
+        status = _import_main(program)(context.args, prog=f"keylane {program} run")
+        raise click.exceptions.Exit(status)
 
 
 def _import_main(program: ServerProgram) -> Callable[..., int]:
@@ -65,16 +65,16 @@ def _import_sources(program: ServerProgram) -> SettingSources[Any]:
 add_run_command(metaserver_app, ServerProgram.METASERVER)
 
 
-@config_app.command("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
+@config_app.add("show", context_settings=RUN_CONTEXT | {"help_option_names": ["-h", "--help"]})
 def config_show(
-    context: typer.Context,
-    program: Annotated[ServerProgram, typer.Argument(help="The server program.")],
+    context: click.Context,
+    program: Annotated[ServerProgram, Argument(help="The server program.")],
     *,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="The program's settings file.")
+        Path | None, Option(metavar="FILE.toml", help="The program's settings file.")
     ] = None,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Also show where each value comes from.")
+        bool, Option("--origin", help="Also show where each value comes from.")
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -86,12 +86,13 @@ def config_show(
     sources = _import_sources(program)
     flags = vars(sources.parser(f"keylane config show {program}", "").parse_args(context.args))
     settings = sources.explain(flags, config or flags.pop("config"), dict(os.environ))
-    if output is OutputFormat.JSON:
-        show_json(
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             {
                 setting.name: {"value": _json_value(setting), "origin": setting.origin}
                 for setting in settings
-            }
+            },
         )
         return
     columns = ("setting", "value", *(("origin",) if origin else ()), "what it is for")

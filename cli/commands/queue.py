@@ -6,15 +6,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...protocol.control import TimeBound
 from ...protocol.errors import KeylaneError
 from ...protocol.queues import QueueView, SegmentView, is_behind_loss
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
-from ..options import WAIT_S, LineFormatOption, OutputFormat, SubjectArgument, parse_time
-from ..screen import make_table, show_json, show_line, show_table
+from ..groups import CommandGroup
+from ..options import WAIT_S, OutputFormat, SubjectArgument, parse_time
+from ..parameters import Argument, Option
+from ..screen import make_table, show_data, show_line, show_table
 
 if TYPE_CHECKING:
     from ...consumer import QueueReader
@@ -24,9 +24,9 @@ COLUMNS = (
     *("broker group", "state", "logic offsets"),
 )
 
-queue_app = typer.Typer()
+queue_app = CommandGroup()
 QueueArgument = Annotated[
-    int, typer.Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
+    int, Argument(metavar="QUEUE", min=0, help="Number of the queue, from 0.")
 ]
 
 
@@ -54,9 +54,9 @@ async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
         views = await reader.queues()
         bounds = await asyncio.gather(*(_fetch_bounds(reader, view.queue) for view in views))
     queues = list(zip(views, bounds, strict=True))
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         queue_fields = [_queue_fields(view, queue_bounds) for view, queue_bounds in queues]
-        show_json({"subject": subject, "queues": queue_fields})
+        show_data(output, {"subject": subject, "queues": queue_fields})
         return
     rows = [
         _row(view, segment, queue_bounds)
@@ -131,7 +131,7 @@ def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object
 
 
 # ── queue offsets ─────────────────────────────────────────────────────────────────────────────────
-@queue_app.command("offsets")
+@queue_app.add("offsets")
 @expand_options
 def queue_offsets(
     subject: SubjectArgument,
@@ -139,13 +139,11 @@ def queue_offsets(
     *,
     at: Annotated[
         str | None,
-        typer.Option(
-            metavar="TIME", help="Show the offset for a time: ISO 8601, UTC without a zone."
-        ),
+        Option(metavar="TIME", help="Show the offset for a time: ISO 8601, UTC without a zone."),
     ] = None,
     bound: Annotated[
         TimeBound,
-        typer.Option(
+        Option(
             help="lower: the first message at or after the time. upper: the last at or before it."
         ),
     ] = TimeBound.LOWER,
@@ -164,9 +162,9 @@ async def _show_offsets(
         low, high = await reader.bounds(queue)
         if at_ms is not None:
             offset = await reader.offset_at(queue, at_ms, bound)
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         fields = {"subject": subject, "queue": queue, "min_offset": low, "max_offset": high}
-        show_json(fields if at_ms is None else {**fields, "at_ms": at_ms, "offset": offset})
+        show_data(output, fields if at_ms is None else {**fields, "at_ms": at_ms, "offset": offset})
         return
     show_line(f"queue {queue} of {subject}: min {low}, max {high}")
     if at_ms is not None:
@@ -174,23 +172,22 @@ async def _show_offsets(
 
 
 # ── queue read ────────────────────────────────────────────────────────────────────────────────────
-@queue_app.command("read")
+@queue_app.add("read")
 @expand_options
 def queue_read(
     subject: SubjectArgument,
     queue: QueueArgument,
     *,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="Logic offset to begin at.  [default: the first]")
+        int | None, Option(min=0, help="Logic offset to begin at.  [default: the first]")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")
+        int | None, Option("--count", "-n", min=1, help="Stop after this many messages.")
     ] = None,
-    format: LineFormatOption = "{queue}:{logic_offset} {key} {value}",  # noqa: A002 - the option
     common: CommonOptions,
 ) -> None:
     """Print a queue's messages from a logic offset to its current end; no group, no acks."""
-    common.run(_read_queue, subject, queue, offset, count=count, template=format)
+    common.run(_read_queue, subject, queue, offset, count=count)
 
 
 async def _read_queue(
@@ -201,12 +198,10 @@ async def _read_queue(
     offset: int | None,
     *,
     count: int | None,
-    template: str,
 ) -> None:
-    from ..message_json import message_json
-    from .consume import parse_format
+    from ..message_json import message_printer
 
-    show = message_json if output is OutputFormat.JSON else parse_format(template)
+    show = message_printer(output, "{queue}:{logic_offset} {key} {value}")
     async with _open_reader(meta, subject) as reader:
         low, high = await reader.bounds(queue)
         next_offset = low if offset is None else offset

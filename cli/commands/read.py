@@ -10,11 +10,9 @@ from datetime import UTC, datetime
 from ...consumer import Reader
 from ...protocol.reading.instants import parse_ago_ms
 from ...protocol.text import parse_number
-from ..message_json import message_json
+from ..message_json import message_printer
 from ..options import WAIT_S, OutputFormat, parse_time
-from .consume import parse_format
-
-TEXT_TEMPLATE = "{partition}:{offset} {key} {value}"
+from .consume import MESSAGE_LINE
 
 
 def parse_bound(text: str) -> str | int | datetime:
@@ -45,13 +43,9 @@ async def read_subject(
     partition: int | None,
     limit: int | None,
     follow: bool,
-    template: str,
 ) -> None:
     """Print messages until all are read, `limit` are printed, or the command is interrupted."""
-    as_json = output is OutputFormat.JSON or template == "json"
-    format_message = (
-        message_json if as_json else parse_format(TEXT_TEMPLATE if template == "text" else template)
-    )
+    format_message = message_printer(output, MESSAGE_LINE)
     reader = Reader(
         meta,
         subject,

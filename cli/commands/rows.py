@@ -8,7 +8,7 @@ which are kept; a row has the number of its first line. Blank lines are skipped.
 from __future__ import annotations
 
 import csv
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import msgspec
@@ -39,11 +39,13 @@ class Ndjson:
 
     Args:
         key_field: the field with the order key; None: lines contain no key.
+        key: the order key of every line; it may not be the name of a field.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
-    def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
+    def __init__(self, key_field: str | None, *, key: str = "", keyless: bool = False) -> None:
         self._key_field = key_field
+        self._key = key
         self._keyless = keyless
 
     async def records(
@@ -67,6 +69,7 @@ class Ndjson:
             fields = msgspec.json.decode(line, type=dict[str, object])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"not a JSON object: {error}") from None
+        _check_constant_key(self._key, fields)
         if self._key_field is None:
             return OutgoingMessage(b"", line)
         key = fields.get(self._key_field)
@@ -84,11 +87,13 @@ class CsvTable:
 
     Args:
         key_field: the column with the order key; None: rows contain no key.
+        key: the order key of every row; it may not be the name of a column.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
-    def __init__(self, key_field: str | None, *, keyless: bool = False) -> None:
+    def __init__(self, key_field: str | None, *, key: str = "", keyless: bool = False) -> None:
         self._key_field = key_field
+        self._key = key
         self._keyless = keyless
         self._columns: list[str] = []
         csv.field_size_limit(LINE_BYTES_MAX)
@@ -138,6 +143,7 @@ class CsvTable:
     def _read_header(self, record: bytes, line: int) -> None:
         try:
             columns = _parse_row(record)
+            _check_constant_key(self._key, columns)
         except InvalidRequestError as error:
             raise InputError(f"the header: {error.message}", line=line) from None
         duplicates = sorted({name for name in columns if columns.count(name) > 1})
@@ -209,6 +215,14 @@ def _parse_row(record: bytes) -> list[str]:
     except csv.Error as error:
         raise InvalidRequestError(f"not a row of CSV: {error}") from None
     return rows[0] if rows else []
+
+
+def _check_constant_key(key: str, names: Collection[str]) -> None:
+    """Raise InvalidRequestError if `key`, which every row would have, is the name of a field."""
+    if key and key in names:
+        raise InvalidRequestError(
+            f"--key {key} would be the key of every row; --key-field {key} takes it from each row"
+        )
 
 
 def _encode_key(text: str, field: str, *, keyless: bool) -> bytes:

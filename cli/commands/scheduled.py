@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
 from ...protocol.scheduled.deliver_at import shown
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
+from ..groups import CommandGroup
+from ..parameters import Argument, Option
 from ..screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
 
 COLUMNS = ("id", "subject", "deliver at", "broker group", "bytes#", "")
 
-scheduled_app = typer.Typer()
+scheduled_app = CommandGroup()
 BrokerOption = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--broker",
         metavar="HOST:PORT",
         help="Ask only this broker, and no metaserver.",
@@ -30,15 +32,15 @@ BrokerOption = Annotated[
 ]
 
 
-@scheduled_app.command("list")
+@scheduled_app.add("list")
 @expand_options
 def scheduled_list(
     *,
     subject: Annotated[
-        str | None, typer.Option(metavar="SUBJECT", help="Only messages for this subject.")
+        str | None, Option(metavar="SUBJECT", help="Only messages for this subject.")
     ] = None,
     limit: Annotated[
-        int, typer.Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
+        int, Option(min=1, max=SCHEDULED_LISTED_MAX, help="At most this many messages.")
     ] = 100,
     broker: BrokerOption = None,
     common: CommonOptions,
@@ -52,7 +54,7 @@ def scheduled_list(
         lambda admin: admin.list_scheduled(subject=subject, limit=limit, broker=broker), _show
     )
     if scheduled.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _show(scheduled: ScheduledMessages) -> None:
@@ -75,11 +77,11 @@ def _show(scheduled: ScheduledMessages) -> None:
         show_line(f"{broker} is not listed: {problem}")
 
 
-@scheduled_app.command("cancel")
+@scheduled_app.add("cancel")
 @expand_options
 def scheduled_cancel(
     scheduled_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
+        str, Argument(metavar="ID", help="Id of the message, from its receipt or `list`.")
     ],
     *,
     broker: BrokerOption = None,
@@ -90,13 +92,13 @@ def scheduled_cancel(
     """
     from ..connection import open_admin
     from ..options import OutputFormat
-    from ..screen import show_json
+    from ..screen import show_data
 
     async def cancel(meta: str, output: OutputFormat) -> None:
         async with open_admin(broker or meta) as admin:
             outcome = await admin.cancel_scheduled(scheduled_id, broker=broker)
-        if output is OutputFormat.JSON:
-            show_json({"scheduled_id": scheduled_id, "outcome": outcome})
+        if output is not OutputFormat.TABLE:
+            show_data(output, {"scheduled_id": scheduled_id, "outcome": outcome})
         else:
             show_line(f"{scheduled_id}: {outcome}")
 

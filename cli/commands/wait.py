@@ -18,7 +18,8 @@ from ...protocol.errors import (
 )
 from ...protocol.text import counted, listed
 from ..options import OutputFormat
-from ..screen import show_json, show_line
+from ..screen import show_data, show_line
+from ..status import showing
 
 POLL_SECONDS = 0.1
 
@@ -40,24 +41,27 @@ async def wait_for_servers(
     started_at = time.monotonic()
     last_error: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
     names: list[str] = []
-    async with Admin(meta) as admin:
-        try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    try:
-                        names = await _available_groups(admin, brokers)
-                        break
-                    except KeylaneError as error:
-                        if error.retry is RetryRule.NEVER and not isinstance(error, StorageError):
-                            raise
-                        last_error = error
-                    await asyncio.sleep(POLL_SECONDS)
-        except TimeoutError:
-            text = f"after {timeout_s:g} s: {last_error.message}"
-            raise last_error.copy(message=text) from last_error
+    with showing(lambda: f"waiting for {meta}: {last_error.message}"):
+        async with Admin(meta) as admin:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while True:
+                        try:
+                            names = await _available_groups(admin, brokers)
+                            break
+                        except KeylaneError as error:
+                            if error.retry is RetryRule.NEVER and not isinstance(
+                                error, StorageError
+                            ):
+                                raise
+                            last_error = error
+                        await asyncio.sleep(POLL_SECONDS)
+            except TimeoutError:
+                text = f"after {timeout_s:g} s: {last_error.message}"
+                raise last_error.copy(message=text) from last_error
     waited_s = time.monotonic() - started_at
-    if output is OutputFormat.JSON:
-        show_json({"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"ready": True, "brokers": names, "waited_s": round(waited_s, 3)})
         return
     groups = counted(len(names), "broker group is", "broker groups are")
     show_line(f"ready after {waited_s:.1f} s: {groups} available: {listed(names)}")

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from ...checker.findings import Findings
 from ..options import OutputFormat
-from ..screen import make_table
+from ..screen import make_table, show_data
 from .source import CarrierTable
 
 
@@ -185,7 +185,7 @@ class SilentScreen:
 
 def open_screen(output: OutputFormat, rows: int) -> Screen:
     """Return the screen for the output format."""
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         return SilentScreen()
     console = Console()
     if console.is_terminal:
@@ -236,8 +236,7 @@ def show_verdict(output: OutputFormat, verdict: Verdict, *, note: str = "") -> N
         sys.stdout.flush()
     if note:
         print(note, file=sys.stderr, flush=True)
-    sys.stdout.write(msgspec.json.encode(verdict.result).decode() + "\n")
-    sys.stdout.flush()
+    show_data(output, verdict.result)
 
 
 def _show_tables(verdict: Verdict) -> None:

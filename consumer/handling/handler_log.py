@@ -2,7 +2,9 @@
 Composes the log lines about failing and hanging messages, and limits how often they are logged.
 Pure.
 
-    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line
+    failed, running ─▶ a line at once ─▶ again after 10, 20, 40 … s ─▶ at its end: a last line,
+                 │                                                  which is no warning if it was
+                 │                                                  only slow
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
@@ -39,10 +41,11 @@ SEALED_WAITS = (
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A log line, and whether to log the error's traceback with it."""
+    """A log line, whether to log the error's traceback with it, and whether it is a warning."""
 
     text: str
     traceback: bool = False
+    warns: bool = True
 
 
 @dataclass(slots=True)
@@ -302,7 +305,9 @@ class HandlerLog:
             f"partition is handed "
             "over; the next owner tries it again"
         )
-        return LogLine(f"{message_name(message)} {outcome}")
+        # A message that was only slow has had its warning.
+        warns = not handled or bool(failing.kind)
+        return LogLine(f"{message_name(message)} {outcome}", warns=warns)
 
 
 def _error_suffix(text: str) -> str:

@@ -95,9 +95,9 @@ def put_back(
 
 
 def warn(line: LogLine | None) -> None:
-    """Log the line as a warning, if there is one."""
+    """Log the line, if there is one."""
     if line is not None:
-        log.warning("%s", line.text)
+        log.log(logging.WARNING if line.warns else logging.INFO, "%s", line.text)
 
 
 class IdleConsumerWarnings:

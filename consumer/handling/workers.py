@@ -792,7 +792,8 @@ class Workers:
     @staticmethod
     def _log_line(line: LogLine | None, error: BaseException | None = None) -> None:
         if line is not None:
-            log.warning("%s", line.text, exc_info=error if line.traceback else None)
+            level = logging.WARNING if line.warns else logging.INFO
+            log.log(level, "%s", line.text, exc_info=error if line.traceback else None)
 
     def is_ending_worker(self, task: asyncio.Task[Any] | None) -> bool:
         """Return True if `task` is a worker's and the worker is to end itself, not only its

@@ -65,20 +65,36 @@ class Stalls:
 
 
 class Losses:
-    """Collects lost leases by reason, so that leases lost together share a log line."""
+    """
+    Collects lost leases by reason, so that leases lost together share a log line. Those that a
+    blocked event loop loses again and again share a line a minute.
+    """
 
     def __init__(self) -> None:
         self._lost: dict[str, list[str]] = {}
+        self._blocked: list[str] = []
+        """Leases that a blocked event loop has lost since the last line about it."""
+        self._blocked_reason = ""
+        self._blocked_line_ms = -STALL_LINE_EVERY_MS
 
     def add(self, partition_id: int, token: int, reason: str, *, fence: int = 0) -> None:
         """Add a lost lease. `fence` is the newer token, 0 if it is unknown."""
         fenced = f", newer token {fence}" if fence else ""
-        self._lost.setdefault(reason, []).append(f"{partition_id} (token {token}{fenced})")
+        lease = f"{partition_id} (token {token}{fenced})"
+        if BLOCKED_REASON in reason:
+            self._blocked.append(lease)
+            self._blocked_reason = reason
+        else:
+            self._lost.setdefault(reason, []).append(lease)
 
-    def take_lines(self) -> list[str]:
-        """Return the log lines, and forget the leases."""
+    def take_lines(self, now_ms: int, *, last: bool = False) -> list[str]:
+        """Return the log lines that are due, and with `last` all; forget their leases."""
         lost = self._lost
         self._lost = {}
+        if self._blocked and (last or now_ms - self._blocked_line_ms >= STALL_LINE_EVERY_MS):
+            lost[self._blocked_reason] = self._blocked
+            self._blocked = []
+            self._blocked_line_ms = now_ms
         return [
             f"lost the lease of {_name_partitions(partitions)}: {reason}"
             for reason, partitions in lost.items()

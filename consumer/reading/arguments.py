@@ -23,9 +23,8 @@ def check_arguments(
     refuse(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)
-    if key is not None and (not isinstance(key, bytes) or not key):
-        hint = ": use key.encode()" if isinstance(key, str) and key else ""
-        raise ConfigError(f"key must be non-empty bytes, not {key!r:.40}{hint}")
+    if key is not None and (not isinstance(key, bytes | str) or not key):
+        raise ConfigError(f"key must be non-empty bytes or text, not {key!r:.40}")
     if partition is not None and not is_within(partition, 1, 2**63 - 1):
         raise ConfigError(f"partition must be a partition id, 1 or higher, not {partition!r:.40}")
     if where is not None and (

@@ -34,7 +34,7 @@ from ...protocol.frames import Batches, Read
 from ...protocol.http.tls_settings import TlsSettings
 from ...protocol.ids import check_name
 from ...protocol.limits import READ_GIVE_UP_MS
-from ...protocol.message import Message
+from ...protocol.message import Message, encode_key
 from ...protocol.operations import PartitionHistory
 from ...protocol.routing import Partition
 from ...protocol.settings import whole
@@ -114,7 +114,7 @@ class Reader(LoopBoundClient, Generic[V]):
         *,
         start: Start = "earliest",
         stop: Stop | None = None,
-        key: bytes | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
         tags: Collection[str] | None = None,
         where: Callable[[Message[V]], bool] | None = None,
@@ -139,10 +139,10 @@ class Reader(LoopBoundClient, Generic[V]):
                 that message.
             stop: a value like `start`: the first message that is not read. None: the end of the
                 subject when the reader is opened; with `follow`, there is no end.
-            key: only messages of this key. Only partitions whose ranges contain the key's logical
-                partition are read, except in a best_tried subject that is not static, where every
-                partition is. Messages that a producer placed itself (`queue=`, `partitioner=`) may
-                be in other partitions: find them with `where`.
+            key: only messages of this key, bytes or a text. Only partitions whose ranges contain
+                the key's logical partition are read, except in a best_tried subject that is not
+                static, where every partition is. Messages that a producer placed itself (`queue=`,
+                `partitioner=`) may be in other partitions: find them with `where`.
             partition: only the partition with this id.
             tags: only messages with at least one of these tags.
             where: only messages for which this function returns True; it runs in the event loop.
@@ -164,7 +164,7 @@ class Reader(LoopBoundClient, Generic[V]):
             "latest" if stop is None else stop, partition=partition, now_ms=now_ms
         )
         self._subject = subject
-        self._key = key
+        self._key = None if key is None else encode_key(key)
         self._partition = partition
         self._tags = None if tags is None else MessageFilter(tags)
         self._where = where

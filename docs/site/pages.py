@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -119,7 +118,7 @@ def table_cell(text: str) -> str:
 def command_lines() -> Iterator[str]:
     """Yield the lines of a section for each command, with its arguments and options."""
     yield "# Commands"
-    yield from _command_lines(typer.main.get_command(app), None, "keylane")
+    yield from _command_lines(app, None, "keylane")
 
 
 def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
@@ -141,6 +140,8 @@ def _parameter_row(parameter: Any) -> str:
     if getattr(parameter, "hidden", False) or parameter.name == "help":
         return ""
     default = parameter.default
-    shown_default = "" if default is None or callable(default) or default == () else f"`{default}`"
+    has_default = not parameter.required and default is not None and default != ()
+    shown_default = f"`{default}`" if has_default else ""
+    text = getattr(parameter, "summary", "") or getattr(parameter, "help", "")
     names = ", ".join(f"`{each}`" for each in parameter.opts)
-    return f"| {names} | {shown_default} | {table_cell(getattr(parameter, 'help', '') or '')} |"
+    return f"| {names} | {shown_default} | {table_cell(text or '')} |"

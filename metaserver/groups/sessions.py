@@ -724,14 +724,22 @@ def leave_group(connection: Connection, session: str) -> int | None:
     if group_id is None:
         return None
     mark_unsettled(connection, group_id)
+    client = sa.select(sessions.c.client).where(sessions.c.session == session)
+    _note_end(connection, group_id, client.scalar_subquery(), left=True)
     end_sessions(connection, [SessionId(session)])
     return group_id
+
+
+def _note_end(connection: Connection, group_id: int, client: Any, *, left: bool) -> None:
+    """Store for operators which consumer of the group ended last, and whether it left."""
+    ended = {"ended_client": client, "ended_left": left, "ended_at": now_ms()}
+    connection.execute(sa.update(groups).where(groups.c.group_id == group_id).values(**ended))
 
 
 _delete_expired = (
     sa.delete(sessions)
     .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at <= now_ms())
-    .returning(sessions.c.session)
+    .returning(sessions.c.session, sessions.c.client)
 )
 _delete_sessions = sa.delete(sessions).where(sessions.c.session.in_(sa.bindparam("ids")))
 _free_leases = (
@@ -743,10 +751,11 @@ _free_leases = (
 
 def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionId]:
     """End the expired sessions of a group, and return their ids."""
-    expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).scalars()
-    ids = [SessionId(session) for session in expired_sessions]
+    expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).all()
+    ids = [SessionId(row.session) for row in expired_sessions]
     if ids:
         connection.execute(_free_leases, {"ids": ids})
+        _note_end(connection, group_id, max(row.client for row in expired), left=False)
     return ids
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,14 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...protocol.control import GroupList, GroupSummary, GroupView, OwnerView
+from ...protocol.control import (
+    EndedMember,
+    GroupList,
+    GroupMember,
+    GroupSummary,
+    GroupView,
+    OwnerView,
+)
 from ...protocol.errors import GroupUnknownError
 from ...protocol.ids import SessionId, check_name
 from ...protocol.progress import PendingReset, ResetGroup
@@ -30,7 +38,7 @@ from ..sql.schema import (
     starts,
     subjects,
 )
-from .group_rows import read_stored
+from .group_rows import client_is_suspended, read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,16 +227,13 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    remaining_ms = (sessions.c.expires_at - now_ms()).label("left_ms")
-    is_alive = sa.and_(sessions.c.group_id == group_id, sessions.c.expires_at > now_ms())
-    live_sessions = {
+    live = {
         session.session: session
-        for session in connection.execute(
-            sa.select(sessions.c.session, sessions.c.client, remaining_ms).where(is_alive)
-        )
+        for session in connection.execute(_live_query, {"of_group": group_id})
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
     leases_by_id = {lease.partition_id: lease for lease in rows}
+    owned = Counter(lease.session for lease in lease_of.values())
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = leases_by_id.get(partition.partition_id)
@@ -253,7 +258,43 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
         silent_ms=None if live_sessions else _read_silent_ms(connection, group_id),
         revision=_read_revision(connection, group_id, busy=bool(live_sessions)),
         given_up=read_given_up(connection, group_id),
+        members=tuple(
+            GroupMember(
+                client=session.client,
+                partitions=owned[session.session],
+                heard_ms=max(0, session.ttl_ms - session.left_ms),
+                expires_in_ms=max(0, session.left_ms),
+                suspended=session.suspended,
+            )
+            for session in live.values()
+        ),
+        ended=_read_ended(connection, group_id),
     )
+
+
+_live_query = (
+    sa.select(
+        sessions.c.session,
+        sessions.c.client,
+        sessions.c.ttl_ms,
+        (sessions.c.expires_at - now_ms()).label("left_ms"),
+        sa.or_(sessions.c.suspended, groups.c.suspended, client_is_suspended).label("suspended"),
+    )
+    .join(groups, groups.c.group_id == sessions.c.group_id)
+    .where(sessions.c.group_id == sa.bindparam("of_group"), sessions.c.expires_at > now_ms())
+    .order_by(sessions.c.joined)
+)
+_ended_query = sa.select(
+    groups.c.ended_client, groups.c.ended_left, (now_ms() - groups.c.ended_at).label("ended_ms")
+).where(groups.c.group_id == sa.bindparam("of_group"), groups.c.ended_client.is_not(None))
+
+
+def _read_ended(connection: Connection, group_id: int) -> EndedMember | None:
+    row = connection.execute(_ended_query, {"of_group": group_id}).one_or_none()
+    if row is None:
+        return None
+    ended_ms = None if row.ended_ms is None else max(0, row.ended_ms)
+    return EndedMember(client=row.ended_client, left=bool(row.ended_left), ended_ms=ended_ms)
 
 
 _revision_query = sa.select(groups.c.version, groups.c.last_token).where(

@@ -376,6 +376,9 @@ groups = Table(
         BigInteger,
         comment="no session since; null: it has one, or was not checked yet",
     ),
+    Column("ended_client", String(512), comment="consumer whose session ended last; null: none"),
+    Column("ended_left", Boolean, comment="true: it left the group; false: its ttl ended"),
+    Column("ended_at", BigInteger, comment="null: not known"),
     UniqueConstraint("subject_id", "name"),
     sqlite_autoincrement=True,  # ids are never reused
 )

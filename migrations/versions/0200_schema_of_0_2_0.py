@@ -459,6 +459,15 @@ def upgrade() -> None:
             sa.BigInteger(),
             comment="no session since; null: it has one, or was not checked yet",
         ),
+        sa.Column(
+            "ended_client",
+            sa.String(512),
+            comment="consumer whose session ended last; null: none",
+        ),
+        sa.Column(
+            "ended_left", sa.Boolean(), comment="true: it left the group; false: its ttl ended"
+        ),
+        sa.Column("ended_at", sa.BigInteger(), comment="null: not known"),
         sa.ForeignKeyConstraint(
             ["subject_id"], ["subjects.subject_id"], name=op.f("fk_groups_subject_id")
         ),

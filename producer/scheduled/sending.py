@@ -223,8 +223,8 @@ class ScheduledSender:
         """
         check_name("subject", subject)
         data = self._encode(subject, value)
-        if type(data) is not bytes or type(key) is not bytes:
-            refuse_text(value=data, key=key)
+        if type(data) is not bytes:
+            refuse_text(value=data)
         if key:
             raise InvalidRequestError(Reason.DELIVER_AT_KEY)
         limit_ms = self._settings.delivery_timeout_ms

@@ -1,4 +1,4 @@
-"""Messages as JSON objects, for `consume`, `produce --json` and HTTP. Pure.
+"""Messages as JSON objects, for `consume`, `produce --format json` and HTTP. Pure.
 
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="

@@ -38,7 +38,7 @@ async def test_message_is_printed_when_the_output_lacks_its_characters(
     async with Producer(shared_cluster.meta) as producer:
         await producer.send(subject, "wért 😀".encode(), key="ключ".encode())
     form = {
-        "read": ["--format", "json"],
+        "read": ["--output", "json"],
         "consume": ["--output", "json", "--group", "g", "--count", "1"],
     }
     ran = keylane(shared_cluster.meta, command, subject, *form[command], encoding="ascii")
@@ -53,7 +53,7 @@ async def test_read_finds_a_key_when_it_is_no_utf_8(shared_cluster: Cluster):
     await shared_cluster.create(subject, partitions=2)
     sent = keylane(shared_cluster.meta, "produce", subject, "--key", b"\xff\xfe", "paid")
     assert sent.returncode == 0, sent.stderr
-    ran = keylane(shared_cluster.meta, "read", subject, "--key", b"\xff\xfe", "--format", "{value}")
+    ran = keylane(shared_cluster.meta, "read", subject, "--key", b"\xff\xfe", "--output", "{value}")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"paid\n", b"")
 
 

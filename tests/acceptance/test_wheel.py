@@ -1,4 +1,6 @@
-"""The wheel, installed in an empty environment beside a user's own `consumer.py` and `broker/`."""
+"""The source distribution, and the wheel that is built from it, installed in an empty environment
+beside a user's own `consumer.py` and `broker/`.
+"""
 
 import email
 import json
@@ -7,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -77,14 +80,21 @@ def run(*command: object, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """Built from a copy, so that the tree stays clean and other tests see nothing half made."""
-    folder = tmp_path_factory.mktemp("wheel")
+def distributions(tmp_path_factory):
+    """The folder of a source distribution and the wheel made from it. They are built from a copy,
+    so that the tree stays clean and other tests see nothing half made.
+    """
+    folder = tmp_path_factory.mktemp("distributions")
     source = folder / "a folder of any name"
     shutil.copytree(ROOT, source, ignore=BUILT, symlinks=True)
-    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-    run(sys.executable, *build, source, cwd=folder)
-    (made,) = folder.glob("*.whl")
+    made = folder / "dist"
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", made, source, cwd=folder)
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions):
+    (made,) = distributions.glob("*.whl")
     return made
 
 
@@ -115,20 +125,44 @@ def user_folder(tmp_path):
     return tmp_path
 
 
+def package_files() -> set[str]:
+    """The files of the packages, as a wheel names them."""
+    names = {
+        f"{package.replace('.', '/')}/{path.name}"
+        for package in SETUPTOOLS["packages"]
+        for path in ROOT.joinpath(*package.removeprefix("keylane").split(".")).glob("*.py")
+    }
+    for package, data in SETUPTOOLS["package-data"].items():
+        names |= {f"{package.replace('.', '/')}/{name}" for name in data}
+    return names
+
+
+def test_index_accepts_the_distributions(distributions):
+    files = sorted(distributions.iterdir())
+    assert [path.suffix for path in files] == [".whl", ".gz"]
+    run(sys.executable, "-m", "twine", "check", "--strict", *files, cwd=distributions)
+
+
+def test_source_distribution_holds_the_package_and_what_builds_it(distributions):
+    (archive,) = distributions.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {each.name.split("/", 1)[1] for each in opened.getmembers() if each.isfile()}
+    made = {name for name in names if name.startswith("keylane.egg-info/")}
+    beside = {"LICENSE", "README.md", "pyproject.toml"}
+    assert names - made == {
+        *beside,
+        *("PKG-INFO", "setup.cfg"),  # made too
+        *(name.removeprefix("keylane/") for name in package_files()),
+    }
+
+
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.split("/", 1)[0] for name in names}
     assert len(tops) == 3
     assert {"keylane", "pyspark_keylane"} <= tops
     assert not {name for name in names if name.startswith(("keylane/tests", "keylane/benchmarks"))}
-    expected = {
-        f"{package.replace('.', '/')}/{path.name}"
-        for package in SETUPTOOLS["packages"]
-        for path in ROOT.joinpath(*package.removeprefix("keylane").split(".")).glob("*.py")
-    }
-    for package, data in SETUPTOOLS["package-data"].items():
-        expected |= {f"{package.replace('.', '/')}/{name}" for name in data}
-    assert {name for name in names if ".dist-info/" not in name} == expected
+    assert {name for name in names if ".dist-info/" not in name} == package_files()
 
 
 def test_wheel_brings_clients_only_what_sending_and_receiving_need(wheel):
@@ -136,9 +170,11 @@ def test_wheel_brings_clients_only_what_sending_and_receiving_need(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
         metadata = email.message_from_bytes(archive.read(name))
+    # An older one is refused by pip: "requires a different Python: 3.10.13 not in '>=3.11'".
+    assert metadata["Requires-Python"] == ">=3.11"
     needed = metadata.get_all("Requires-Dist", [])
     names = {re.split(r"[^a-z0-9-]", each)[0] for each in needed if "extra ==" not in each}
-    assert names == {"aiohttp", "crc32c", "lz4", "msgspec", "xxhash", "zstandard"}
+    assert names == {"aiohttp", "backports-zstd", "crc32c", "lz4", "msgspec", "xxhash"}
     assert {"access", "all", "arrow", "cli", "outbox", "server", "spark"} <= set(
         metadata.get_all("Provides-Extra", [])
     )

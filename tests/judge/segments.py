@@ -11,6 +11,7 @@ offsets, a message behind the seal, a fence that falls.
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,11 @@ from typing import Any, NamedTuple
 import crc32c
 import lz4.block
 import msgspec
-import zstandard
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 HEADER = struct.Struct("<4sIIBBBBII QQQ qqq QIIQ")
 assert HEADER.size == 96
@@ -191,11 +196,15 @@ def _unpacked(record: Record, packed: bytes, columns_bytes: int, size: int) -> b
         raise DamageError(f"position {record.position}: it unpacks to {unpacked_bytes} bytes")
     try:
         if record.compression == ZSTD:
-            if zstandard.frame_content_size(packed) != size:
+            if zstd.get_frame_info(packed).decompressed_size != size:
                 raise DamageError(f"position {record.position}: the frame has another size")
-            return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
+            frame = zstd.ZstdDecompressor()
+            unpacked = frame.decompress(packed, size)
+            if not frame.eof or frame.unused_data:
+                raise DamageError(f"position {record.position}: it is not one frame")
+            return unpacked
         return lz4.block.decompress(packed, uncompressed_size=size)
-    except (zstandard.ZstdError, lz4.block.LZ4BlockError) as error:
+    except (zstd.ZstdError, lz4.block.LZ4BlockError) as error:
         raise DamageError(f"position {record.position}: it does not unpack: {error}") from error
 
 

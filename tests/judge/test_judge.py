@@ -15,7 +15,7 @@ import lz4.block
 import msgspec
 import pytest
 import segments
-import zstandard
+from segments import zstd
 
 from proof.second_opinion import second_opinion
 
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 pack = msgspec.msgpack.encode
 PACKERS = {
     0: lambda data: data,
-    segments.ZSTD: zstandard.ZstdCompressor().compress,
+    segments.ZSTD: zstd.compress,
     segments.LZ4: lambda data: lz4.block.compress(data, store_size=False),
 }
 

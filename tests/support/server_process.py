@@ -35,8 +35,6 @@ _FORKING.set_forkserver_preload(
         "keylane.cli.main",  # every command; the program imports it when it runs
         *("keylane.admin", "keylane.producer", "keylane.consumer", "keylane.cli.screen"),
         *("aiosqlite", "alembic.command", "alembic.config", "asyncpg", "caio", "rocksdict"),
-        # of the installed Typer: its first parameter imports this, and pydantic with it
-        "typer._adapters",
     ]
 )
 _LOCK = threading.Lock()

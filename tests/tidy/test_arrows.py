@@ -92,7 +92,7 @@ HOME_OF: dict[str, list[str]] = {
     "py4j": ["spark/*"],
     "caio": ["broker/storage/kernel_syncs.py"],
     "rocksdict": ["broker/storage/index/rocksdb.py", "broker/storage/index/rocksdb_tables.py"],
-    "typer": ["cli/*"],
+    "click": ["cli/*"],
     "rich": ["cli/*"],
     **dict.fromkeys(MACHINE_MODULES, MACHINE),
     "subprocess": ["cli/*", "spark/session.py"],  # asks Java for its version
@@ -136,8 +136,9 @@ PROTOCOL_MAY_IMPORT = {
     "urllib.parse",  # percent-encoding, no socket
     "datetime",  # a time as a program gives it, in the file that HOME_OF names
     "zlib",  # a checksum and a codec, no file
+    "sys",  # the version of Python; test_pure asserts that it is no more
     "ipaddress",  # reads addresses, without a look-up
-    *("lz4", "zstandard"),  # codecs, no file
+    *("lz4", "backports", "compression"),  # codecs, no file
     *("msgspec", "xxhash", "crc32c"),
     "typing_extensions",  # for type checkers alone, who have it
 }

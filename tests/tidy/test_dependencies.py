@@ -15,6 +15,15 @@ LOCKED = set(
 )
 
 
+TRIED = dict(
+    line.split(" ;")[0].split("==")
+    for line in (ROOT / "tests" / "lowest.txt").read_text().split("\n")[:-1]
+)
+"""The versions with which `make lowest` passed last."""
+RANGED = ("", "server", "cli", "access", "outbox", "arrow", "postgresql", "mysql", "pydantic")
+"""The extras that it installs; `make spark-versions` is for Spark's."""
+
+
 def names(requirements: list[str]) -> set[str]:
     packages = {re.split(r"[\[<>=!~ ;]", requirement)[0] for requirement in requirements}
     return packages - {"keylane"}
@@ -48,3 +57,25 @@ def test_demo_installs_packages_of_the_lock_and_no_tools():
     )
     assert packages <= LOCKED, "run: make lock"
     assert not packages & names(DECLARED["dev"])
+
+
+def test_lower_bounds_are_the_oldest_versions_that_were_tried():
+    bounds = {
+        name: bound
+        for extra in RANGED
+        for requirement in DECLARED[extra]
+        for name, bound in re.findall(r"^([a-z0-9-]+)(?:\[.*?\])?>=([0-9.]+)", requirement)
+    }
+    assert set(bounds) == set().union(*(names(DECLARED[extra]) for extra in RANGED))
+    tried = {name.partition("[")[0]: version for name, version in TRIED.items()}
+    assert {name: version_of(bound) for name, bound in bounds.items()} == {
+        name: version_of(version) for name, version in tried.items()
+    }, "run: make lowest"
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers of a version, without zeros at its end."""
+    numbers = [int(number) for number in text.split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return tuple(numbers)

@@ -6,7 +6,6 @@ import re
 import shlex
 
 import pytest
-import typer
 
 from keylane.cli.main import app
 from tidy.tree import ROOT
@@ -55,7 +54,7 @@ def test_documented_command_is_accepted(page, line):
     words = shlex.split(line)
     if words[0] == "-p":
         words = words[2:]
-    command = typer.main.get_command(app)
+    command = app
     context = command.make_context("keylane", [], resilient_parsing=True)
     while hasattr(command, "get_command"):
         subcommand = command.get_command(context, words[0])
@@ -63,6 +62,19 @@ def test_documented_command_is_accepted(page, line):
         command, words = subcommand, words[1:]
         context = command.make_context(command.name, [], parent=context, resilient_parsing=True)
     command.make_context(command.name, words, parent=context.parent)
+
+
+def test_quick_start_is_what_a_newcomer_was_recorded_with():
+    """docs/FIRST_MESSAGE.md shows a run of README's commands: with the clone, at most five."""
+    section = (ROOT / "README.md").read_text().split("\n## Quick start\n")[1].split("```")[0]
+    typed = re.findall(
+        r"^ {4}(?:\$ |(?=python3|pip|keylane))(.+?)(?: {2,}#.*)?$", section, re.MULTILINE
+    )
+    record = (ROOT / "docs" / "FIRST_MESSAGE.md").read_text()
+    clone, *recorded = re.findall(r"^ +[0-9.]+ s {2}\$ (.+)$", record, re.MULTILINE)
+    assert clone.startswith("git clone ")
+    assert recorded == typed
+    assert len(recorded) < 5
 
 
 def anchors(text: str) -> set[str]:

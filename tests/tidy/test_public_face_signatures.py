@@ -2,6 +2,7 @@
 
 import builtins
 import inspect
+import pydoc
 import re
 import types
 import typing
@@ -94,3 +95,15 @@ def test_errors_in_the_docstrings_of_a_client_are_exported(name):
     named = set().union(*map(errors_named, texts))
     assert named, "the docstrings say what is raised"
     assert named <= set(errors.__all__)
+
+
+@pytest.mark.parametrize("name", ["Consumer", "Producer", "Reader", "Admin", "QueueReader"])
+def test_help_of_a_client_begins_with_what_it_is_for(name):
+    """A signature of 1,137 characters, with arguments of our own, stood before it."""
+    shown = pydoc.plain(pydoc.render_doc(getattr(keylane, name))).splitlines()
+    call = shown[3].removeprefix(" |  ")
+    assert call.startswith(f"{name}(meta, ")
+    assert len(call) < 250
+    assert " _" not in call
+    purpose = shown[5].removeprefix(" |  ")
+    assert re.match(r"(Handles|Sends|Reads|Administers) ", purpose), purpose

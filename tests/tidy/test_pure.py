@@ -49,15 +49,17 @@ VALUES = {
     "numpy",
     "pyarrow",
     "xxhash",
-    "zstandard",
+    "backports",
+    "compression",
     # a type, and generators with a seed: TAKEN below keeps the module's own generator out
     "random",
+    "sys",  # the version of Python: TAKEN keeps everything else out
     "pyspark.sql.types",  # classes of values; nothing of Spark starts
 }
 """Modules that only make values; of a package its submodules too, where no submodule of it does
 more.
 """
-TAKEN = {"random": {"Random"}}
+TAKEN = {"random": {"Random"}, "sys": {"version_info"}}
 """What alone may be used of a module."""
 BARRED = {"datetime": {"now", "today", "utcnow"}, "numpy": {"random"}}
 """What no module that imports the key uses as an attribute, of whatever it is: clocks and random

@@ -21,8 +21,8 @@ sys.argv = ["program", *sys.argv[3:]]
 exec(code) if " " in code else runpy.run_module(code, run_name="__main__")
 """
 EXTRAS = (
-    "aiosqlite,alembic,asyncmy,asyncpg,caio,cryptography,jwt,numpy,pandas,prometheus_client,"
-    "pyarrow,pydantic,pyspark,pytest,rich,rocksdict,sqlalchemy,typer,uvloop"
+    "aiosqlite,alembic,asyncmy,asyncpg,caio,click,cryptography,jwt,numpy,pandas,prometheus_client,"
+    "pyarrow,pydantic,pyspark,pytest,rich,rocksdict,sqlalchemy,uvloop"
 )
 TOKEN = "kl_" + "a" * 43
 
@@ -85,7 +85,7 @@ def test_import_without_its_extra_names_the_extra(package, code, extra):
 @pytest.mark.parametrize(
     ("package", "module", "arguments", "extra"),
     [
-        ("typer", "keylane.cli", ["--help"], "cli"),
+        ("click", "keylane.cli", ["--help"], "cli"),
         ("uvloop", "keylane.broker", ["--meta", "127.0.0.1:1", "--group", "a"], "server"),
         (
             "rocksdict",

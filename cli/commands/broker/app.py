@@ -5,24 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+import click
 
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
 from ...options import DryRunOption, OutputFormat, OutputOption, WaitOption, YesOption
+from ...parameters import Argument, Option
 from ..programs import ServerProgram, add_run_command
 
-broker_app = typer.Typer()
+broker_app = CommandGroup()
 
-index_app = typer.Typer(no_args_is_help=True, help="The index of a broker that is not running.")
-broker_app.add_typer(index_app, name="index")
+index_app = CommandGroup("index", "The index of a broker that is not running.")
+broker_app.add_command(index_app)
 add_run_command(broker_app, ServerProgram.BROKER)
 
 FolderArgument = Annotated[
-    Path, typer.Argument(metavar="DIR", help="Data folder of a broker that is not running.")
+    Path, Argument(metavar="DIR", help="Data folder of a broker that is not running.")
 ]
 
 
-@broker_app.command("verify")
+@broker_app.add("verify")
 def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Check every byte of a data folder; change nothing. Exit status 1 if anything is wrong."""
     from .folder import verify_folder
@@ -30,21 +32,21 @@ def broker_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TA
     verify_folder(folder, output)
 
 
-@broker_app.command("dump")
+@broker_app.add("dump")
 def broker_dump(
     folder: FolderArgument,
     *,
-    partition: Annotated[int | None, typer.Option(help="Only the partition with this id.")] = None,
+    partition: Annotated[int | None, Option(help="Only the partition with this id.")] = None,
     start: Annotated[
-        int, typer.Option("--from", help="First log position; with --partition, first offset.")
+        int, Option("--from", help="First log position; with --partition, first offset.")
     ] = 0,
-    limit: Annotated[int, typer.Option(help="Number of records.")] = 100,
+    limit: Annotated[int, Option(help="Number of records.")] = 100,
     messages: Annotated[
-        bool, typer.Option("--messages", help="Show keys, values and properties as well.")
+        bool, Option("--messages", help="Show keys, values and properties as well.")
     ] = False,
     scheduled: Annotated[
         bool,
-        typer.Option("--scheduled", help="Print the journal of scheduled messages, not the log."),
+        Option("--scheduled", help="Print the journal of scheduled messages, not the log."),
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -52,16 +54,16 @@ def broker_dump(
     from .folder import dump_folder, dump_scheduled
 
     if scheduled and (partition is not None or start):
-        raise typer.BadParameter("excludes --partition and --from", param_hint="--scheduled")
+        raise click.BadParameter("excludes --partition and --from", param_hint="--scheduled")
     if scheduled:
         dump_scheduled(folder, output, limit=limit, messages=messages)
         return
     dump_folder(folder, output, partition=partition, start=start, limit=limit, messages=messages)
 
 
-@broker_app.command("health")
+@broker_app.add("health")
 def broker_health(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Address of the broker.")],
+    address: Annotated[str, Argument(metavar="HOST:PORT", help="Address of the broker.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show whether a broker accepts writes, and if not, why. Exit status 1 if it does not."""
@@ -71,10 +73,10 @@ def broker_health(
     run(output, show_health(address, output))
 
 
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="Name of a broker group.")]
+GroupArgument = Annotated[str, Argument(metavar="GROUP", help="Name of a broker group.")]
 
 
-@broker_app.command("list")
+@broker_app.add("list")
 @expand_options
 def broker_list(*, common: CommonOptions) -> None:
     """List the broker groups that have ever reported."""
@@ -83,7 +85,7 @@ def broker_list(*, common: CommonOptions) -> None:
     common.run(list_brokers)
 
 
-@broker_app.command("cordon")
+@broker_app.add("cordon")
 @expand_options
 def broker_cordon(
     group: GroupArgument,
@@ -98,7 +100,7 @@ def broker_cordon(
     common.ask(lambda admin: admin.cordon(group), show_cordon)
 
 
-@broker_app.command("uncordon")
+@broker_app.add("uncordon")
 @expand_options
 def broker_uncordon(
     group: GroupArgument,
@@ -111,16 +113,16 @@ def broker_uncordon(
     common.ask(lambda admin: admin.uncordon(group), show_cordon)
 
 
-@broker_app.command("evacuate")
+@broker_app.add("evacuate")
 @expand_options
 def evacuate(
     group: Annotated[
-        str, typer.Argument(metavar="GROUP", help="Broker group to take out of use, or a dead one.")
+        str, Argument(metavar="GROUP", help="Broker group to take out of use, or a dead one.")
     ],
     *,
     without_source: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--without-source",
             help="The broker does not answer: best_tried subjects continue, declared as reordered; "
             "strict and static subjects wait for its return.",
@@ -128,7 +130,7 @@ def evacuate(
     ] = False,
     accept_loss: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--accept-loss",
             help="The broker's disk is lost for good: strict and static subjects continue too, and "
             "messages that only it had are given up. Use --dry-run first.",
@@ -161,16 +163,16 @@ def evacuate(
     )
 
 
-@broker_app.command("accept")
+@broker_app.add("accept")
 @expand_options
 def broker_accept(
     group: GroupArgument,
     *,
     address: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The broker, if several are refused.")
+        str, Option(metavar="HOST:PORT", help="The broker, if several are refused.")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be given up, change nothing.")
+        bool, Option("--dry-run", help="Show what would be given up, change nothing.")
     ] = False,
     yes: YesOption = False,
     common: CommonOptions,
@@ -191,10 +193,10 @@ def broker_accept(
     )
 
 
-KindOption = Annotated[str, typer.Option(help="Kind of the index: file or rocksdb.")]
+KindOption = Annotated[str, Option(help="Kind of the index: file or rocksdb.")]
 
 
-@index_app.command("rebuild")
+@index_app.add("rebuild")
 def index_rebuild(
     folder: FolderArgument,
     index: KindOption = "file",
@@ -206,10 +208,10 @@ def index_rebuild(
     rebuild(folder, index, output)
 
 
-@index_app.command("switch")
+@index_app.add("switch")
 def index_switch(
     folder: FolderArgument,
-    to: Annotated[str, typer.Option(help="The new kind of index: file or rocksdb.")],
+    to: Annotated[str, Option(help="The new kind of index: file or rocksdb.")],
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Convert the index to another kind; then start the broker with it (--index)."""
@@ -218,7 +220,7 @@ def index_switch(
     switch(folder, to, output)
 
 
-@index_app.command("verify")
+@index_app.add("verify")
 def index_verify(folder: FolderArgument, output: OutputOption = OutputFormat.TABLE) -> None:
     """Compare every index with the log, and the two with each other. Exit status 1 if they
     differ.

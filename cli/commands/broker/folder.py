@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
-import typer
 
 from ....broker.offline.index_work import IndexReport, rebuild_index, switch_index, verify_indexes
-from ....broker.offline.inspection import inspect_folder, walk_log, walk_scheduled
+from ....broker.offline.inspection import inspect_folder, log_bounds, walk_log, walk_scheduled
 from ....broker.partition.image import decode_partition
 from ....broker.partition.records import decode_body
 from ....broker.scheduled.records import (
@@ -37,9 +37,20 @@ from ....protocol.record import HEADER_BYTES, Compression, Header, Kind
 from ....protocol.text import counted, printable
 from ...message_json import shown_properties
 from ...options import OutputFormat
-from ...screen import make_table, show_error, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_error, show_line, show_row, show_table
+from ...status import percent, showing
 
 TEXT_CHARS_MAX = 60
+RECORD_FIELDS = (
+    *("position", "kind", "partition_id", "length", "base_offset", "count", "first_sent_at_ns"),
+    *("appended_at_ms", "producer", "compression", "messages", "end_offset", "subject"),
+    *("next_offset", "groups", "groups_told", "body", "damage", "end"),
+)
+SCHEDULED_FIELDS = (
+    *("segment", "position", "kind", "scheduled_ids", "delivery", "subject", "logical"),
+    *("deliver_at_ms", "sent_at_ns", "value_bytes", "subject_id", "value", "properties", "damage"),
+)
+"""Fields of the records that the log and the schedule journal have; no record has all."""
 
 
 @contextmanager
@@ -58,7 +69,7 @@ def locked_folder(
         yield files
     except KeylaneError as error:
         show_error(error, output)
-        raise typer.Exit(1) from None
+        raise click.exceptions.Exit(1) from None
     finally:
         files.close()
 
@@ -82,10 +93,13 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
 
 def verify_folder(folder: Path, output: OutputFormat) -> None:
     """Check every checksum of a data folder; exit status 1 if anything is wrong."""
-    with locked_folder(folder, output) as files:
-        inspection = inspect_folder(files)
-    if output is OutputFormat.JSON:
-        show_json(inspection)
+    with (
+        locked_folder(folder, output) as files,
+        _showing_position("checking the log", files) as reached,
+    ):
+        inspection = inspect_folder(files, reached)
+    if output is not OutputFormat.TABLE:
+        show_data(output, inspection)
     else:
         rows = [
             (name.replace("_", " "), value)
@@ -103,7 +117,21 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
         if inspection.stopped_partitions:
             show_line(f"stopped partitions: {', '.join(map(str, inspection.stopped_partitions))}")
     if inspection.problems:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _showing_position(what: str, files: Files) -> Iterator[Callable[[int], None]]:
+    """Show how much of the log is read; yield the function that takes the position."""
+    start, end = log_bounds(files)
+    reached = start
+
+    def reach(position: int) -> None:
+        nonlocal reached
+        reached = position
+
+    with showing(lambda: f"{what}:{percent(reached - start, end - start)}"):
+        yield reach
 
 
 class _StopWalk(Exception):  # noqa: N818 - not an error
@@ -135,16 +163,22 @@ def dump_folder(
             raise _StopWalk
         printed_count += 1
         record = _record_fields(header, body, messages=messages)
-        _print_line(record if output is OutputFormat.JSON else _format_record(record))
+        if output is OutputFormat.TABLE:
+            sys.stdout.write(_format_record(record) + "\n")
+        else:
+            show_row(output, record)
 
     def print_damage(damage: Hole) -> None:
         if damage.end > start or partition is not None:
-            text = printable(
-                f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
-            )
+            text = f"{damage.start:>14}  DAMAGE up to position {damage.end}: {damage.reason}"
             record = {"position": damage.start, "damage": damage.reason, "end": damage.end}
-            _print_line(record if output is OutputFormat.JSON else text)
+            if output is OutputFormat.TABLE:
+                show_line(text)
+            else:
+                show_row(output, record)
 
+    if output.template is not None:
+        output.template.check(RECORD_FIELDS, objects=("body",))
     with locked_folder(folder, output) as files:
         try:
             walk_log(files, print_record, print_damage, start=0 if partition is not None else start)
@@ -163,8 +197,8 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
                 raise _StopWalk
             printed_count += 1
             fields = _scheduled_fields(location, record, messages=messages)
-            if output is OutputFormat.JSON:
-                show_json(fields)
+            if output is not OutputFormat.TABLE:
+                show_row(output, fields)
             else:
                 other_fields = {
                     name: value
@@ -174,17 +208,21 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
                 text = printable(
                     "  ".join(f"{name}={value}" for name, value in other_fields.items())
                 )
-                _print_line(
-                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}"
+                sys.stdout.write(
+                    f"{location.segment:>6} {location.position:>10}  {fields['kind']:<9}  {text}\n"
                 )
 
+    if output.template is not None:
+        output.template.check(SCHEDULED_FIELDS, objects=("properties",))
     with locked_folder(folder, output) as files:
         problems: list[str] = []
         with suppress(_StopWalk):
             problems = walk_scheduled(files, print_record)[1]
     for problem in problems:
-        damage = {"damage": problem}
-        _print_line(damage if output is OutputFormat.JSON else printable(f"DAMAGE: {problem}"))
+        if output is OutputFormat.TABLE:
+            show_line(f"DAMAGE: {problem}")
+        else:
+            show_row(output, {"damage": problem})
 
 
 def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dict[str, Any]:
@@ -218,13 +256,6 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
         if record.packed_properties:
             fields["properties"] = _properties(record.packed_properties)
     return fields
-
-
-def _print_line(line: object) -> None:
-    if isinstance(line, str):
-        sys.stdout.write(line + "\n")
-    else:
-        show_json(line)
 
 
 def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
@@ -312,32 +343,45 @@ def _format_record(record: dict[str, Any]) -> str:
 def rebuild(folder: Path, index: str, output: OutputFormat) -> None:
     """Rebuild one index from the log."""
     _check_kind(index)
-    _run_on_indexes(folder, output, lambda files: [rebuild_index(files, index)])
+    _run_on_indexes(
+        folder,
+        output,
+        "rebuilding the index",
+        lambda files, reached: [rebuild_index(files, index, reached)],
+    )
 
 
 def switch(folder: Path, to: str, output: OutputFormat) -> None:
     """Convert the index to this kind from the other one."""
     _check_kind(to)
-    _run_on_indexes(folder, output, lambda files: [switch_index(files, to)])
+    _run_on_indexes(
+        folder, output, "converting the index", lambda files, _reached: [switch_index(files, to)]
+    )
 
 
 def verify(folder: Path, output: OutputFormat) -> None:
     """Compare all indexes with the log; exit with status 1 if anything differs."""
-    _run_on_indexes(folder, output, verify_indexes)
+    _run_on_indexes(folder, output, "comparing indexes with the log", verify_indexes)
 
 
 def _check_kind(index: str) -> None:
     if index not in INDEX_KINDS:
-        raise typer.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
+        raise click.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
 
 
 def _run_on_indexes(
-    folder: Path, output: OutputFormat, work: Callable[[Files], list[IndexReport]]
+    folder: Path,
+    output: OutputFormat,
+    what: str,
+    work: Callable[[Files, Callable[[int], None]], list[IndexReport]],
 ) -> None:
-    with locked_folder(folder, output, writes=True) as files:
-        reports = work(files)
-    if output is OutputFormat.JSON:
-        show_json(reports)
+    with (
+        locked_folder(folder, output, writes=True) as files,
+        _showing_position(what, files) as reached,
+    ):
+        reports = work(files, reached)
+    if output is not OutputFormat.TABLE:
+        show_data(output, reports)
     else:
         rows = [
             (report.index, report.partitions, report.batches, report.position, len(report.problems))
@@ -349,4 +393,4 @@ def _run_on_indexes(
             for problem in report.problems:
                 show_line(f"{report.index}: {problem}")
     if any(report.problems for report in reports):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import click
 import msgspec
-import typer
 
 from ....protocol.address import parse_addresses
 from ....protocol.control import Health
@@ -19,15 +19,15 @@ from ....rpc.http_network import client_network
 from ....rpc.metaservers import check_program
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
 
 
 async def list_brokers(meta: str, output: OutputFormat) -> None:
     """Show every broker group that has ever reported."""
     async with open_admin(meta) as admin:
         broker_list = await admin.list_brokers()
-    if output is OutputFormat.JSON:
-        show_json(broker_list.brokers)
+    if output is not OutputFormat.TABLE:
+        show_data(output, broker_list.brokers)
         for refused in broker_list.refused:
             show_line(_refused_text(refused), errors=True)
         return
@@ -103,14 +103,14 @@ async def show_health(address: str, output: OutputFormat) -> None:
         ForeignServerError, InvalidRequestError: the server at the address is not a broker.
     """
     health = await _fetch_health(address)
-    if output is OutputFormat.JSON:
-        show_json(health)
+    if output is not OutputFormat.TABLE:
+        show_data(output, health)
     else:
         title = "takes writes" if health.ready else f"not ready: {health.reason}"
         rows = health_rows(health.details)
         show_table(make_table(f"broker at {address}: {title}", ("", "now"), rows))
     if not health.ready:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:

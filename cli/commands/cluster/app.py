@@ -6,29 +6,29 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
 from ...options import OutputFormat, OutputOption
+from ...parameters import Argument, Option
 from ...screen import make_table, show_line, show_table
 
 if TYPE_CHECKING:
     from ....admin import ClusterView
 
-cluster_app = typer.Typer()
+cluster_app = CommandGroup()
 
 
-@cluster_app.command("init")
+@cluster_app.add("init")
 def cluster_init(
     *,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="New or empty folder.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="New or empty folder.")],
     host: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="Name or address of a host; give one for each."),
+        Option(metavar="NAME", help="Name or address of a host; give one for each."),
     ],
     meta_host: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME",
             help="Name or address of a host with a metaserver and no broker; then the other hosts "
             "have no metaserver.",
@@ -36,7 +36,7 @@ def cluster_init(
     ] = None,
     postgresql: Annotated[
         str | None,
-        typer.Option(
+        Option(
             envvar="KEYLANE_POSTGRESQL",
             metavar="URL",
             help="Database of a metaserver on each host; without it only the first host has a "
@@ -44,16 +44,12 @@ def cluster_init(
         ),
     ] = None,
     data: Annotated[
-        str, typer.Option(metavar="PATH", help="Folder for stored data, on each host.")
+        str, Option(metavar="PATH", help="Folder for stored data, on each host.")
     ] = "/var/lib/keylane",
-    meta_port: Annotated[
-        int, typer.Option(min=1, max=65_535, help="Port of the metaservers.")
-    ] = 7000,
-    broker_port: Annotated[
-        int, typer.Option(min=1, max=65_535, help="Port of the brokers.")
-    ] = 7100,
+    meta_port: Annotated[int, Option(min=1, max=65_535, help="Port of the metaservers.")] = 7000,
+    broker_port: Annotated[int, Option(min=1, max=65_535, help="Port of the brokers.")] = 7100,
     keylane: Annotated[
-        str, typer.Option(metavar="PATH", help="Path of the keylane command on each host.")
+        str, Option(metavar="PATH", help="Path of the keylane command on each host.")
     ] = "/usr/local/bin/keylane",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
@@ -79,7 +75,7 @@ def cluster_init(
     run(output, work())
 
 
-@cluster_app.command("check")
+@cluster_app.add("check")
 @expand_options
 def cluster_check(
     *,
@@ -93,7 +89,7 @@ def cluster_check(
     common.run(check_cluster)
 
 
-@cluster_app.command("versions")
+@cluster_app.add("versions")
 @expand_options
 def cluster_versions(*, common: CommonOptions) -> None:
     """Show the version of the cluster, and of each broker and metaserver, to follow an upgrade."""

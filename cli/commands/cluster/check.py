@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from email.utils import parsedate_to_datetime
 from importlib.metadata import version
 
+import click
 import msgspec
-import typer
 
 from ....admin import Admin
 from ....protocol.address import parse_address, parse_addresses
@@ -31,7 +31,8 @@ from ....rpc.http_network import HttpNetwork, client_network
 from ....rpc.tls.contexts import client_context
 from ....rpc.tls.settings import tls_of_environment
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
+from ...status import showing
 from .findings import Finding, ServerReport, judge_reports
 
 TIMEOUT_MS = 5_000
@@ -43,7 +44,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
     Raises:
         ConfigError: an address or a TLS file cannot be used.
-        typer.Exit: there are findings; the status is 1.
+        click.exceptions.Exit: there are findings; the status is 1.
     """
     addresses = parse_addresses(meta)
     tls = tls_of_environment()
@@ -55,15 +56,22 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
         servers = [("metaserver", address) for address in addresses] + [
             ("broker", address) for address in brokers
         ]
-        reports = await asyncio.gather(
-            *(_fetch_report(network, tls, *server) for server in servers)
-        )
+        checked = 0
+
+        async def check(program: str, address: str) -> ServerReport:
+            nonlocal checked
+            report = await _fetch_report(network, tls, program, address)
+            checked += 1
+            return report
+
+        with showing(lambda: f"checking servers: {checked} of {len(servers)}"):
+            reports = await asyncio.gather(*(check(*server) for server in servers))
     finally:
         await network.close()
     findings += judge_reports(reports, own_version=version("keylane"), now_s=time.time())
     _show_results(reports, findings, output)
     if findings:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 async def _broker_addresses(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
@@ -199,8 +207,10 @@ async def _fetch_certificate(
 def _show_results(
     reports: Sequence[ServerReport], findings: Sequence[Finding], output: OutputFormat
 ) -> None:
-    if output is OutputFormat.JSON:
-        show_json({"ok": not findings, "servers": list(reports), "findings": list(findings)})
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output, {"ok": not findings, "servers": list(reports), "findings": list(findings)}
+        )
         return
     columns = ("address", "program", "version", "clock#", "certificate ends", "disk free")
     show_table(make_table("servers", columns, [report.row() for report in reports]))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ....protocol.errors import ConfigError, Reason
 from ...options import OutputFormat
-from ...screen import show_json, show_line
+from ...screen import show_data, show_line
 from .certificates import CertificateAuthority
 from .plan import BROKER_FILE, CONFIG_FOLDER, SETTINGS_FILE, ClusterPlan, ClusterTokens
 
@@ -106,15 +106,16 @@ def _show_next_steps(
     folder: Path, plan: ClusterPlan, tokens: ClusterTokens, output: OutputFormat
 ) -> None:
     metaservers = ",".join(plan.metaservers)
-    if output is OutputFormat.JSON:
-        show_json(
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             {
                 "folder": str(folder),
                 "hosts": plan.all_hosts,
                 "metaservers": plan.metaservers,
                 "ca": str(folder / "ca.pem"),
                 "admin_token": tokens.admin,
-            }
+            },
         )
         return
     show_line(f"{folder} has a folder for each of {len(plan.all_hosts)} hosts.")

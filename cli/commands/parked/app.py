@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import typer
-
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
 from ...options import ConsumerGroupArgument, SubjectArgument
 from .selection import (
     DeadMessageOptions,
@@ -19,11 +18,11 @@ from .selection import (
     SkipOptions,
 )
 
-parked_app = typer.Typer()
-dead_app = typer.Typer()
+parked_app = CommandGroup()
+dead_app = CommandGroup()
 
 
-@parked_app.command("list")
+@parked_app.add("list")
 @expand_options
 def parked_list(
     subject: SubjectArgument,
@@ -40,7 +39,7 @@ def parked_list(
     common.run(list_parked, subject, group, selection)
 
 
-@parked_app.command("show")
+@parked_app.add("show")
 @expand_options
 def parked_show(
     subject: SubjectArgument,
@@ -56,7 +55,7 @@ def parked_show(
     common.run(show_parked, subject, group, selection, first=first)
 
 
-@parked_app.command("redrive")
+@parked_app.add("redrive")
 @expand_options
 def parked_redrive(
     subject: SubjectArgument,
@@ -74,10 +73,10 @@ def parked_redrive(
     common.run(redrive_parked, subject, group, selection, redrive_options)
 
 
-parked_app.command("retry", help="Another name for redrive.")(parked_redrive)
+parked_app.add("retry", help_text="Another name for redrive.")(parked_redrive)
 
 
-@parked_app.command("edit")
+@parked_app.add("edit")
 @expand_options
 def parked_edit(
     subject: SubjectArgument,
@@ -99,7 +98,7 @@ def parked_edit(
     common.run(edit_parked, subject, group, message_options, edit_options)
 
 
-@parked_app.command("skip")
+@parked_app.add("skip")
 @expand_options
 def parked_skip(
     subject: SubjectArgument,
@@ -163,4 +162,4 @@ _DEAD_COMMANDS = (
     ),
 )
 for _name, _command, _help in _DEAD_COMMANDS:
-    dead_app.command(_name, help=_help)(expand_options(_command, _DEAD_OPTIONS))
+    dead_app.add(_name, help_text=_help)(expand_options(_command, _DEAD_OPTIONS))

@@ -12,7 +12,7 @@ from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_table
 from .selection import RedriveOptions, Selection, confirm, failure_text, key_fields, key_text
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ async def list_parked(
         if 0 < unordered <= BY_ERROR_MAX:
             arguments = selection.arguments | {"retrying": True, "by_error": True}
             views = [view async for view in admin.parked(subject, group, **arguments)]
-    if output is OutputFormat.JSON:
-        show_json([key_fields(view) for view in views])
+    if output is not OutputFormat.TABLE:
+        show_data(output, [key_fields(view) for view in views])
     elif views:
         show_table(parked_table(f"{group} on {subject}", views))
     else:
@@ -76,8 +76,8 @@ async def redrive_parked(
             all=options.all_keys,
             **selection.arguments,
         )
-    if output is OutputFormat.JSON:
-        show_json({"redriven": [key_fields(view) for view in redriven]})
+    if output is not OutputFormat.TABLE:
+        show_data(output, {"redriven": [key_fields(view) for view in redriven]})
     elif not redriven:
         show_line("nothing to redrive: no such key is parked, or all are already being redriven")
     else:

@@ -17,9 +17,9 @@ from ....protocol.errors import ConfigError, NotFoundError, Reason
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...connection import open_admin
-from ...message_json import message_json
+from ...message_json import message_fields
 from ...options import OutputFormat, parse_headers
-from ...screen import json_text, make_table, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_line, show_row, show_table
 from .keys import list_views
 from .selection import (
     EditOptions,
@@ -88,12 +88,12 @@ async def show_parked(
     async with open_admin(meta) as admin:
         messages = await _messages(admin, subject, group, selection, first)
         total = 0
-        if output is not OutputFormat.JSON and len(messages) >= first:
+        if output is OutputFormat.TABLE and len(messages) >= first:
             views = await list_views(admin, subject, group, selection)
             total = sum(view.messages for view in views)
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         for each in messages:
-            _print_json(each)
+            show_row(output, _fields(each))
         return
     count = counted(len(messages), "message")
     if total > len(messages):
@@ -141,13 +141,13 @@ async def skip_parked(
             confirm(f"Skip {description}?", yes=options.yes)
             skipped = await admin.skip(subject, group, **selection.arguments, first=first)
     partition_ids = sorted({view.partition_id for view in views})
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         location = (
             {"partition_id": partition_ids[0]}
             if len(partition_ids) == 1
             else {"partition_ids": partition_ids}
         )
-        show_json({**location, "skipped": skipped})
+        show_data(output, {**location, "skipped": skipped})
     else:
         partitions_text = (
             f"partition{'s' if len(partition_ids) > 1 else ''} {', '.join(map(str, partition_ids))}"
@@ -194,8 +194,8 @@ async def edit_parked(
         edited = await admin.edit_parked(
             subject, group, **arguments, value=new_value, properties=properties
         )
-    if output is OutputFormat.JSON:
-        _print_json(edited)
+    if output is not OutputFormat.TABLE:
+        show_data(output, _fields(edited))
     else:
         show_table(message_table("consumers will get", [edited]))
 
@@ -235,11 +235,13 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
     return failure.attempts, shown(failure.at_ms), failure_text(failure)
 
 
-def _print_json(each: ParkedMessage) -> None:
+def _fields(each: ParkedMessage) -> dict[str, object]:
     optional = {"failure": failure_fields(each.failure), "since_ms": each.since_ms}
-    failure_json = {name: value for name, value in optional.items() if value is not None}
+    failure = {name: value for name, value in optional.items() if value is not None}
     if each.message is None:
-        fields = {"partition_id": each.partition_id, "offset": each.offset, "problem": each.problem}
-        show_line(json_text(fields | failure_json))
-    else:
-        show_line(message_json(each.message, failure_json))
+        location: dict[str, object] = {
+            "partition_id": each.partition_id,
+            "offset": each.offset,
+        }
+        return location | {"problem": each.problem} | failure
+    return message_fields(each.message) | failure

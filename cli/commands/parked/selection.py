@@ -10,12 +10,13 @@ from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from ....protocol.errors import ConfigError, InputError
 from ....protocol.parked import Failure
 from ....protocol.reading.instants import parse_ago_ms
 from ....protocol.text import parse_number
+from ...parameters import Option
 
 if TYPE_CHECKING:
     from ....admin import ParkedKeyView
@@ -26,10 +27,10 @@ SECONDS_MAX = 999_999_999_999
 
 
 YesOption = Annotated[
-    bool, typer.Option("--yes", "-y", help="Do not ask; required if the input is not a terminal.")
+    bool, Option("--yes", "-y", help="Do not ask; required if the input is not a terminal.")
 ]
 FirstOption = Annotated[
-    int, typer.Option(min=1, help="Number of messages of each key, beginning with the oldest.")
+    int, Option(min=1, help="Number of messages of each key, beginning with the oldest.")
 ]
 
 
@@ -37,18 +38,18 @@ FirstOption = Annotated[
 class Selection:
     """The options that select keys."""
 
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="Only this order key.")] = None
+    key: Annotated[str | None, Option(metavar="TEXT", help="Only this order key.")] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="Only this order key, in hexadecimal.")
+        str | None, Option(metavar="HEX", help="Only this order key, in hexadecimal.")
     ] = None
-    no_key: Annotated[bool, typer.Option("--no-key", help="Only messages without a key.")] = False
-    dead: Annotated[bool, typer.Option("--dead", help="Only dead letters, of any key.")] = False
+    no_key: Annotated[bool, Option("--no-key", help="Only messages without a key.")] = False
+    dead: Annotated[bool, Option("--dead", help="Only dead letters, of any key.")] = False
     partition: Annotated[
-        int | None, typer.Option(min=1, metavar="ID", help="Only on the partition with this id.")
+        int | None, Option(min=1, metavar="ID", help="Only on the partition with this id.")
     ] = None
     older_than: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="AGE",
             help="Only messages that were parked this long ago or longer: 90 (seconds), 15m, 1h, "
             "2d.",
@@ -56,7 +57,7 @@ class Selection:
     ] = None
     error: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="TEXT",
             help="Only messages with this in the type or text of their last failure.",
         ),
@@ -137,7 +138,7 @@ class DeadSelection(Selection):
 class RedriveOptions:
     """The options of `redrive` besides the selection."""
 
-    all_keys: Annotated[bool, typer.Option("--all", help="Every parked key.")] = False
+    all_keys: Annotated[bool, Option("--all", help="Every parked key.")] = False
     yes: YesOption = False
 
 
@@ -154,13 +155,13 @@ class SkipOptions:
 
     first: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, help="Number of messages of each key, beginning with the oldest.  [default: 1]"
         ),
     ] = None
-    all_messages: Annotated[
-        bool, typer.Option("--all", help="Skip every parked message of the key.")
-    ] = False
+    all_messages: Annotated[bool, Option("--all", help="Skip every parked message of the key.")] = (
+        False
+    )
     yes: YesOption = False
 
     @property
@@ -177,7 +178,7 @@ class SkipOptions:
 class DeadSkipOptions(SkipOptions):
     """The options of `skip` for dead letters."""
 
-    all_messages: Annotated[bool, typer.Option("--all", help="Skip every dead letter.")] = False
+    all_messages: Annotated[bool, Option("--all", help="Skip every dead letter.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,14 +187,14 @@ class MessageOptions:
 
     key: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="The oldest parked message of this order key."),
+        Option(metavar="TEXT", help="The oldest parked message of this order key."),
     ] = None
     key_hex: Annotated[
-        str | None, typer.Option(metavar="HEX", help="The same, for a key in hexadecimal.")
+        str | None, Option(metavar="HEX", help="The same, for a key in hexadecimal.")
     ] = None
     partition: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             metavar="ID",
             help="The partition of the message, see `show`; with a key, the partition on which it "
@@ -201,7 +202,7 @@ class MessageOptions:
         ),
     ] = None
     offset: Annotated[
-        int | None, typer.Option(min=0, help="The offset of the message in this partition.")
+        int | None, Option(min=0, help="The offset of the message in this partition.")
     ] = None
     dead: bool | None = None
 
@@ -223,7 +224,7 @@ class DeadMessageOptions(MessageOptions):
     """The options that identify one dead letter."""
 
     key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The oldest dead letter of this order key.")
+        str | None, Option(metavar="TEXT", help="The oldest dead letter of this order key.")
     ] = None
     dead: bool | None = True
 
@@ -232,16 +233,16 @@ class DeadMessageOptions(MessageOptions):
 class EditOptions:
     """The options that edit a message."""
 
-    value: Annotated[str | None, typer.Option(metavar="TEXT", help="The new value.")] = None
+    value: Annotated[str | None, Option(metavar="TEXT", help="The new value.")] = None
     value_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A file with the new value.")
+        Path | None, Option(metavar="FILE", help="A file with the new value.")
     ] = None
     in_editor: Annotated[
-        bool, typer.Option("--editor", help="Edit the value, which is text, in $EDITOR.")
+        bool, Option("--editor", help="Edit the value, which is text, in $EDITOR.")
     ] = False
     header: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="NAME=VALUE",
             help="A property; all given ones replace those of the message; may be repeated.",
         ),
@@ -338,4 +339,4 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise ConfigError(f"{question}  This is not a terminal: pass --yes to confirm.")
-    typer.confirm(question, abort=True, err=True)
+    click.confirm(question, abort=True, err=True)

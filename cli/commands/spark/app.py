@@ -5,12 +5,14 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
-import typer
+import click
 
 from ....protocol.limits import PARTITIONS_MAX
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
+from ...parameters import Option
 
-spark_app = typer.Typer()
+spark_app = CommandGroup()
 
 
 class OnError(enum.StrEnum):
@@ -22,11 +24,11 @@ class OnError(enum.StrEnum):
 
 FolderOption = Annotated[
     str,
-    typer.Option(metavar="DIR", help="With --to SUBJECT: folder for the plan and the manifest."),
+    Option(metavar="DIR", help="With --to SUBJECT: folder for the plan and the manifest."),
 ]
 HiddenOption = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="NAME",
         help="With --to SUBJECT: leave the rows in this hidden subject, to be published later. If "
         "the subject is the source, it is sealed first and continued, for a cut-over.",
@@ -34,7 +36,7 @@ HiddenOption = Annotated[
 ]
 AcceptOption = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--accept-code",
         help="Continue although the code has changed: finished pieces are kept, and the manifest "
         "records the code of each.",
@@ -42,7 +44,7 @@ AcceptOption = Annotated[
 ]
 VersionOption = Annotated[
     str,
-    typer.Option(
+    Option(
         metavar="VERSION",
         help="Version of everything outside the job's modules, such as packages and files; another "
         "version counts as other code.",
@@ -50,14 +52,14 @@ VersionOption = Annotated[
 ]
 OnErrorOption = Annotated[
     OnError,
-    typer.Option(
+    Option(
         help="If the function fails for a message: fail the job, or park the message in the "
         "folder.",
     ),
 ]
 PartitionsOption = Annotated[
     int,
-    typer.Option(
+    Option(
         min=0,
         max=PARTITIONS_MAX,
         help="With --to SUBJECT: create it with this many partitions if it does not exist.",
@@ -65,16 +67,14 @@ PartitionsOption = Annotated[
 ]
 
 
-@spark_app.command("reprocess")
+@spark_app.add("reprocess")
 @expand_options
 def spark_reprocess(
     *,
-    source: Annotated[
-        str, typer.Option("--from", metavar="SUBJECT", help="The subject to reprocess.")
-    ],
+    source: Annotated[str, Option("--from", metavar="SUBJECT", help="The subject to reprocess.")],
     to: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="parquet:DIR|SUBJECT",
             help="Where the rows go: files with a manifest, or a subject, in which all of them "
             "appear at once.",
@@ -82,27 +82,27 @@ def spark_reprocess(
     ],
     job: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="MODULE:FUNCTION",
             help="A function that takes a pyarrow.Table of messages in order, and returns one.",
         ),
     ],
     start: Annotated[
-        str, typer.Option(help="Where it begins; see the option `start` of the reader.")
+        str, Option(help="Where it begins; see the option `start` of the reader.")
     ] = "earliest",
     end: Annotated[
-        str, typer.Option(help="Where it ends; see the option `end` of the reader.")
+        str, Option(help="Where it ends; see the option `end` of the reader.")
     ] = "latest",
     name: Annotated[
         str,
-        typer.Option(help="Name of the job, in each row and hold.", show_default="module.function"),
+        Option(help="Name of the job, in each row and hold.", show_default="module.function"),
     ] = "",
     plan: Annotated[
-        bool, typer.Option("--plan", help="Show what would be done, and do nothing.")
+        bool, Option("--plan", help="Show what would be done, and do nothing.")
     ] = False,
     compare: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="DIR|subject:NAME",
             help="At the end, show where the rows differ from those of an earlier job's folder or "
             "of a subject.",
@@ -116,7 +116,7 @@ def spark_reprocess(
     on_error: OnErrorOption = OnError.FAIL,
     handover_s: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             max=86_400,
             help="Seconds for which messages after the end are protected, for a group that starts "
@@ -150,4 +150,4 @@ def spark_reprocess(
         code_version=code_version,
         park=on_error is OnError.PARK,
     )
-    raise typer.Exit(reprocess(common.output, options))
+    raise click.exceptions.Exit(reprocess(common.output, options))

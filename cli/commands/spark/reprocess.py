@@ -18,7 +18,8 @@ from ....protocol.errors import ConfigError, KeylaneError
 from ....protocol.scheduled.deliver_at import shown
 from ....protocol.text import counted
 from ...options import OutputFormat
-from ...screen import make_table, show_error, show_json, show_line, show_table
+from ...screen import make_table, show_data, show_error, show_line, show_table
+from ...status import showing
 
 if TYPE_CHECKING:
     from ....arrow.selection import ReadOptions
@@ -168,9 +169,9 @@ def _show_plan(output: OutputFormat, plan: JobPlan) -> None:
     for piece in plan.missing:
         missing_rows[piece.partition_id] += piece.rows
     removed = {piece.partition_id: piece.removed_from_ms for piece in plan.missing}
-    if output is OutputFormat.JSON:
+    if output is not OutputFormat.TABLE:
         progress = {"missing_rows": dict(missing_rows), "removed_from_ms": removed}
-        show_json({**totals, "ranges": plan.manifest.ranges, **progress})
+        show_data(output, {**totals, "ranges": plan.manifest.ranges, **progress})
         return
     rows = [
         (
@@ -225,7 +226,8 @@ def _run(
     from ....spark.session import local_session
     from ...java import find_java
 
-    spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
+    with showing("starting Spark"):
+        spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
     with _progress_bars(folder, shown=output is OutputFormat.TABLE) as add_bars:
         manifest = run_job(
             spark,
@@ -238,8 +240,8 @@ def _run(
             park=command.park,
             planned=add_bars,
         )
-    if output is OutputFormat.JSON:
-        show_json(manifest)
+    if output is not OutputFormat.TABLE:
+        show_data(output, manifest)
         return manifest.parked
     show_line(
         f"{manifest.job}: {manifest.rows_in} messages of {manifest.subject} made "
@@ -311,9 +313,11 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, read_complete_manifest
 
-    differences = compare_outputs(command.meta, command.compare, folder)
-    if output is OutputFormat.JSON:
-        show_json(
+    with showing(f"comparing with {command.compare}"):
+        differences = compare_outputs(command.meta, command.compare, folder)
+    if output is not OutputFormat.TABLE:
+        show_data(
+            output,
             [
                 {
                     "partition_id": each.partition_id,
@@ -322,7 +326,7 @@ def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFold
                     "rows": each.rows,
                 }
                 for each in differences
-            ]
+            ],
         )
     elif not differences:
         show_line(f"the output equals that of {command.compare}")

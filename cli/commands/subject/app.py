@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+import click
 
 from ....protocol.control import Retention
 from ....protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX_MIN, PARTITIONS_MAX
 from ....protocol.routing import OrderStrategy
 from ...answer import CommonOptions, expand_options
+from ...groups import CommandGroup
 from ...options import (
     AllPartitionsOption,
     DryRunOption,
@@ -18,35 +19,32 @@ from ...options import (
     WaitOption,
     YesOption,
 )
+from ...parameters import Argument, Option
 from ..broker.app import evacuate
 
-subject_app = typer.Typer()
+subject_app = CommandGroup()
 MESSAGE_BYTES_HELP = "Key, value and properties of one message, in bytes."
-PartitionArgument = Annotated[
-    int, typer.Argument(metavar="PARTITION", help="Id of an open partition.")
-]
+PartitionArgument = Annotated[int, Argument(metavar="PARTITION", help="Id of an open partition.")]
 
 
-@subject_app.command("create")
+@subject_app.add("create")
 @expand_options
 def subject_create(
     subject: SubjectArgument,
-    partitions: Annotated[
-        int, typer.Option(min=1, max=PARTITIONS_MAX, help="Physical partitions.")
-    ] = 2,
+    partitions: Annotated[int, Option(min=1, max=PARTITIONS_MAX, help="Physical partitions.")] = 2,
     *,
     static: Annotated[
-        bool, typer.Option("--static", help="Logic queues, whose number only `grow` changes.")
+        bool, Option("--static", help="Logic queues, whose number only `grow` changes.")
     ] = False,
     queues: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1, max=PARTITIONS_MAX, help="Number of logic queues, with --static.  [default: 2]"
         ),
     ] = None,
     strategy: Annotated[
         OrderStrategy,
-        typer.Option(
+        Option(
             "--order-strategy",
             "--strategy",
             help="strict: wait for the partition as long as it takes. "
@@ -55,14 +53,14 @@ def subject_create(
     ] = OrderStrategy.STRICT,
     retention: Annotated[
         Retention,
-        typer.Option(
+        Option(
             help="When an old message may be removed. acked: every group has handled it. "
             "time: it has reached its age.",
         ),
     ] = Retention.ACKED,
     message_bytes_max: Annotated[
         int,
-        typer.Option(min=MESSAGE_BYTES_MAX_MIN, max=MESSAGE_BYTES_MAX, help=MESSAGE_BYTES_HELP),
+        Option(min=MESSAGE_BYTES_MAX_MIN, max=MESSAGE_BYTES_MAX, help=MESSAGE_BYTES_HELP),
     ] = MESSAGE_BYTES_MAX,
     common: CommonOptions,
 ) -> None:
@@ -70,7 +68,7 @@ def subject_create(
     from .subjects import show_created
 
     if queues is not None and not static:
-        raise typer.BadParameter("needs --static", param_hint="--queues")
+        raise click.BadParameter("needs --static", param_hint="--queues")
     common.ask(
         lambda admin: admin.create_subject(
             subject,
@@ -84,12 +82,12 @@ def subject_create(
     )
 
 
-@subject_app.command("list")
+@subject_app.add("list")
 @expand_options
 def subject_list(
     *,
     hidden: Annotated[
-        bool, typer.Option("--hidden", help="Also list hidden subjects, with their targets.")
+        bool, Option("--hidden", help="Also list hidden subjects, with their targets.")
     ] = False,
     common: CommonOptions,
 ) -> None:
@@ -99,21 +97,21 @@ def subject_list(
     common.ask(lambda admin: admin.list_subjects(hidden=hidden), show_subjects)
 
 
-@subject_app.command("publish")
+@subject_app.add("publish")
 @expand_options
 def subject_publish(
-    hidden: Annotated[str, typer.Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
+    hidden: Annotated[str, Argument(metavar="HIDDEN", help="Name of the hidden subject.")],
     subject: SubjectArgument,
     *,
     replace: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--replace", help="Delete the messages of the subject; the hidden one takes its name."
         ),
     ] = False,
     groups_from: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="DIR",
             help="With --replace: carry the consumer groups over, by the manifest of `keylane "
             "spark reprocess` in this folder. Producers may continue; stop the consumers.",
@@ -138,7 +136,7 @@ def subject_publish(
     )
 
 
-@subject_app.command("describe")
+@subject_app.add("describe")
 @expand_options
 def subject_describe(
     subject: SubjectArgument,
@@ -152,21 +150,21 @@ def subject_describe(
     common.run(describe_subject, subject=subject, all_partitions=all_partitions)
 
 
-@subject_app.command("set")
+@subject_app.add("set")
 @expand_options
 def subject_set(
     subject: SubjectArgument,
     *,
     order_strategy: Annotated[
-        OrderStrategy | None, typer.Option(help="strict or best_tried; see `subject create`.")
+        OrderStrategy | None, Option(help="strict or best_tried; see `subject create`.")
     ] = None,
     retention: Annotated[
         Retention | None,
-        typer.Option(help="acked or time; stored messages keep their current setting."),
+        Option(help="acked or time; stored messages keep their current setting."),
     ] = None,
     message_bytes_max: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=MESSAGE_BYTES_MAX_MIN,
             max=MESSAGE_BYTES_MAX,
             help=f"{MESSAGE_BYTES_HELP} Larger stored messages stay.",
@@ -183,7 +181,7 @@ def subject_set(
 
     if order_strategy is None and retention is None and message_bytes_max is None:
         settings = "--order-strategy, --retention, --message-bytes-max"
-        raise typer.BadParameter(f"pass at least one of {settings}")
+        raise click.BadParameter(f"pass at least one of {settings}")
     set_subject(
         common.meta,
         common.output,
@@ -196,7 +194,7 @@ def subject_set(
     )
 
 
-@subject_app.command("delete")
+@subject_app.add("delete")
 @expand_options
 def subject_delete(
     subject: SubjectArgument,
@@ -220,7 +218,7 @@ def subject_delete(
     )
 
 
-@subject_app.command("queues")
+@subject_app.add("queues")
 @expand_options
 def subject_queues(
     subject: SubjectArgument,
@@ -233,11 +231,11 @@ def subject_queues(
     common.run(show_queues, subject)
 
 
-@subject_app.command("resize")
+@subject_app.add("resize")
 @expand_options
 def subject_resize(
     subject: SubjectArgument,
-    partitions: Annotated[int, typer.Option(help="Physical partitions, 1 to 1024.")],
+    partitions: Annotated[int, Option(help="Physical partitions, 1 to 1024.")],
     *,
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
@@ -257,15 +255,13 @@ def subject_resize(
     )
 
 
-@subject_app.command("grow")
+@subject_app.add("grow")
 @expand_options
 def subject_grow(
     subject: SubjectArgument,
-    queues: Annotated[
-        int, typer.Option(min=0, max=PARTITIONS_MAX, help="The new number of queues.")
-    ] = 0,
+    queues: Annotated[int, Option(min=0, max=PARTITIONS_MAX, help="The new number of queues.")] = 0,
     queue: Annotated[
-        list[int] | None, typer.Option(min=0, help="A queue to split; may be repeated.")
+        list[int] | None, Option(min=0, help="A queue to split; may be repeated.")
     ] = None,
     *,
     dry_run: DryRunOption = False,
@@ -278,7 +274,7 @@ def subject_grow(
     from ..operations import change_partitions
 
     if bool(queues) == bool(queue):
-        raise typer.BadParameter("pass either --queues or --queue", param_hint="--queues")
+        raise click.BadParameter("pass either --queues or --queue", param_hint="--queues")
     change_partitions(
         common.meta,
         common.output,
@@ -288,7 +284,7 @@ def subject_grow(
     )
 
 
-@subject_app.command("split")
+@subject_app.add("split")
 @expand_options
 def subject_split(
     partition: PartitionArgument,
@@ -309,11 +305,11 @@ def subject_split(
     )
 
 
-@subject_app.command("merge")
+@subject_app.add("merge")
 @expand_options
 def subject_merge(
     partitions: Annotated[
-        list[int], typer.Argument(metavar="PARTITION...", help="Ids of neighbouring partitions.")
+        list[int], Argument(metavar="PARTITION...", help="Ids of neighbouring partitions.")
     ],
     *,
     dry_run: DryRunOption = False,
@@ -332,14 +328,14 @@ def subject_merge(
     )
 
 
-@subject_app.command("move")
+@subject_app.add("move")
 @expand_options
 def subject_move(
     partitions: Annotated[
-        list[int], typer.Argument(metavar="PARTITION...", help="Ids of open partitions.")
+        list[int], Argument(metavar="PARTITION...", help="Ids of open partitions.")
     ],
     *,
-    to: Annotated[str, typer.Option(metavar="GROUP", help="Broker group to move to.")],
+    to: Annotated[str, Option(metavar="GROUP", help="Broker group to move to.")],
     dry_run: DryRunOption = False,
     wait: WaitOption = True,
     common: CommonOptions,
@@ -356,10 +352,10 @@ def subject_move(
     )
 
 
-subject_app.command("evacuate", help="The same as `keylane broker evacuate`.")(evacuate)
+subject_app.add("evacuate", help_text="The same as `keylane broker evacuate`.")(evacuate)
 
 
-@subject_app.command("operations")
+@subject_app.add("operations")
 @expand_options
 def subject_operations(
     subject: SubjectArgument,
@@ -372,10 +368,10 @@ def subject_operations(
     common.run(list_operations, subject)
 
 
-@subject_app.command("cancel")
+@subject_app.add("cancel")
 @expand_options
 def subject_cancel(
-    operation: Annotated[int, typer.Argument(metavar="ID", help="Id of an operation.")],
+    operation: Annotated[int, Argument(metavar="ID", help="Id of an operation.")],
     *,
     common: CommonOptions,
 ) -> None:
@@ -385,7 +381,7 @@ def subject_cancel(
     common.ask(lambda admin: admin.cancel(operation), show_canceled)
 
 
-@subject_app.command("history")
+@subject_app.add("history")
 @expand_options
 def subject_history(
     subject: SubjectArgument,

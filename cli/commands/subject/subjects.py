@@ -23,7 +23,8 @@ from ....protocol.routing import OrderStrategy, Partition, PartitionState
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
-from ...screen import make_table, show_json, show_line, show_omitted, show_table
+from ...screen import make_table, show_data, show_line, show_omitted, show_table
+from ...status import showing
 from ..operations import change_partitions
 
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
@@ -64,7 +65,7 @@ def set_subject(
         for name, old_value in change.before.items():
             new_value = change.after[name]
             change_text = old_value if new_value == old_value else f"{old_value} -> {new_value}"
-            show_line(f"{subject}: {name} {change_text}", errors=output is OutputFormat.JSON)
+            show_line(f"{subject}: {name} {change_text}", errors=output is not OutputFormat.TABLE)
         return change.operation
 
     change_partitions(meta, output, start, planned=dry_run, wait=wait)
@@ -105,16 +106,17 @@ async def describe_subject(
     A table omits sealed partitions that every group has drained, unless `all_partitions` is set.
     """
     undrained: set[int] = set()
-    as_json = output is OutputFormat.JSON
+    as_json = output is not OutputFormat.TABLE
     async with open_admin(meta) as admin:
-        description = await admin.describe_subject(subject)
+        with showing(f"asking the brokers of {subject}"):
+            description = await admin.describe_subject(subject)
         sealed = any(
             partition.state is PartitionState.SEALED for partition in description.partitions
         )
         if sealed and not all_partitions and not as_json:
             undrained = {partition.partition_id for partition in await admin.undrained(subject)}
-    if output is OutputFormat.JSON:
-        show_json(description)
+    if output is not OutputFormat.TABLE:
+        show_data(output, description)
         return
     rows = [
         (*_partition_cells(partition), partition.first_offset, partition.next_offset)
@@ -253,13 +255,17 @@ async def publish_subject(
         if groups_from:
             from .cut_over import cut_over
 
-            starts, publication = await cut_over(
-                admin, meta, hidden, subject, groups_from, wait=wait
-            )
+            with showing(f"cutting the groups of {subject} over to {hidden}"):
+                starts, publication = await cut_over(
+                    admin, meta, hidden, subject, groups_from, wait=wait
+                )
         else:
-            publication = await admin.publish_subject(hidden, subject, replace=replace, wait=wait)
-    if output is OutputFormat.JSON:
-        show_json(publication)
+            with showing(f"publishing {hidden} in {subject}"):
+                publication = await admin.publish_subject(
+                    hidden, subject, replace=replace, wait=wait
+                )
+    if output is not OutputFormat.TABLE:
+        show_data(output, publication)
     elif publication.state is OperationState.DONE:
         for group, offsets in sorted((starts or {}).items()):
             offsets_text = ", ".join(

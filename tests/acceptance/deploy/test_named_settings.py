@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import click
 import pytest
-import typer
 
 from keylane.cli.main import app
 from keylane.rpc.access.token_file import FILE_VARIABLE, VARIABLE
@@ -27,13 +26,15 @@ def variables_of(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         if isinstance(parameter.envvar, str):
             yield parameter.envvar
-    for further in getattr(command, "commands", {}).values():
-        yield from variables_of(further)
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from variables_of(command.get_command(context, name))
 
 
 def known_variables() -> set[str]:
     known = {CONFIG_VARIABLE, CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, FILE_VARIABLE, VARIABLE}
-    known |= set(variables_of(typer.main.get_command(app)))
+    known |= set(variables_of(app))
     for program, sources in SOURCES.items():
         flags = sources.parser(program, "").parse_args([])
         known |= {f"KEYLANE_{program}_{name}".upper() for name in vars(flags) if name != "config"}

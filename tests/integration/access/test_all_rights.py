@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from keylane.protocol.access.rights import GRANTED, Rights
-from keylane.protocol.endpoints import BROKER, JOIN, METASERVER, METRICS, OPENAPI
+from keylane.protocol.endpoints import BROKER, FRONT, JOIN, METASERVER, METRICS, OPENAPI
 from keylane.protocol.errors import AccessDeniedError, KeylaneError, UnauthenticatedError
 from keylane.protocol.frames import Authenticate, Challenge, Hello, Request
 from keylane.protocol.http.endpoint import Endpoint
@@ -154,7 +154,7 @@ async def code_of(walked: Walked, endpoint: Endpoint[Any], token: str | None) ->
     return (await ask(address, endpoint, token, names, body))[0]
 
 
-CALLS = [*dict.fromkeys((*METASERVER, *BROKER, METRICS, OPENAPI))]
+CALLS = [*dict.fromkeys((*METASERVER, *BROKER, FRONT, METRICS, OPENAPI))]
 
 
 def shown(endpoint: Endpoint[Any]) -> str:
@@ -175,6 +175,7 @@ async def test_call_is_denied_when_just_its_right_is_missing(
 async def test_calls_of_everybody_need_no_right(walked: Walked, endpoint: Endpoint[Any]):
     """A new call that needs nothing is a decision: it has to be named here."""
     assert shown(endpoint) in {
+        "GET /",
         "GET /v1/health",
         "GET /health/live",
         "GET /health/ready",

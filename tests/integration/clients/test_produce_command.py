@@ -82,7 +82,7 @@ async def test_lines_of_ndjson_are_stored_as_they_are(shared_cluster: Cluster):
     }
     line = '{"key": "7", "value": "v", "properties": {"zone": "own"}}'
     status, _, errors = await keylane(
-        shared_cluster, "produce", "ndjson", "--json", *headers, text=line
+        shared_cluster, "produce", "ndjson", "--format", "json", *headers, text=line
     )
     assert (status, errors) == (0, "")
     status, _, _ = await keylane(shared_cluster, "produce", "ndjson", "single", *headers)

@@ -197,8 +197,8 @@ def test_threads_send_each_in_its_order(shared_cluster: Cluster, subject: str):
 
 def test_errors_are_raised_where_the_program_asks(shared_cluster: Cluster, subject: str):
     with Producer(shared_cluster.meta) as producer:
-        with pytest.raises(InvalidRequestError, match=r"key.encode\(\)"):
-            producer.send(subject, b"v", key="text")
+        with pytest.raises(InvalidRequestError, match=r"value.encode\(\)"):
+            producer.send(subject, "v", key="text")  # type: ignore[arg-type]  # that is the test
         with pytest.raises(SubjectUnknownError):
             producer.send("never-created", b"v").result()
         producer.send("never-created", b"v")

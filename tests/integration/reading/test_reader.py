@@ -200,7 +200,7 @@ async def test_reader_refuses_what_cannot_be_read(shared_cluster: Cluster):
         ({"start": datetime.now(UTC) + timedelta(hours=1)}, InvalidRequestError),
         ({"stop": timedelta(hours=1)}, InvalidRequestError),
         ({"start": 3}, InvalidRequestError),
-        ({"key": "text"}, ConfigError),
+        ({"key": ""}, ConfigError),
         ({"key": b""}, ConfigError),
         ({"partition": 0}, ConfigError),
         ({"where": "text"}, ConfigError),
@@ -294,9 +294,9 @@ async def test_reader_gives_messages_with_one_of_the_tags(shared_cluster: Cluste
         assert [int(message.value) async for message in reader] == [0, 3, 6]
         assert sum(reader.positions.values()) == 9
     words = ("--tag", "new", "--tag", "paid", "--meta", shared_cluster.meta)
-    done = run_keylane("read", "read-tags", "--format", "{value}", *words)
+    done = run_keylane("read", "read-tags", "--output", "{value}", *words)
     assert done.stdout.split() == ["0", "1", "3", "4", "6", "7"]
-    words = ("--group", "g", "--idle", "1", "--format", "{value}", "--tag", "new", *words[4:])
+    words = ("--group", "g", "--idle", "1", "--output", "{value}", "--tag", "new", *words[4:])
     done = run_keylane("consume", "read-tags", *words)
     assert done.stdout.split() == ["1", "4", "7"]
 
@@ -313,13 +313,13 @@ async def test_read_command_prints_messages_and_makes_no_group(shared_cluster: C
 
     assert len(run("--from", "-1h")) == 4 * len(KEYS)
     assert [line.split()[-1] for line in run("--key", key)] == ["0", "1", "2", "3"]
-    facts = [json.loads(line) for line in run("--key", key, "--format", "json", "--limit", "2")]
+    facts = [json.loads(line) for line in run("--key", key, "--output", "json", "--limit", "2")]
     assert [fact["value"] for fact in facts] == ["0", "1"]
     partition = str(facts[0]["partition_id"])
-    lines = run("--partition", partition, "--from", "1", "--to", "3", "--format", "{offset}")
+    lines = run("--partition", partition, "--from", "1", "--to", "3", "--output", "{offset}")
     assert lines == ["1", "2"]
     assert run("--from", "latest") == []
-    followed = run("--follow", "--limit", "3", "--format", "{key}")
+    followed = run("--follow", "--limit", "3", "--output", "{key}")
     assert len(followed) == 3
     for words in (
         ("--from", "9999", "--partition", partition),

@@ -7,11 +7,11 @@ import socket
 import time
 from pathlib import Path
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
-from keylane.cli.completion import complete_subject
+from keylane.cli.completion import complete_profile, complete_subject
 from keylane.cli.main import app
 from keylane.cli.profiles import VARIABLES, Profile, profiles_file, read_profiles, use_profile
 from keylane.errors import ConfigError
@@ -49,6 +49,14 @@ def test_profile_is_kept_until_it_is_removed(home: Path):
     assert list(read_profiles(profiles_file())) == ['my "prod"']
     assert ran("profile", "add", "\N{ROCKET}", "--meta", "a:1")[0] == 0
     assert "\N{ROCKET}" in read_profiles(profiles_file())
+
+
+def test_profile_is_completed(home: Path):
+    for name in ("prod", "preview", "dev"):
+        ran("profile", "add", name, "--meta", "a:1")
+    assert complete_profile(click.Context(app), app.params[0], "pr") == ["preview", "prod"]
+    (home / "keylane" / "profiles.toml").write_text("no toml")
+    assert complete_profile(click.Context(app), app.params[0], "") == []
 
 
 def test_profile_replaces_the_environment_when_it_is_used(monkeypatch: pytest.MonkeyPatch):
@@ -91,10 +99,10 @@ def test_profiles_are_refused_when_their_file_is_damaged(text: str):
 def test_completion_gives_up_soon_when_no_metaserver_answers(monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("KEYLANE_META", f"127.0.0.1:{silent.getsockname()[1]}")
-        context = typer.Context(typer.main.get_command(app))
+        context = click.Context(app)
         context.params["meta"] = "127.0.0.1:1"
         began = time.monotonic()
-        assert complete_subject(context, "o") == []
+        assert complete_subject(context, context.command.params[0], "o") == []
         assert time.monotonic() - began < 5
 
 

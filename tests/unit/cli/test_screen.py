@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from keylane.cli.options import OutputFormat
-from keylane.cli.screen import make_table, show_error, show_json, show_line, show_table
+from keylane.cli.screen import make_table, show_data, show_error, show_line, show_table
 from keylane.protocol.errors import InvalidRequestError
 
 EVIL = "\x1b[2J\r\n\t\x9b31m\u202e\x7f[bold]\udcff"
@@ -88,7 +88,7 @@ def test_hint_of_a_server_has_no_control_character(capsys: pytest.CaptureFixture
 def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
     """And says the same."""
     text = EVIL.removesuffix("\udcff")
-    show_json({"a": text})
+    show_data(OutputFormat.JSON, {"a": text})
     show_error(InvalidRequestError(text), OutputFormat.JSON)
     printed = capsys.readouterr()
     assert printed.out.rstrip("\n").isprintable()
@@ -98,7 +98,7 @@ def test_json_has_no_control_character(capsys: pytest.CaptureFixture[str]):
 
 
 FULL = """
-import sys, typer
+import sys, click
 from keylane.cli.options import OutputFormat
 from keylane.cli.screen import run
 
@@ -107,7 +107,7 @@ async def work():
 
 try:
     run(OutputFormat.TABLE, work())
-except typer.Exit as end:
+except click.exceptions.Exit as end:
     sys.exit(end.exit_code)
 """
 
@@ -164,14 +164,14 @@ def test_status_is_0_when_the_reader_of_the_output_is_gone(command: str):
 import sys
 from keylane.cli.options import OutputFormat
 from keylane.cli.screen import make_table, run, show_line, show_table
-import typer
+import click
 async def work():
     sys.stdin.read()
     for _ in range(3):
         show_table(make_table("t", ("a",), [("b",)])) if {command == "table"} else show_line("b")
 try:
     run(OutputFormat.TABLE, work())
-except typer.Exit as end:
+except click.exceptions.Exit as end:
     sys.exit(end.exit_code)
 """
     program = subprocess.Popen(

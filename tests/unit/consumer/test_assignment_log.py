@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from keylane.consumer.assignment_log import LAG_EACH_MS, LINE_MS_MIN, AssignmentLog
+from keylane.consumer.assignment_log import (
+    LAG_EACH_MS,
+    LINE_MS_MIN,
+    AssignmentLog,
+    waiting_text,
+)
+from keylane.protocol.control import GroupMember, GroupView, OwnerView
+from keylane.protocol.routing import Partition, PartitionState
 
 
 def test_line_names_partitions_when_they_change():
@@ -43,3 +50,55 @@ def test_lag_is_logged_ever_more_rarely_while_it_lasts():
     assert log.format_lag(0, 0.0, 2 * LAG_EACH_MS) == ""
     assert log.format_lag(3, 60.0, 3 * LAG_EACH_MS)
     assert log.format_lag(3, 120.0, 4 * LAG_EACH_MS)
+
+
+def owner(partition_id: int, client: str | None) -> OwnerView:
+    partition = Partition(
+        partition_id=partition_id,
+        name=f"p{partition_id}",
+        queue=0,
+        range_start=0,
+        range_end=1024,
+        broker_group="g1",
+        state=PartitionState.OPEN,
+        address="a:1",
+    )
+    return OwnerView(partition=partition, token=1, client=client)
+
+
+def member(client: str, partitions: int, heard_ms: int = 1_000) -> GroupMember:
+    return GroupMember(
+        client=client,
+        partitions=partitions,
+        heard_ms=heard_ms,
+        expires_in_ms=30_000 - heard_ms,
+    )
+
+
+def test_line_names_those_who_have_the_partitions_when_a_member_waits():
+    """And until when they are kept for one that is not heard."""
+    group = GroupView(
+        subject="orders",
+        group="billing",
+        sessions=3,
+        owners=(owner(1, "a"), owner(2, "a"), owner(3, "b"), owner(4, None)),
+        members=(member("a", 2), member("b", 1, 22_000), member("c", 0)),
+    )
+    assert waiting_text(group) == (
+        "3 members for 4 partitions: this one waits; a has 1, 2; b has 3 until its lease ends in "
+        "8.0 s, or it is heard"
+    )
+
+
+def test_line_names_few_of_many_holders_when_a_member_waits():
+    clients = [f"c{number}" for number in range(6)]
+    group = GroupView(
+        subject="s",
+        group="g",
+        sessions=7,
+        owners=tuple(owner(number + 1, client) for number, client in enumerate(clients)),
+    )
+    assert waiting_text(group) == (
+        "7 members for 6 partitions: this one waits; c0 has 1; c1 has 2; c2 has 3; 3 more members "
+        "have others"
+    )

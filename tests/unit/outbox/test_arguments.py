@@ -29,7 +29,7 @@ def engine():
         ({"value": bytearray(b"v")}, "value must be bytes, not bytearray: use bytes(value)"),
         ({"value": memoryview(b"v")}, "value must be bytes, not memoryview: use bytes(value)"),
         ({"value": {"a": 1}}, "codec=JsonCodec()"),
-        ({"key": "k"}, "key must be bytes, not str: use key.encode()"),
+        ({"key": "\udcff"}, "key is not a text that UTF-8 has: "),
         ({"key": None}, "leave it out for a message without a key"),
     ],
 )

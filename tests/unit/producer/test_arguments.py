@@ -66,9 +66,10 @@ async def test_codec_encodes_the_values_of_its_subject_alone():
             InvalidRequestError, match=r"value must be bytes, not str: use value.en"
         ):
             producer.send("other", "text")
-        with pytest.raises(InvalidRequestError, match="key must be bytes, not str"):
-            producer.send("s", 1, key="text")
-    assert network.stored[1] == [b'{"a":1}', b'"Ynl0ZXM="']
+        await producer.send("s", 1, key="text")
+        with pytest.raises(InvalidRequestError, match="key must be bytes or text, not int"):
+            producer.send("s", 1, key=1)
+    assert network.stored[1] == [b'{"a":1}', b'"Ynl0ZXM="', b"1"]
 
 
 async def test_size_is_that_of_the_encoded_value():

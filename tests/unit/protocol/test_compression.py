@@ -8,7 +8,6 @@ import struct
 
 import lz4.block
 import pytest
-import zstandard
 
 from keylane.protocol.batch import (
     BYTES_PER_MESSAGE,
@@ -21,10 +20,11 @@ from keylane.protocol.batch import (
 from keylane.protocol.errors import CorruptBatchError, RetryRule, UnpackError
 from keylane.protocol.limits import BATCH_BYTES_MAX, MESSAGE_BYTES_MAX, UNPACKED_RATIO_MAX
 from keylane.protocol.record import HEADER_BYTES, Compression, Kind, encode_record
+from support.zstd import zstd
 
 PACKED = (Compression.ZSTD, Compression.LZ4)
 PACK = {
-    Compression.ZSTD: zstandard.ZstdCompressor().compress,
+    Compression.ZSTD: zstd.compress,
     Compression.LZ4: lambda data: lz4.block.compress(data, store_size=False),
 }
 
@@ -120,7 +120,8 @@ def test_reader_unpacks_no_bomb():
     """A megabyte of a few bytes behind a frame that says to be small; a frame that does not say its
     size; two frames.
     """
-    bomb = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 20))
+    unsized = {zstd.CompressionParameter.content_size_flag: 0}
+    bomb = zstd.compress(bytes(1 << 20), options=unsized)
     two = PACK[Compression.ZSTD](b"x" * 100) + PACK[Compression.ZSTD](bytes(1 << 20))
     for said, blob in ((100, bomb), (100, two), (1 << 20, bomb + bytes(1 << 15))):
         record = forged(Compression.ZSTD, said, blob)

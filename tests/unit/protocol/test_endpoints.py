@@ -59,7 +59,14 @@ def test_broker_serves_every_endpoint_of_its_table():
 
 def test_every_endpoint_is_in_a_table_once():
     listed = {
-        id(endpoint) for endpoint in (*METASERVER, *BROKER, endpoints.METRICS, endpoints.OPENAPI)
+        id(endpoint)
+        for endpoint in (
+            *METASERVER,
+            *BROKER,
+            endpoints.METRICS,
+            endpoints.OPENAPI,
+            endpoints.FRONT,
+        )
     }
     assert listed == set(EVERY)
     for table in (METASERVER, BROKER):

@@ -49,7 +49,8 @@ from keylane.protocol.limits import CONTROL_BYTES_MAX
 from keylane.rpc.client import BrokerClient, MetaClient
 from keylane.rpc.environment import Environment
 from keylane.rpc.http_network import HttpNetwork
-from keylane.rpc.server import ControlRoute, Server, status_of
+from keylane.rpc.metaservers import check_program
+from keylane.rpc.server import ControlRoute, Server, front_route, status_of
 
 
 class SmallMetaserver:
@@ -404,6 +405,39 @@ async def test_call_of_a_metaserver_names_the_broker_that_answers(network, serve
         await MetaClient(network, [server.address]).call(endpoints.SUBJECTS)
     with pytest.raises(InvalidRequestError, match=text):
         await Producer(server.address, _environment=environment).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("program", "other", "hint"),
+    [
+        ("metaserver", "broker", "Give the address of its metaserver: 127.0.0.1:7000, b:7000"),
+        ("broker", "metaserver", "`keylane broker list` shows the addresses of brokers."),
+    ],
+)
+def test_address_of_another_program_is_answered_with_the_right_one(program, other, hint):
+    details = {"metaservers": ["127.0.0.1:7000", "b:7000"]} if other == "broker" else {}
+    health = Health(program=other, ready=True, details=details)
+    with pytest.raises(InvalidRequestError) as caught:
+        check_program(program, "127.0.0.1:7001", health)
+    assert caught.value.hint == hint
+
+
+async def test_front_page_says_what_the_server_is_and_lists_its_calls(serve):
+    """A person with a browser was told that this is another program than was meant."""
+    server = await serve(front_route(endpoints.BROKER, "broker", "Take the metaserver."))
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(
+            f"http://{server.address}/", headers={"Sec-Fetch-Site": "none", "Accept": "text/html"}
+        ) as response,
+    ):
+        page = await response.text()
+        assert (response.status, response.content_type) == (200, "text/plain")
+    assert page.startswith("This is a broker of keylane ")
+    assert "Take the metaserver." in page
+    calls = page.partition("Calls:\n")[2].splitlines()
+    assert {call.split()[1] for call in calls} >= {"/v1/health", "/metrics", "/v1/openapi.json"}
+    assert all(endpoint.path in page for endpoint in endpoints.BROKER if endpoint.is_get)
 
 
 async def test_call_names_the_broker_that_refuses_a_token(network, serve):

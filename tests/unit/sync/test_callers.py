@@ -263,6 +263,53 @@ def test_client_says_how_it_is_opened_when_it_is_started_in_another_way(client: 
         client.sned  # noqa: B018 - that is the test
 
 
+@pytest.mark.parametrize("kind", [Producer, Consumer, keylane.Producer, keylane.Consumer])
+def test_client_without_an_address_says_what_it_needs(kind: Any):
+    """Also where the address has the name that another system gives it."""
+    name = kind.__name__.removeprefix("Sync")
+    with pytest.raises(TypeError, match=rf'{name}\("127\.0\.0\.1:7000"\)'):
+        kind(settings=None)
+    with pytest.raises(TypeError, match=r"'bootstrap_servers': give the addresses of metaservers"):
+        kind(bootstrap_servers="127.0.0.1:9092", settings=None)
+
+
+@pytest.mark.parametrize(
+    ("client", "name", "advice"),
+    [
+        (keylane.Producer(META), "send_and_wait", r"use await send\(...\)"),
+        (Producer(META), "send_and_wait", r"use send\(...\).result\(\)"),
+        (Producer(META), "start", r"`with`, or open\(\), opens it"),
+        (keylane.Producer(META), "publish", r"use send\(subject, value, key=...\)"),
+        (keylane.Consumer(META), "commit", r"each message is acked: message.ack\(\)"),
+        (
+            Consumer(META, subject="s", group="g"),
+            "commit",
+            r"each message is acked: message.ack\(\)",
+        ),
+        (keylane.Consumer(META), "poll", r"use getmany\(\)"),
+        (keylane.Consumer(META), "subscribe", r"@consumer.on\(subject, group=...\)"),
+    ],
+)
+def test_client_says_what_to_use_when_a_method_is_of_another_system(client, name, advice):
+    assert not hasattr(client, name)
+    with pytest.raises(AttributeError, match=rf"'{name}': .*{advice}"):
+        getattr(client, name)
+
+
+async def test_sync_client_says_how_it_is_opened_when_async_with_opens_it():
+    with pytest.raises(TypeError, match="`async with` does not open a SyncProducer: `with`"):
+        async with Producer(META):  # type: ignore[attr-defined]  # that is the test
+            raise AssertionError
+
+
+def test_send_says_where_the_subject_belongs_when_a_topic_is_named():
+    producer: Any = keylane.Producer(META)
+    with pytest.raises(TypeError, match="a subject has no topic="):
+        producer.send("orders", b"v", topic="orders")
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'subject'"):
+        producer.send(topic="orders", value=b"v")
+
+
 def test_messages_in_hand_are_equal_as_their_messages_are():
     message: Message[bytes] = Message(
         subject="orders", key=b"k", value=b"v", partition_id=1, offset=7, sent_at_ns=0

@@ -132,3 +132,37 @@ def test_line_is_handled_in_a_forked_child(thread: LoopThread, tmp_path: Path):
     log.removeHandler(handler)
     handler.close()
     assert handled.read_text() == "of the child\n"
+
+
+def test_last_line_of_a_client_is_dropped_when_its_handler_sends_it_through_that_client(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The warning of `close` about messages that were given up ended as a traceback."""
+    log = logging.getLogger("program.closing")
+    raised: list[object] = []
+    tried = threading.Event()
+    monkeypatch.setattr(sys, "excepthook", lambda *error: raised.append(error))
+
+    async def send() -> None: ...
+
+    async def end() -> None:
+        log.warning("1 message was given up")
+
+    client = LoopThread("client", end=end)
+
+    def send_through() -> None:
+        try:
+            client.run(send, 5)
+        finally:
+            tried.set()
+
+    sender = Sender([], send_through)
+    log.addHandler(sender)
+    try:
+        client.start()
+        client.stop()
+        assert tried.wait(60)
+        loop_logs.LOGS.wait_handled()
+    finally:
+        log.removeHandler(sender)
+    assert (sender.texts, raised) == ([], [])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from keylane import (
     NACK,
@@ -350,7 +350,7 @@ def test_address_of_a_cluster_leads_to_no_machine():
 def test_command_is_refused_when_its_cluster_is_virtual():
     told = CliRunner().invoke(app, ["subject", "list", "--meta", "metaserver.keylane.invalid:7000"])
     assert told.exit_code == 1
-    assert "virtual cluster" in told.stderr
+    assert "virtual cluster" in told.output
 
 
 def test_client_with_a_thread_of_its_own_is_refused():

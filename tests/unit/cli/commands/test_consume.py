@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from keylane.cli.commands.consume import parse_format
-from keylane.cli.message_json import message_json
+from keylane.cli.commands.consume import MESSAGE_LINE
+from keylane.cli.message_json import message_json, message_printer
+from keylane.cli.options import OutputFormat
 from keylane.protocol.errors import ConfigError
 from keylane.protocol.message import Message, pack_properties
 
@@ -21,28 +22,35 @@ MESSAGE = Message(
 )
 
 
+def line_of(template: str, message: Message = MESSAGE) -> str:
+    return message_printer(OutputFormat.parse(template), MESSAGE_LINE)(message)
+
+
 @pytest.mark.parametrize(
     ("template", "line"),
     [
-        ("{partition}:{offset} {key} {value}", "2:5 k v\\xff"),
-        ("{{{token}}} {properties}", '{9} {"a": "b"}'),
-        ("plain", "plain"),
-        ("", ""),
+        ("table", "2:5 k v\\xff"),
+        ("{partition_id}:{offset} {key} {value}", "2:5 k v\\xff"),
+        ("{{{fencing_token}}} {properties}", '{9} {"a":"b"}'),
+        ("{properties.a} {properties.b} {lease.token}", "b - -"),
     ],
 )
 def test_template_fields_are_filled_in(template, line):
     """Fields are filled in, the rest stays."""
-    assert parse_format(template)(MESSAGE) == line
+    assert line_of(template) == line
 
 
 @pytest.mark.parametrize(
     "template",
-    ["{nope}", "{}", "{0}", "{key.__class__}", "{key[0]}", "{key!r}", "{offset:>9}", "{key"],
+    [
+        *("{nope}", "{}", "{0}", "{key.__class__}", "{key[0]}", "{key!r}", "{offset:>9}", "{key"),
+        *("plain", ""),
+    ],
 )
 def test_template_with_an_unknown_field_is_refused(template):
     """A field that messages do not have, or a way into their insides, is refused."""
-    with pytest.raises(ConfigError, match="--format"):
-        parse_format(template)
+    with pytest.raises(ConfigError, match="--output"):
+        line_of(template)
 
 
 def test_line_has_no_control_character_of_the_message():
@@ -60,15 +68,15 @@ def test_line_has_no_control_character_of_the_message():
         packed_properties=pack_properties({evil: evil}),
     )
     shown = r"\x1b[2J\r\n\t\x9b31m\u202e"
-    assert parse_format("{key}\t{value}")(message) == f"{shown}\t{shown}"
-    assert parse_format("{properties}")(message).isprintable()
+    assert line_of("{key}\t{value}", message) == f"{shown}\t{shown}"
+    assert line_of("{properties}", message).isprintable()
     assert message_json(message).isprintable()
 
 
 def test_undecodable_properties_are_shown():
     """Only the sender looked at them."""
     message = Message("s", b"k", b"v", 5, 2, 7, packed_properties=b"\xff")
-    assert parse_format("{value} {properties}")(message) == "v \\xff"
+    assert line_of("{value} {properties}", message) == "v \\xff"
     assert json.loads(message_json(message))["properties_base64"] == "/w=="
 
 

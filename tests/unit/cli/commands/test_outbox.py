@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+import click
 import pytest
 import sqlalchemy as sa
-import typer
 
 from keylane.cli.main import app
 from keylane.outbox import Outbox
@@ -83,6 +83,6 @@ def test_file_of_sqlite_is_not_made_when_its_name_is_misspelt(tmp_path, command,
     """SQLite makes a file that is opened: a look would leave an empty database behind."""
     missing = tmp_path / "usr.db"
     words = ["outbox", command, "--database-url", f"{driver}:///{missing}"]
-    with pytest.raises(typer.BadParameter, match="there is no file"):
+    with pytest.raises(click.BadParameter, match="there is no file"):
         app(words, prog_name="keylane", standalone_mode=False)
     assert not missing.exists()

@@ -6,9 +6,9 @@ import io
 import json
 import sys
 
+import click
 import pytest
 import sqlalchemy as sa
-import typer
 
 from keylane.cli.main import app
 from keylane.outbox import Outbox
@@ -74,7 +74,7 @@ def test_rows_are_told_before_they_are_deleted(capsys, url):
 def test_rows_stay_when_the_answer_on_the_terminal_is_no(capsys, monkeypatch, url, options, what):
     monkeypatch.setattr(sys, "stdin", Keyboard("n\n"))
     before = left(url)
-    with pytest.raises(typer.Abort):
+    with pytest.raises(click.Abort):
         purge(url, "--subject", "orders", *options)
     assert f"Delete {what} orders in keylane_outbox?" in capsys.readouterr().err
     assert left(url) == before

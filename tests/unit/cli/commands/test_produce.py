@@ -89,13 +89,19 @@ def test_receipt_in_json_says_whether_it_is_reordered(capsys):
     assert (facts["line"], facts["reordered"], facts["duplicate"]) == (3, True, False)
 
 
+def test_receipt_is_a_line_of_the_template_when_there_is_one(capsys):
+    tally = ReceiptTally(OutputFormat.parse("{line}: {reordered} {scheduled_id}"))
+    tally.add(REORDERED, 3)
+    tally.close()
+    assert capsys.readouterr().out == "3: true -\n"
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"value": "v", "file": Path("a.csv")}, "not for VALUE"),
         ({"value": "v", "key_field": "k"}, "not for VALUE"),
         ({"value": "v", "format": InputFormat.CSV}, "not for VALUE"),
-        ({"as_json": True, "format": InputFormat.CSV}, "two formats"),
         ({"key_field": "k"}, "csv and ndjson"),
         ({"key_field": "k", "file": Path("a.txt")}, "csv and ndjson"),
         ({"key_field": "k", "format": InputFormat.JSON}, "csv and ndjson"),

@@ -228,3 +228,26 @@ def test_format_is_that_of_the_suffix(name, form):
     """Of standard input it is lines."""
     assert guess_format(Path(name)) is form
     assert guess_format(None) is InputFormat.LINES
+
+
+@pytest.mark.parametrize("ranges", [[(5, 6)], [(2, 3), (5, 6)], [(3, 4)], [(5, 6), (6, 7)]])
+async def test_line_in_which_no_row_begins_is_refused(ranges):
+    """A line inside a quoted row, or a blank one, was passed over without a word."""
+    with pytest.raises(InputError, match=r"no row begins in line [35]; the row before begins in"):
+        await rows_of(TABLE, CsvTable("customer"), ranges)
+
+
+async def test_line_inside_the_last_row_is_refused():
+    with pytest.raises(
+        InputError, match="no row begins in line 3; the row before begins in line 2"
+    ):
+        await rows_of(b'a\n"x\ny"\n', CsvTable(None), [(3, 4)])
+
+
+async def test_constant_key_is_refused_when_it_is_the_name_of_a_column():
+    """Whoever writes `--key id` for a table with the column `id` means the column."""
+    with pytest.raises(InputError, match="--key-field customer takes it from each row"):
+        await rows_of(TABLE, CsvTable(None, key="customer"))
+    with pytest.raises(InvalidRequestError, match="--key-field id takes it from each row"):
+        Ndjson(None, key="id").parse(b'{"id": 1}')
+    assert len(await rows_of(TABLE, CsvTable(None, key="all"))) == 3

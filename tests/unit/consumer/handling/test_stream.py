@@ -193,11 +193,13 @@ def test_long_running_loop_body_is_logged(caplog: pytest.LogCaptureFixture):
                 stream.check_long_running()
         await stream.close()
 
-    with caplog.at_level(logging.WARNING, "keylane.consumer"):
+    with caplog.at_level(logging.INFO, "keylane.consumer"):
         handling.in_virtual_time(story(), loop)
     assert len(caplog.messages) == 3
     assert "body of the loop has been running for 10 s on s partition 1 offset 1" in caplog.text
     assert "offset 1 (key digest ac52cb5ff985d463) is left by the loop" in caplog.messages[2]
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.WARNING, logging.WARNING, logging.INFO]
 
 
 def look(stream: Stream, clock: ManualClock, *, seconds: int) -> None:

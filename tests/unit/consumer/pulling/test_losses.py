@@ -52,8 +52,26 @@ def test_leases_lost_together_share_a_line():
         losses.add(partition_id, 7, "the reason")
     losses.add(5_000, 8, FENCED, fence=9)
     five = ", ".join(f"{partition_id} (token 7)" for partition_id in range(5))
-    assert losses.take_lines() == [
+    assert losses.take_lines(0) == [
         f"lost the lease of partitions {five} and 995 more: the reason",
         f"lost the lease of partition 5000 (token 8, newer token 9): {FENCED}",
     ]
-    assert losses.take_lines() == []
+    assert losses.take_lines(1) == []
+
+
+def test_leases_that_a_blocked_event_loop_loses_share_a_line_a_minute():
+    """Each message of a handler that blocks cost a line; the last one leaves none out."""
+    losses = Losses()
+    lines = []
+    for second in range(0, 90, 9):
+        losses.add(1, second, lapse_reason(silent_ms=9_000, stalled_ms=8_000))
+        lines += losses.take_lines(1_000 * second)
+    first, second = lines
+    assert first.startswith("lost the lease of partition 1 (token 0): the event loop did not run")
+    assert "1 (token 45) and 2 more: the event loop did not run for 8.0 s" in second
+    losses.add(2, 7, FENCED)
+    (other,) = losses.take_lines(90_000)
+    assert other.endswith(FENCED)
+    (last,) = losses.take_lines(90_000, last=True)
+    assert "partitions 1 (token 72), 1 (token 81)" in last
+    assert losses.take_lines(900_000, last=True) == []

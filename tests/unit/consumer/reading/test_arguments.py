@@ -28,14 +28,16 @@ async def async_generator(message: Any) -> Any:
 
 def test_arguments_pass_when_each_can_work():
     check_arguments(**NONE)
+    check_arguments(key="k", partition=None, where=None, follow=False, codec=None)
     check_arguments(key=b"k", partition=1, where=bool, follow=True, codec=None)
 
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"key": "k"}, "use key.encode"),
+        ({"key": ""}, "non-empty bytes or text"),
         ({"key": b""}, "non-empty bytes"),
+        ({"key": 7}, "non-empty bytes"),
         ({"partition": 0}, "1 or higher"),
         ({"where": 7}, "synchronous function"),
         ({"where": generator}, "synchronous function"),

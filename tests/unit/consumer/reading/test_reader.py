@@ -214,7 +214,7 @@ async def test_reader_is_not_through_when_the_broker_lacks_what_was_stored():
         ({"subject": "not a name"}, Reason.NAME_INVALID),
         ({"meta": "nowhere"}, ConfigError),
         ({"codec": 7}, ConfigError),
-        ({"key": "text"}, ConfigError),
+        ({"key": ""}, ConfigError),
         ({"partition": "7"}, ConfigError),
         ({"where": 7}, ConfigError),
         ({"call_timeout_ms": 0}, ConfigError),

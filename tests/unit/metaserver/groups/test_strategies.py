@@ -16,7 +16,7 @@ from keylane.metaserver.groups.operators import switch_group
 from keylane.metaserver.groups.sessions import join_group, leave_group, suspend_session
 from keylane.metaserver.groups.views import list_groups, read_group
 from keylane.metaserver.sql.dialect import now_ms
-from keylane.metaserver.sql.schema import groups, leases
+from keylane.metaserver.sql.schema import groups, leases, sessions
 from keylane.protocol.control import Join, ReleaseGrant, Suspend
 from keylane.protocol.errors import (
     GroupUnknownError,
@@ -189,3 +189,40 @@ def test_group_tells_for_how_long_none_is_heard_when_its_consumer_is_silent(rows
     assert told.sessions == 0
     assert told.silent_ms is not None
     assert 7_000 <= told.silent_ms < 60_000
+
+
+def test_group_tells_who_left_from_who_died_and_who_waits(rows: Rows):
+    """Of five members, the first has all four partitions, and leaves; the next is heard no more."""
+    names = [letter * 16 for letter in "abcde"]
+    for name in names:
+        group_id = join(rows, name, EXCLUSIVE)
+    view = rows.run(read_group, "s", "g")
+    assert [member.partitions for member in view.members] == [4, 0, 0, 0, 0]
+    assert view.ended is None
+    assert all(member.heard_ms <= 30_000 - member.expires_in_ms for member in view.members)
+    rows.run(leave_group, names[0])
+    rows.run(settle_group, group_id)
+    left = rows.run(read_group, "s", "g")
+    assert [member.partitions for member in left.members] == [1, 1, 1, 1]
+    assert left.ended is not None
+    assert left.ended.left
+    assert left.ended.ended_ms is not None
+    assert left.ended.ended_ms < 60_000
+
+    def silence(connection: sa.Connection, *, left_ms: int) -> None:
+        query = sa.update(sessions).where(sessions.c.session == names[1])
+        connection.execute(query.values(expires_at=now_ms() + left_ms))
+
+    rows.run(silence, left_ms=5_000)
+    (silent,) = [
+        member
+        for member in rows.run(read_group, "s", "g").members
+        if member.heard_ms > member.expires_in_ms
+    ]
+    assert 20_000 < silent.heard_ms <= 30_000
+    rows.run(silence, left_ms=-1)
+    rows.run(settle_group, group_id)
+    died = rows.run(read_group, "s", "g")
+    assert len(died.members) == 3
+    assert died.ended is not None
+    assert not died.ended.left

@@ -1,0 +1,71 @@
+"""Prints and installs the script that makes a shell complete the command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ..protocol.errors import ConfigError
+
+VARIABLE = "_KEYLANE_COMPLETE"
+"""The environment variable by which a shell asks the command for completions."""
+SHELLS = ("bash", "zsh", "fish")
+
+
+def shell_in_use() -> str:
+    """Return the user's shell. Raises ConfigError if it has no completion."""
+    shell = Path(os.environ.get("SHELL", "")).name
+    if shell not in SHELLS:
+        raise ConfigError(
+            f"completion works in {', '.join(SHELLS)}, and SHELL says {shell or 'nothing'!r}"
+        )
+    return shell
+
+
+def completion_script(shell: str) -> str:
+    """Return the script for a shell."""
+    from click.shell_completion import get_completion_class
+
+    shell_class = get_completion_class(shell)
+    assert shell_class is not None, shell
+    complete = shell_class(click.Group(), {}, "keylane", VARIABLE)
+    return complete.source_template % complete.source_vars()
+
+
+def show_completion() -> None:
+    """Print the script for the shell in use."""
+    print(completion_script(shell_in_use()))
+
+
+def install_completion() -> None:
+    """
+    Write the script to the user's files. A bash or a zsh reads it through a line in its start
+    file, which is added once.
+
+    Raises:
+        ConfigError: the shell has no completion, or a file cannot be written.
+    """
+    shell = shell_in_use()
+    home = Path.home()
+    config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    if shell == "fish":
+        script, start_file = config / "fish" / "completions" / "keylane.fish", None
+    else:
+        script, start_file = config / "keylane" / f"completion.{shell}", home / f".{shell}rc"
+    try:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(completion_script(shell), encoding="utf-8")
+        if start_file is not None:
+            _add_line(start_file, f"source '{script}'")
+    except OSError as error:
+        raise ConfigError(f"completion cannot be installed: {error}") from error
+    print(f"{shell} completes keylane from its next start on: {script}")
+
+
+def _add_line(file: Path, line: str) -> None:
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    if line not in text.splitlines():
+        separator = "" if text.endswith("\n") or not text else "\n"
+        file.write_text(f"{text}{separator}{line}\n", encoding="utf-8")

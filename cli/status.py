@@ -1,0 +1,59 @@
+"""Shows on a terminal what a command does and for how long, from the third second on.
+
+    waiting for 127.0.0.1:7000, 12 s
+
+The line is on standard error, and only if that is a terminal: programs and log files never see it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..protocol.text import printable
+
+FIRST_S = 2.0
+EVERY_S = 0.5
+_CLEAR = "\r\033[K"
+
+
+@contextmanager
+def showing(text: str | Callable[[], str]) -> Iterator[None]:
+    """Show a text, or what a function returns each time, until the block ends."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    stopped = threading.Event()
+    thread = threading.Thread(
+        target=_show, args=(text, stopped, time.monotonic()), name="status", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def percent(done: int, total: int) -> str:
+    """Return how far something is: " 12 %", or "" if its size is not known."""
+    return f" {100 * min(done, total) // total} %" if total > 0 else ""
+
+
+def _show(text: str | Callable[[], str], stopped: threading.Event, began_s: float) -> None:
+    pause_s = FIRST_S
+    try:
+        while not stopped.wait(pause_s):
+            pause_s = EVERY_S
+            what = printable(text if isinstance(text, str) else text())
+            # The cursor stays at the beginning, where the next line of the command replaces this.
+            sys.stderr.write(f"{_CLEAR}{what}, {time.monotonic() - began_s:.0f} s\r")
+            sys.stderr.flush()
+        if pause_s == EVERY_S:
+            sys.stderr.write(_CLEAR)
+            sys.stderr.flush()
+    except OSError:
+        pass  # the terminal is gone

@@ -1,0 +1,128 @@
+"""A template of --output makes one line of each row, or says which fields there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from keylane.cli.main import app
+from keylane.cli.options import OutputFormat
+from keylane.cli.screen import show_data
+from keylane.cli.template import Template
+from keylane.errors import ConfigError
+from keylane.protocol.errors import Fate
+
+RUN_A_PROGRAM = {("broker", "run"), ("metaserver", "run")}
+"""Their options are those of the program."""
+
+
+class Progress(msgspec.Struct):
+    partition_id: int
+    owner: str | None = None
+    groups: tuple[str, ...] = ()
+
+
+@dataclass
+class Description:
+    group: str
+    partitions: list[Progress]
+    resets: list[Progress]
+
+
+GROUP = Description("billing", [Progress(1, "a"), Progress(2, None, ("x", "y"))], [Progress(9)])
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "lines"),
+    [
+        ("{subject} {n}", [{"subject": "a", "n": 1}, {"subject": "b"}], ["a 1", "b -"]),
+        ("{subject}", {"subject": "a\n"}, [r"a\n"]),
+        ("{group}: {partitions.partition_id}", GROUP, ["billing: 1", "billing: 2"]),
+        ("{partitions.owner}{{}}", GROUP, ["a{}", "-{}"]),
+        ("{resets}", GROUP, ['[{"partition_id":9,"owner":null,"groups":[]}]']),
+        ("{a.b} {flag}", {"a": {"b": 1.5}, "flag": True}, ["1.5 true"]),
+        ("{a.b.c}", {"a": [{"b": [{"c": 1}, {"c": 2}]}, {"b": [{"c": 3}]}]}, ["1", "2", "3"]),
+        ("{key}", [{"key": "k"}, {"key_base64": b"\xff"}], ["k", r"\\xff"[1:]]),
+        ("{nothing_here}", [], []),
+        ("{failure.kind}", [{"failure": None}], ["-"]),
+    ],
+)
+def test_template_makes_a_line_of_each_row(text, value, lines):
+    assert Template(text).lines(value) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{nope}", r"no field {nope}; the fields are {group}, {partitions.groups}, {partitions.ow"),
+        ("{partitions.nope}", "no field {partitions.nope}"),
+        ("{partitions.owner} {resets.owner}", "partitions and resets are two lists"),
+        ("{group!r}", "a field is only a name"),
+        ("{group:>9}", "a field is only a name"),
+        ("{group", "expected '}'"),
+        ("yaml", "give table, json, or a template such as '{subject} {partitions}'"),
+        ("", "give table, json, or a template"),
+    ],
+)
+def test_template_says_what_is_wrong(text, problem):
+    with pytest.raises(ConfigError, match="--output") as caught:
+        Template(text).lines(GROUP)
+    assert problem in caught.value.message
+
+
+def test_template_with_a_wrong_field_does_not_call_a_command_undone(
+    capsys: pytest.CaptureFixture[str],
+):
+    """The command has changed something by the time its output is known."""
+    with pytest.raises(ConfigError, match="the command is done, but there is no field") as caught:
+        show_data(OutputFormat.parse("{nope}"), {"id": 1})
+    assert caught.value.fate is Fate.UNKNOWN
+    assert capsys.readouterr().out == ""
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def test_every_command_has_the_same_output_option():
+    """One flag, one meaning: --output table|json|TEMPLATE; --format is the form of an input."""
+    names = set()
+    for path, command in commands(app):
+        names.add(path)
+        options = {name: each for each in command.params for name in each.opts}
+        assert not {"--json", "--template"} & options.keys(), path
+        assert "--format" not in options or path == ("produce",), path
+        if path in RUN_A_PROGRAM:
+            continue
+        output = options["--output"]
+        assert options["-o"] is output
+        assert (output.metavar, str(output.default)) == ("table|json|TEMPLATE", "table"), path
+    assert len(names) > 60
+    assert {("subject", "list"), ("group", "describe"), ("broker", "index", "verify")} <= names
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("subject list -p prod", "keylane -p NAME"),
+        ("consume orders --format json", "--output json"),
+        ("produce orders --json", "produce --format"),
+        ("produce orders --bootstrap-server a:1", "--meta HOST:PORT"),
+    ],
+)
+def test_option_of_another_place_or_system_gets_a_hint(words, hint):
+    done = CliRunner().invoke(app, words.split())
+    assert done.exit_code == 2
+    assert hint in " ".join(done.output.replace("│", " ").split())
