@@ -207,7 +207,7 @@ async def test_wrong_questions_are_refused(shared_cluster: Cluster):
         for call, error in (
             (admin.redrive("parked-wrong", "g"), InvalidRequestError),
             (admin.redrive("parked-wrong", "g", key=b"unknown"), Reason.PARKED_KEY_UNKNOWN),
-            (admin.redrive("parked-wrong", "g", key="a"), InvalidRequestError),
+            (admin.redrive("parked-wrong", "g", key=7), InvalidRequestError),
             (admin.redrive("parked-wrong", "g", older_than_ms=-1), InvalidRequestError),
             (admin.redrive("parked-wrong", "g", error=""), InvalidRequestError),
             (
@@ -495,7 +495,7 @@ async def test_message_is_edited_by_its_key(shared_cluster: Cluster):
             {"key": b""},
             {},
             {"partition_id": number},
-            {"key": "a"},
+            {"key": 7},
         ):
             with pytest.raises(InvalidRequestError):
                 await admin.edit_parked(*where, **wrong, value=b"no")
