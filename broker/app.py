@@ -308,11 +308,12 @@ async def serving_broker(
             opening=folder_state.opening.opening,
             folder_ownership=registration,
             clock=clock,
-            registration=lambda: settings.meta, registration.problem,
+            registration=lambda: registration.problem,
             refusal=lambda: registration.refusal,
             retention=lambda: retention.problem,
             removed_from_ms=retention.removed_from_ms,
             scheduled=scheduler.view,
+            metaservers=settings.meta,
         )
         posting = MessagePosting(peers, clock=clock, rng=rng)
         scheduling = _create_scheduling(
@@ -425,52 +426,7 @@ async def _store_audit(meta: MetaClient, events: list[AuditEvent]) -> None:
     await meta.call(NOTE_AUDIT, NoteAudit(events=events))
 
 
-def _cleaning(
-    opened: _Folder,
-    files: Files,
-    settings: BrokerSettings,
-    pools: Pools,
-    registration: Registration,
-    *,
-    clock: Clock,
-) -> RetentionLoop:
-    return RetentionLoop(
-        opened.store,
-        files,
-        settings,
-        clock=clock,
-        run_commit=pools.commit,
-        run_read=pools.background,
-        folder_ownership=registration,
-        calendar=opened.scheduler.calendar,
-    )
-
-
-def _control(
-    opened: _Folder,
-    metaservers: Sequence[str],
-    registration: Registration,
-    cleaning: RetentionLoop,
-    *,
-    clock: Clock,
-) -> BrokerControl:
-    return BrokerControl(
-        opened.store,
-        broker_group=opened.identity.broker_group,
-        broker_id=opened.identity.broker_id,
-        opening=opened.opening.opening,
-        folder_ownership=registration,
-        clock=clock,
-        registration=lambda: registration.problem,
-        refusal=lambda: registration.refusal,
-        retention=lambda: cleaning.problem,
-        removed_from_ms=cleaning.removed_from_ms,
-        scheduled=opened.scheduler.view,
-        metaservers=metaservers,
-    )
-
-
-def _scheduling(
+def _create_scheduling(
     opened: _Folder,
     service: BrokerService,
     peers: Peers,

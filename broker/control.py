@@ -151,7 +151,7 @@ class BrokerControl:
         self._refusal = refusal
         self._scheduled = scheduled
         self._metaservers = metaservers
-        self._ids: list[int] = []
+        self._hosted_ids: list[int] = []
         """The sorted ids of the hosted partitions, cached for `_hosted_ids_version` of the table.
         """
         self._hosted_ids_version = -1

@@ -473,7 +473,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
         return future
 
-    def _encoded(self, subject: str, value: Any) -> Any:
+    def _encode(self, subject: str, value: Any) -> Any:
         """Encode a value by the subject's codec; without a codec, return it unchanged.
 
         Raises:

@@ -159,7 +159,7 @@ class Connections:
                 network = self._own_network = client_network(
                     self.tls,
                     self.token,
-                    owner=f"the {self._what} that was created at {self._created_at}",
+                    owner=f"the {self._client_kind} that was created at {self._created_at}",
                 )
             except ConfigError:
                 self.home.leave()

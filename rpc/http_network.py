@@ -143,7 +143,7 @@ class HttpNetwork:
         """The session that uses a new connection for each request; created when it is needed."""
         self._sessions = [self._session]
         self._unclosed = watch_network(self, self._sessions, owner) if owner else None
-        self._patience = SilenceTimeouts()
+        self._silence_timeouts = SilenceTimeouts()
         self.throttling = Throttling()
         self._answering_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
         """Addresses that have answered before: even if no answer arrives, a call to one of them may

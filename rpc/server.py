@@ -348,13 +348,6 @@ def front_route(served: Sequence[Endpoint[Any]], program: str, use: str) -> Cont
     return ControlRoute(FRONT, front)
 
 
-def _slots(connections_max: int, guard: Guard | None) -> int:
-    """Return the limit of connections; with access control it is lowered to what the limit of open
-    files allows, because principals share the slots.
-    """
-    return connections_max if guard is None else within_files(connections_max)
-
-
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
 """Paths for scrapers and probes, which may reach the server by other host names than clients."""
 READ_METRICS = replace(METRICS, rights=Rights.ANY)

@@ -54,7 +54,7 @@ def change_partitions(
     async def work() -> None:
         async with open_admin(meta) as admin:
             with showing(f"waiting for {meta}"):
-                started = await start(admin)
+                operation_list = await start(admin)
             if isinstance(operation_list, OperationView):
                 operation_list = OperationList(operations=[operation_list])
             views = operation_list.operations

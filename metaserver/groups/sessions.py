@@ -755,7 +755,7 @@ def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionI
     ids = [SessionId(row.session) for row in expired_sessions]
     if ids:
         connection.execute(_free_leases, {"ids": ids})
-        _note_end(connection, group_id, max(row.client for row in expired), left=False)
+        _note_end(connection, group_id, max(row.client for row in expired_sessions), left=False)
     return ids
 
 

@@ -227,13 +227,13 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
     begin_snapshot(connection)
     row = open_subject_row(connection, subject)
     group_id, strategy = find_group(connection, row.subject_id, subject, group)
-    live = {
+    live_sessions = {
         session.session: session
         for session in connection.execute(_live_query, {"of_group": group_id})
     }
     rows = connection.execute(sa.select(leases).where(leases.c.group_id == group_id))
     leases_by_id = {lease.partition_id: lease for lease in rows}
-    owned = Counter(lease.session for lease in lease_of.values())
+    owned = Counter(lease.session for lease in leases_by_id.values())
     owners = []
     for partition in subject_partitions(connection, row.subject_id, SERVED):
         lease = leases_by_id.get(partition.partition_id)
@@ -266,7 +266,7 @@ def read_group(connection: Connection, subject: str, group: str) -> GroupView:
                 expires_in_ms=max(0, session.left_ms),
                 suspended=session.suspended,
             )
-            for session in live.values()
+            for session in live_sessions.values()
         ),
         ended=_read_ended(connection, group_id),
     )
