@@ -35,11 +35,11 @@ from ..protocol.errors import (
 from ..protocol.progress import (
     ForgetGroup,
     ForgottenGroup,
-    KnowGroups,
-    NotTold,
+    RefusedPartition,
+    RegisterGroups,
+    RegisterGroupsBatch,
+    RegisterGroupsResult,
     SetCursor,
-    TellGroups,
-    ToldGroups,
 )
 from ..protocol.reading.bounds import AskBounds, BoundsList, BoundsOf, PartitionBounds
 from ..protocol.reprocess.holds import Held, SetHold
@@ -166,8 +166,8 @@ class BrokerControl:
             ControlRoute(endpoints.PARTITION_BOUNDS, self.bounds),
             ControlRoute(endpoints.SEAL, self.seal),
             ControlRoute(endpoints.SET_CURSOR, self.set_cursor),
-            ControlRoute(endpoints.KNOW_GROUPS, self.register_groups),
-            ControlRoute(endpoints.TELL_GROUPS, self.publish_groups),
+            ControlRoute(endpoints.REGISTER_GROUPS, self.register_groups),
+            ControlRoute(endpoints.REGISTER_GROUPS_BATCH, self.register_groups_batch),
             ControlRoute(endpoints.FORGET_GROUP, self.forget),
             ControlRoute(endpoints.HOLD, self.hold),
             ControlRoute(endpoints.DROP_PARTITION, self.drop),
@@ -292,7 +292,7 @@ class BrokerControl:
         await set_cursor(self._store, partition, body)
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
-    async def register_groups(self, body: KnowGroups, params: Params) -> Done:
+    async def register_groups(self, body: RegisterGroups, params: Params) -> Done:
         """Register groups that have not read the partition yet, durably. Retention then keeps
         messages for them.
         """
@@ -300,7 +300,9 @@ class BrokerControl:
         await self._register(partition_id_of(params), body)
         return Done()
 
-    async def publish_groups(self, body: TellGroups, _params: Params) -> ToldGroups:
+    async def register_groups_batch(
+        self, body: RegisterGroupsBatch, _params: Params
+    ) -> RegisterGroupsResult:
         """Register groups, as `register_groups` does, on several partitions in one commit. The
         partitions that were refused are in the answer.
         """
@@ -309,7 +311,7 @@ class BrokerControl:
         durable: dict[int, asyncio.Future[None]] = {}
         for each in body.partitions:
             try:
-                durable[each.partition_id] = self._register(each.partition_id, each.know)
+                durable[each.partition_id] = self._register(each.partition_id, each.registration)
             except KeylaneError as error:
                 outcomes[each.partition_id] = error
         results = await asyncio.gather(*durable.values(), return_exceptions=True)
@@ -318,20 +320,20 @@ class BrokerControl:
         for partition_id, failure in outcomes.items():
             if isinstance(failure, KeylaneError):
                 refused_partitions.append(
-                    NotTold(partition_id=partition_id, reason=failure.message)
+                    RefusedPartition(partition_id=partition_id, reason=failure.message)
                 )
             elif failure is not None:
                 raise failure
-        return ToldGroups(not_told=tuple(refused_partitions))
+        return RegisterGroupsResult(refused_partitions=tuple(refused_partitions))
 
-    def _register(self, partition_id: int, know: KnowGroups) -> asyncio.Future[None]:
+    def _register(self, partition_id: int, registration: RegisterGroups) -> asyncio.Future[None]:
         """Register groups with `register_groups_at`, or raise PartitionUnknownError."""
         return register_groups_at(
             self._store,
             self._store.state.partition(partition_id),
-            know.groups,
-            complete=know.complete,
-            tokens_above=know.tokens_above,
+            registration.groups,
+            complete=registration.complete,
+            tokens_above=registration.tokens_above,
         )
 
     async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:

@@ -3,7 +3,8 @@ from operators by HTTP.
 
     ChangeParked ─▶ check ─▶ apply
         ─▶ PARKED record, with the cursor after it, in one commit ─▶ durable
-    TakeParked, from a child's owner ─▶ Freeze, durable ─▶ a page of the parent's parked messages
+    AdoptParked, from a child's owner ─▶ Freeze, durable ─▶ a page of the parent's parked messages
+    ReleaseParked, from a child's owner ─▶ apply AncestorReleased ─▶ PARKED record ─▶ durable
     EditParked, from an operator ─▶ check ─▶ apply ─▶ PARKED record ─▶ durable
     POST /v1/partitions/{id}/parked
         ─▶ the same; then the owner's waiting pull is answered, so it lists the keys again
@@ -34,18 +35,18 @@ from ..protocol.errors import (
     StaleRouteError,
 )
 from ..protocol.frames import (
+    AdoptParked,
     ChangeParked,
     EditParked,
-    LeaveParked,
     ListParked,
     ParkedChanged,
     ParkedEdited,
     ParkedKeys,
     ParkedRows,
-    ParkedTaken,
+    ParkedToAdopt,
     ReadEdited,
     ReadParked,
-    TakeParked,
+    ReleaseParked,
 )
 from ..protocol.groups import TRIES_LIMIT
 from ..protocol.ids import NAME_CHARS_MAX, check_name
@@ -58,6 +59,7 @@ from ..protocol.message import (
 )
 from ..protocol.parked import (
     PARKED_ROWS_MAX,
+    AncestorReleased,
     ChangeParkedKey,
     Clear,
     DeadLetterKey,
@@ -70,7 +72,6 @@ from ..protocol.parked import (
     ParkState,
     Redrive,
     RequestedChange,
-    Unneeded,
     decode_changes,
     encode_parked,
 )
@@ -98,7 +99,7 @@ from .store.parking import change_parked
 from .store.store import Store
 
 log = logging.getLogger("keylane.broker")
-_NOT_FOR_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | Unneeded
+_NOT_FOR_OWNERS = DeadLetterKey | Clear | Edit | Freeze | Redrive | AncestorReleased
 LISTED_KEYS_DEFAULT = 100
 LISTED_KEYS_MAX = 1_000
 
@@ -120,8 +121,8 @@ class Parking:
         service.register_handler(ChangeParked, self._handle_change)
         service.register_handler(ListParked, self._handle_list)
         service.register_handler(ReadParked, self._handle_read)
-        service.register_handler(TakeParked, self._handle_take)
-        service.register_handler(LeaveParked, self._handle_leave)
+        service.register_handler(AdoptParked, self._handle_adopt)
+        service.register_handler(ReleaseParked, self._handle_release)
         service.register_handler(EditParked, self._handle_edit)
         service.register_handler(ReadEdited, self._handle_read_edited)
 
@@ -207,33 +208,38 @@ class Parking:
         )
         return ParkedRows(tuple(page.rows), page.messages, tuple(page.edited)), b""
 
-    async def _handle_take(self, request: TakeParked, _payload: memoryview) -> Handled:
+    async def _handle_adopt(self, request: AdoptParked, _payload: memoryview) -> Handled:
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         group = partition.groups.get(request.group)
-        if not (0 <= request.start < request.end <= LOGICAL_PARTITIONS and request.first >= 0):
+        if not (
+            0 <= request.range_start < request.range_end <= LOGICAL_PARTITIONS
+            and request.first_row >= 0
+        ):
             raise InvalidRequestError("not a range of logical partitions, or not a row")
         if group is None or not group.parked:
             if not (group and partition.ended and group.has_drained(partition.next_offset)):
                 self._check_folder_accepted(partition)
-            return ParkedTaken(None), encode_parked(())
+            return ParkedToAdopt(None), encode_parked(())
         if not (partition.ended and group.has_drained(partition.next_offset)):
             raise BusyError(
                 Reason.GROUP_BUSY,
                 f"group {group.name!r} has not handled all of partition {partition.partition_id}",
             )
         await self._apply_changes(partition, group, [Freeze()])
-        first_logical = partition.facts.partition.range_start
+        first_logical_partition = partition.facts.partition.range_start
 
         def is_adopted_key(key: ParkKey) -> bool:
             # Loose messages go to the child with the parent's first logical partition.
-            logical = logical_partition_of(key)
-            if logical == NO_LOGICAL_PARTITION:
-                logical = first_logical
-            return request.start <= logical < request.end
+            logical_partition = logical_partition_of(key)
+            if logical_partition == NO_LOGICAL_PARTITION:
+                logical_partition = first_logical_partition
+            return request.range_start <= logical_partition < request.range_end
 
-        keys, next_row = build_adoption_page(group.parked, is_adopted_key, first=request.first)
-        return ParkedTaken(
+        keys, next_row = build_adoption_page(
+            group.parked, is_adopted_key, first_row=request.first_row
+        )
+        return ParkedToAdopt(
             next_row, tuple(sorted(group.parked.retaining_ancestors))
         ), encode_parked(keys)
 
@@ -251,11 +257,12 @@ class Parking:
                 f"there, and {MAYBE_OLDER_COPY}",
             )
 
-    async def _handle_leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
+    async def _handle_release(self, request: ReleaseParked, _payload: memoryview) -> Handled:
+        """Record that a child no longer needs the messages that are parked on this ancestor."""
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         group = partition.groups.get(request.group)
-        if not 0 <= request.start < request.end <= LOGICAL_PARTITIONS:
+        if not 0 <= request.range_start < request.range_end <= LOGICAL_PARTITIONS:
             raise InvalidRequestError("not a range of logical partitions")
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
@@ -263,8 +270,10 @@ class Parking:
             # Only this partition was reset after the owner was granted the child, so it may have
             # parked messages again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
-        includes_loose = request.start <= partition.facts.partition.range_start < request.end
-        change = Unneeded(request.start, request.end, includes_loose)
+        includes_loose = (
+            request.range_start <= partition.facts.partition.range_start < request.range_end
+        )
+        change = AncestorReleased(request.range_start, request.range_end, includes_loose)
         await self._apply_changes(partition, group, [change])
         return ParkedChanged(group.parked_version), b""
 

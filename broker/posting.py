@@ -67,7 +67,7 @@ class _PostRequest:
 
     subject: str
     messages: list[PostedMessage]
-    logical: list[int]
+    logical_partitions: list[int]
     """The logical partition of each message."""
     producer: KeyedProducer
     sent_at_ns: Sequence[int]
@@ -101,7 +101,11 @@ class _PostRequest:
     def in_range(self, partition: Partition) -> list[int]:
         """Return the indexes of all messages in the range of a partition."""
         start, end = partition.range_start, partition.range_end
-        return [index for index, logical in enumerate(self.logical) if start <= logical < end]
+        return [
+            index
+            for index, logical_partition in enumerate(self.logical_partitions)
+            if start <= logical_partition < end
+        ]
 
 
 class MessagePosting:
@@ -171,13 +175,13 @@ class MessagePosting:
         *,
         sent_at_ns: Sequence[int],
         key: str,
-        logical: int,
+        logical_partition: int,
         subject_id: int,
         tried: bool,
     ) -> None:
-        """Store scheduled messages in the partition of `logical`; see `Subjects.store`."""
+        """Store scheduled messages in a logical partition; see `Subjects.store`."""
         producer = keyed_producer(key, messages)
-        targets = [logical] * len(messages)
+        targets = [logical_partition] * len(messages)
         post = _PostRequest(
             subject, list(messages), targets, producer, sent_at_ns, subject_id, tried
         )
@@ -230,7 +234,7 @@ class MessagePosting:
         """
         post.static = route.static
         if post.has_idempotency_key and post.tried:
-            sealed_errors = [
+            sealed_parts = [
                 (partition, indices)
                 for partition in route.partitions
                 if partition.state is PartitionState.SEALED
@@ -238,7 +242,7 @@ class MessagePosting:
             ]
             errors = [
                 error
-                for error in await self._append_all(post, sealed_errors, sequence=ASKED)
+                for error in await self._append_all(post, sealed_parts, sequence=ASKED)
                 if not isinstance(error, SequenceGapError)  # it stored nothing for this key
             ]
             if errors:
@@ -257,14 +261,18 @@ class MessagePosting:
         indices_by_partition: dict[int, tuple[Partition, list[int]]] = {}
         open_partitions = route.open_partitions()
         any_partition = self._choose_partition(open_partitions)
-        by_logical = {
-            logical: partition
+        open_by_logical_partition = {
+            logical_partition: partition
             for partition in open_partitions
-            for logical in range(partition.range_start, partition.range_end)
+            for logical_partition in range(partition.range_start, partition.range_end)
         }
         for index in post.pending():
-            logical = post.logical[index]
-            partition = any_partition if logical == ANYWHERE else by_logical.get(logical)
+            logical_partition = post.logical_partitions[index]
+            partition = (
+                any_partition
+                if logical_partition == ANYWHERE
+                else open_by_logical_partition.get(logical_partition)
+            )
             if partition is None:
                 raise StaleRouteError(
                     Reason.NO_PARTITION, f"subject {post.subject!r} has no open partition now"

@@ -564,7 +564,7 @@ class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     None: not reported. They are not metadata of the partition: a repeat may have more groups.
     """
     tokens_above: Count = 0
-    """Same meaning as in KnowGroups; sent together with `groups`."""
+    """Same meaning as in RegisterGroups; sent together with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
     """The subject's limit in bytes for one message, if lower than MESSAGE_BYTES_MAX; else 0."""
     hidden: str = ""

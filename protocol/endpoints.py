@@ -87,11 +87,11 @@ from .progress import (
     ForgetGroup,
     ForgottenGroup,
     GroupReset,
-    KnowGroups,
+    RegisterGroups,
+    RegisterGroupsBatch,
+    RegisterGroupsResult,
     ResetGroup,
     SetCursor,
-    TellGroups,
-    ToldGroups,
 )
 from .queues import QueueList
 from .reading.bounds import AskBounds, BoundsList
@@ -650,20 +650,20 @@ SET_CURSOR = Endpoint(
     "Raise a group's fence and set its cursor.",
     idempotent=True,
 )
-KNOW_GROUPS = Endpoint(
+REGISTER_GROUPS = Endpoint(
     "POST",
     "/v1/partitions/{id}/groups",
-    KnowGroups,
+    RegisterGroups,
     Done,
     Rights.CLUSTER,
     "Make retention wait for groups that have not read a partition yet.",
     idempotent=True,
 )
-TELL_GROUPS = Endpoint(
+REGISTER_GROUPS_BATCH = Endpoint(
     "POST",
     "/v1/partitions/groups",
-    TellGroups,
-    ToldGroups,
+    RegisterGroupsBatch,
+    RegisterGroupsResult,
     Rights.CLUSTER,
     "Make retention of several partitions wait for groups that have not read them yet.",
     idempotent=True,
@@ -847,8 +847,8 @@ BROKER: tuple[Endpoint[Any], ...] = (
     PARTITION_BOUNDS,
     SEAL,
     SET_CURSOR,
-    KNOW_GROUPS,
-    TELL_GROUPS,
+    REGISTER_GROUPS,
+    REGISTER_GROUPS_BATCH,
     FORGET_GROUP,
     HOLD,
     DROP_PARTITION,

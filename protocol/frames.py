@@ -232,10 +232,10 @@ class ReadParked(Frame, frozen=True, array_like=True, tag=13):
     first: int = 0
 
 
-class TakeParked(Frame, frozen=True, array_like=True, tag=14):
+class AdoptParked(Frame, frozen=True, array_like=True, tag=14):
     """
     Adopt the parked messages of the group on a drained parent, for keys in the logical partitions
-    `[start, end)`. Answer: ParkedTaken.
+    `[range_start, range_end)`. Answer: ParkedToAdopt.
 
     The owner of a child sends this, and needs no token for the parent. It freezes the parked
     messages there.
@@ -243,24 +243,24 @@ class TakeParked(Frame, frozen=True, array_like=True, tag=14):
 
     partition_id: int
     group: str
-    start: int
-    end: int
-    first: int
+    range_start: int
+    range_end: int
+    first_row: int
     """First row of the answer, counted from 0."""
 
 
-class LeaveParked(Frame, frozen=True, array_like=True, tag=15):
+class ReleaseParked(Frame, frozen=True, array_like=True, tag=15):
     """
     Report that a child no longer needs the messages that the group had parked on an ancestor.
     Answer: ParkedChanged.
 
-    This covers keys in the logical partitions `[start, end)`.
+    This covers keys in the logical partitions `[range_start, range_end)`.
     """
 
     partition_id: int
     group: str
-    start: int
-    end: int
+    range_start: int
+    range_end: int
     token: int = 0
     """Token of the child's owner; 0: unknown. A token below the ancestor's fence is refused,
     because a reset may have been followed by new parked messages.
@@ -447,7 +447,7 @@ class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
 
     parked_version: int
     following: int | None
-    unneeded: tuple[int, ...] = ()
+    unneeded_ancestors: tuple[int, ...] = ()
     """Ancestors that keep messages for the group, although none of those is still parked."""
 
 
@@ -462,7 +462,7 @@ class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
     """(source, offset) of edited messages in these rows; see ReadEdited."""
 
 
-class ParkedTaken(Frame, frozen=True, array_like=True, tag=76):
+class ParkedToAdopt(Frame, frozen=True, array_like=True, tag=76):
     """The payload is a list of `parked.AdoptedKey`. `following` is the first row of the next page;
     None: this is the last page.
     """
@@ -539,8 +539,8 @@ Request = (
     | ChangeParked
     | ListParked
     | ReadParked
-    | TakeParked
-    | LeaveParked
+    | AdoptParked
+    | ReleaseParked
     | EditParked
     | ReadEdited
     | Hello
@@ -561,7 +561,7 @@ Answer = (
     | ParkedChanged
     | ParkedKeys
     | ParkedRows
-    | ParkedTaken
+    | ParkedToAdopt
     | ParkedEdited
     | Challenged
     | Authenticated

@@ -9,15 +9,15 @@ from __future__ import annotations
 import enum
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from .ids import MAX_I64
 from .parked.views import FailingMessage
 from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
-PARTITIONS_TOLD_MAX = 256
-"""Maximum number of partitions in one TellGroups call."""
+BATCH_PARTITIONS_MAX = 256
+"""Maximum number of partitions in one RegisterGroupsBatch call."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 """Milliseconds since 1970."""
@@ -187,7 +187,7 @@ class SetCursor(Struct, frozen=True, kw_only=True):
     """
 
 
-class KnowGroups(Struct, frozen=True, kw_only=True):
+class RegisterGroups(Struct, frozen=True, kw_only=True):
     """Make retention wait for these groups, which have not read the partition yet."""
 
     groups: Annotated[tuple[str, ...], Meta(max_length=GROUPS_AT_ONCE_MAX)]
@@ -201,32 +201,32 @@ class KnowGroups(Struct, frozen=True, kw_only=True):
     """
 
 
-class TellPartition(Struct, frozen=True, kw_only=True):
-    """The consumer groups of one partition in a TellGroups call."""
+class PartitionGroups(Struct, frozen=True, kw_only=True):
+    """The consumer groups of one partition in a RegisterGroupsBatch call."""
 
     partition_id: Annotated[int, Meta(ge=0, le=MAX_I64)]
-    know: KnowGroups
+    registration: RegisterGroups = field(name="know")
 
 
-class TellGroups(Struct, frozen=True, kw_only=True):
-    """Report consumer groups to several partitions of a broker: a KnowGroups call for each."""
+class RegisterGroupsBatch(Struct, frozen=True, kw_only=True):
+    """Register consumer groups on several partitions of a broker: one RegisterGroups for each."""
 
-    partitions: Annotated[tuple[TellPartition, ...], Meta(max_length=PARTITIONS_TOLD_MAX)]
+    partitions: Annotated[tuple[PartitionGroups, ...], Meta(max_length=BATCH_PARTITIONS_MAX)]
 
 
-class NotTold(Struct, frozen=True, kw_only=True):
+class RefusedPartition(Struct, frozen=True, kw_only=True):
     """A partition whose groups could not be stored, and the reason."""
 
     partition_id: int
     reason: str
 
 
-class ToldGroups(Struct, frozen=True, kw_only=True):
-    """The response to TellGroups. Every partition that is not listed here has stored its groups
-    durably.
+class RegisterGroupsResult(Struct, frozen=True, kw_only=True):
+    """The response to RegisterGroupsBatch. Every partition that is not listed here has stored its
+    groups durably.
     """
 
-    not_told: tuple[NotTold, ...] = ()
+    refused_partitions: tuple[RefusedPartition, ...] = field(default=(), name="not_told")
 
 
 class ForgetGroup(Struct, frozen=True, kw_only=True):

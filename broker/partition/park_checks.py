@@ -36,6 +36,7 @@ from ...protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorNotified,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -50,7 +51,6 @@ from ...protocol.parked import (
     Redrive,
     RequestedChange,
     Shift,
-    Unneeded,
     Unpark,
     is_loose,
 )
@@ -126,7 +126,7 @@ class _ChangeChecker:
             Adopt: self._check_adopt,
             Freeze: lambda change: None if parked.frozen else change,
             Clear: self._check_clear,
-            Unneeded: lambda change: change if parked.keeps_for_children else None,
+            AncestorReleased: lambda change: change if parked.keeps_for_children else None,
             Edit: self._check_edit,
             AncestorNotified: self._check_notification,
         }
@@ -136,7 +136,7 @@ class _ChangeChecker:
         changes_to_write = []
         for change in changes:
             is_frozen = self._parked.frozen and not self._is_cleared
-            if is_frozen and not isinstance(change, Freeze | Clear | Unneeded):
+            if is_frozen and not isinstance(change, Freeze | Clear | AncestorReleased):
                 raise StaleRouteError(Reason.PARK_MOVED, partition_id=self._parked.partition_id)
             self._has_other_changes = self._has_other_changes or not isinstance(change, Adopt)
             change_to_write = self._check_by_type[type(change)](change)
@@ -383,7 +383,7 @@ class _ChangeChecker:
     def _check_adopt(self, change: Adopt) -> Adopt | None:
         if self._is_adoption_current(change.parent):
             return None
-        if change.passed or change.children_tell:
+        if change.passed or change.children_notify_ancestors:
             if not self._is_cleared:
                 raise InvalidRequestError("only a reset may set what children keep")
             return change

@@ -82,11 +82,11 @@ def list_parked_offsets(
 
 # ── for children, and for the broker's log ───────────────────────────────────────────────────────
 def build_adoption_page(
-    parked: Parked, predicate: Callable[[ParkKey], bool], *, first: int = 0
+    parked: Parked, predicate: Callable[[ParkKey], bool], *, first_row: int = 0
 ) -> tuple[list[AdoptedKey], int | None]:
     """
-    Return a page of the parked keys for which `predicate` is true, beginning with the `first`th
-    row.
+    Return a page of the parked keys for which `predicate` is true, beginning with
+    row `first_row`.
 
     The rows of all keys come first, then the failure marks, then the edited messages; each counts
     as one row. A page has at most PARKED_ROWS_MAX rows, and ends after the key that exceeds
@@ -96,7 +96,7 @@ def build_adoption_page(
     Returns:
         The page, and the first row of the next page, or None if it is the last one.
     """
-    return next(_build_pages(parked, predicate, first))
+    return next(_build_pages(parked, predicate, first_row))
 
 
 class _Page:
@@ -120,7 +120,7 @@ class _Page:
 
 
 def _build_pages(
-    parked: Parked, predicate: Callable[[ParkKey], bool], first: int
+    parked: Parked, predicate: Callable[[ParkKey], bool], first_row: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
     page, row = _Page(), 0
     keys = [(key, parked_key) for key, parked_key in parked.items() if predicate(key)]
@@ -130,7 +130,7 @@ def _build_pages(
     ):
         for key, parked_key in keys:
             count = count_parts(parked_key)
-            index = max(first - row, 0)
+            index = max(first_row - row, 0)
             while index < count:
                 if page.is_full:
                     yield page.keys, row + index
@@ -142,7 +142,7 @@ def _build_pages(
     for key, edit in parked.list_edits():
         if not predicate(key):
             continue
-        if row >= first:
+        if row >= first_row:
             size_bytes = len(edit.value) + len(edit.properties)
             if page.keys and page.size_bytes + size_bytes > PARKED_PAGE_BYTES:
                 yield page.keys, row
@@ -250,7 +250,11 @@ def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
     if parked.retaining_ancestors or parked.children_notify_ancestors:
         ancestors = tuple(sorted(parked.retaining_ancestors))
         yield Adopt(
-            0, (), last=False, sources=ancestors, children_tell=parked.children_notify_ancestors
+            0,
+            (),
+            last=False,
+            sources=ancestors,
+            children_notify_ancestors=parked.children_notify_ancestors,
         )
     for ancestor in sorted(
         (parked.adopted_parents | parked.partly_adopted_parents) - parked.retaining_ancestors
@@ -274,13 +278,15 @@ def offsets_needed_by_children(
     """
     lowest_offsets = dict(parked.offsets_for_children)
     for key, each in parked.items() if parked.frozen else ():
-        logical = logical_partition_of(key)
+        logical_partition = logical_partition_of(key)
         runs = each.offsets_by_source.get(parked.partition_id)
         if runs:
-            lowest_offsets[logical] = min(runs.first, lowest_offsets.get(logical, runs.first))
+            lowest_offsets[logical_partition] = min(
+                runs.first, lowest_offsets.get(logical_partition, runs.first)
+            )
 
-    def is_kept(logical: int) -> bool:
-        owner = range_start if logical == NO_LOGICAL_PARTITION else logical
+    def is_kept(logical_partition: int) -> bool:
+        owner = range_start if logical_partition == NO_LOGICAL_PARTITION else logical_partition
         return any(start <= owner < end for start, end in child_ranges)
 
     return tuple(sorted(pair for pair in lowest_offsets.items() if is_kept(pair[0])))

@@ -27,6 +27,7 @@ from ...protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorNotified,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -42,7 +43,6 @@ from ...protocol.parked import (
     ParkState,
     Redrive,
     Shift,
-    Unneeded,
     Unpark,
     is_loose,
 )
@@ -57,7 +57,7 @@ from .parked_key import (
     decode_mark,
     encode_image,
     image_of_keys,
-    is_unneeded,
+    is_released,
     logical_partition_of,
     select_sources,
 )
@@ -268,8 +268,8 @@ class Parked:
                 return undo
             case Clear():
                 return self._apply_reset(change)
-            case Unneeded():
-                return self._remove_unneeded(change)
+            case AncestorReleased():
+                return self._remove_released(change)
             case AncestorNotified():
                 return self._remove_ancestor(change.source)
             case Edit():
@@ -515,7 +515,9 @@ class Parked:
         ancestors = {change.parent, *change.sources} - {0, self.partition_id}
         self.retaining_ancestors = self.retaining_ancestors | ancestors
         self.offsets_for_children = self.offsets_for_children | dict(change.passed)
-        self.children_notify_ancestors = self.children_notify_ancestors or change.children_tell
+        self.children_notify_ancestors = (
+            self.children_notify_ancestors or change.children_notify_ancestors
+        )
         return partial(_undo_all, undos)
 
     def _adopt_key(self, key: AdoptedKey, *, is_own: bool) -> Undo:
@@ -574,20 +576,20 @@ class Parked:
 
         return undo
 
-    def _remove_unneeded(self, change: Unneeded) -> Undo:
-        unneeded_keys = [
+    def _remove_released(self, change: AncestorReleased) -> Undo:
+        released_keys = [
             key
             for key in self._keys
-            if self.frozen and is_unneeded(change, logical_partition_of(key))
+            if self.frozen and is_released(change, logical_partition_of(key))
         ]
-        removed_keys = {key: self._keys.pop(key) for key in unneeded_keys}
+        removed_keys = {key: self._keys.pop(key) for key in released_keys}
         count = sum(parked.messages for parked in removed_keys.values())
         self.messages -= count
         undo_fields = self._restore_on_undo()
         self.offsets_for_children = {
-            logical: offset
-            for logical, offset in self.offsets_for_children.items()
-            if not is_unneeded(change, logical)
+            logical_partition: offset
+            for logical_partition, offset in self.offsets_for_children.items()
+            if not is_released(change, logical_partition)
         }
 
         def undo() -> None:

@@ -12,13 +12,13 @@ import msgspec
 
 from ...protocol.offsets import IntervalSet, Range
 from ...protocol.parked import (
+    AncestorReleased,
     EditedMessage,
     Failure,
     FailureMark,
     Fault,
     ParkKey,
     ParkState,
-    Unneeded,
     is_loose,
 )
 from ...protocol.routing import logical_partition
@@ -44,9 +44,11 @@ def logical_partition_of(key: ParkKey) -> int:
     )
 
 
-def is_unneeded(change: Unneeded, logical: int) -> bool:
+def is_released(change: AncestorReleased, logical_partition: int) -> bool:
     """Return True if a child no longer needs messages of a logical partition."""
-    return change.loose if logical == NO_LOGICAL_PARTITION else change.start <= logical < change.end
+    if logical_partition == NO_LOGICAL_PARTITION:
+        return change.includes_loose
+    return change.range_start <= logical_partition < change.range_end
 
 
 def count_messages(ranges: Iterable[Range]) -> int:

@@ -89,13 +89,14 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """
     A record: messages are about to be stored in their subject, in this order, as one batch.
 
-    The batch is sent to the partition of `logical` with the idempotency key `delivery`. After a
-    crash the same batch is sent again, and the partition answers that it already has it.
+    The batch is sent to the partition that has the logical partition, with the idempotency key
+    `delivery`. After a crash the same batch is sent again, and the partition answers that it
+    already has it.
     """
 
     delivery: str
     subject: str
-    logical: int
+    logical_partition: int
     scheduled_ids: tuple[bytes, ...]
 
 

@@ -102,7 +102,7 @@ class ScheduledDelivery:
 
     name: str
     subject: str
-    logical: int
+    logical_partition: int
     scheduled_ids: tuple[bytes, ...]
     segment: int
     """The journal segment that contains the record of the delivery."""
@@ -315,7 +315,7 @@ class ScheduleIndex:
                 self._remove_delivery(previous)
             self._delivery_of[scheduled_id] = record.delivery
         delivery = ScheduledDelivery(
-            record.delivery, record.subject, record.logical, record.scheduled_ids, segment
+            record.delivery, record.subject, record.logical_partition, record.scheduled_ids, segment
         )
         self.deliveries[record.delivery] = delivery
         return delivery

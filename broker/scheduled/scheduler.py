@@ -425,9 +425,9 @@ class Scheduler:
                 self._release_subject(subject)
                 return
             name = f"scheduled-{self._rng.getrandbits(128):032x}"
-            logical = await target.choose_logical_partition(subject, batch[0].subject_id)
+            logical_partition = await target.choose_logical_partition(subject, batch[0].subject_id)
             taken_record = Taken(
-                name, subject, logical, tuple(each.scheduled_id for each in messages)
+                name, subject, logical_partition, tuple(each.scheduled_id for each in messages)
             )
             await self._writer.submit(
                 [taken_record],
@@ -509,7 +509,7 @@ class Scheduler:
                     posted_messages,
                     sent_at_ns=[each.sent_at_ns for each in messages],
                     key=delivery.name,
-                    logical=delivery.logical,
+                    logical_partition=delivery.logical_partition,
                     subject_id=subject_id,
                     tried=is_doubtful,
                 )

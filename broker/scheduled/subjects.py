@@ -31,7 +31,7 @@ class Subjects(Protocol):
         *,
         sent_at_ns: Sequence[int],
         key: str,
-        logical: int,
+        logical_partition: int,
         subject_id: int,
         tried: bool,
     ) -> None:

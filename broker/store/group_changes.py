@@ -230,14 +230,20 @@ def set_cursor(
     # Children that have adopted messages still need the ancestors, which would forget them when the
     # owner of this partition notifies them.
     is_partial = bool(request.kept_children or request.kept_parents)
-    children_tell = is_partial and (parked.frozen or parked.children_notify_ancestors)
+    children_notify_ancestors = is_partial and (parked.frozen or parked.children_notify_ancestors)
     offsets_for_children = offsets_needed_by_children(
         parked, request.kept_children, partition.facts.partition.range_start
     )
     changes: list[RequestedChange] = [Clear(request.kept_parents)]
-    if offsets_for_children or children_tell:
+    if offsets_for_children or children_notify_ancestors:
         changes.append(
-            Adopt(0, (), last=False, passed=offsets_for_children, children_tell=children_tell)
+            Adopt(
+                0,
+                (),
+                last=False,
+                passed=offsets_for_children,
+                children_notify_ancestors=children_notify_ancestors,
+            )
         )
     return change_parked(store, partition, group, changes, at_ms=0)
 

@@ -1,8 +1,8 @@
 """Adopts the parked messages of a partition's parents, and notifies ancestors whose messages are no
 longer needed.
 
-    begin ─▶ TakeParked, page by page ─▶ Adopt ─▶ the last page: adopted
-    no message of an ancestor is parked ─▶ LeaveParked ─▶ the ancestor is notified
+    begin ─▶ AdoptParked, page by page ─▶ Adopt ─▶ the last page: adopted
+    no message of an ancestor is parked ─▶ ReleaseParked ─▶ the ancestor is notified
 
 Invariants
     A child pulls nothing before it has adopted the parked messages of its range from each parent.
@@ -24,7 +24,7 @@ from ...protocol.errors import (
     KeylaneError,
     UnreachableError,
 )
-from ...protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
+from ...protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
 from ...protocol.parked import Adopt, AncestorNotified, decode_adopted
 from ...protocol.routing import Partition, PartitionState
 from .context import ParkContext
@@ -38,13 +38,13 @@ class Ancestors:
     Tracks the ancestors that keep parked messages for one partition.
 
     Args:
-        refresh: lists the parked keys, and updates `unneeded`.
+        refresh: lists the parked keys, and updates `unneeded_ancestors`.
     """
 
     def __init__(
         self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
-        self.unneeded: tuple[int, ...] = ()
+        self.unneeded_ancestors: tuple[int, ...] = ()
         """The ancestors that keep messages for the group, of which none is parked any more."""
         self._context = context
         self._sender = sender
@@ -102,14 +102,14 @@ class Ancestors:
             return await self._sender.send_now([Adopt(parent_id, (), True)])
         broker, partition = context.broker_at(address), context.grant.partition
         pending = list(ranges) or [(partition.range_start, partition.range_end)]
-        version, first, message_count = 0, 0, 0
+        version, first_row, message_count = 0, 0, 0
         while pending:
-            request = TakeParked(parent_id, context.lease[1], *pending[0], first)
+            request = AdoptParked(parent_id, context.lease[1], *pending[0], first_row)
             answer, payload = await broker.call(request)
-            assert isinstance(answer, ParkedTaken)
+            assert isinstance(answer, ParkedToAdopt)
             keys = tuple(decode_adopted(payload))
             message_count += sum(end - start for key in keys for _, start, end in key.rows)
-            first = answer.following or 0
+            first_row = answer.following or 0
             if answer.following is None:
                 pending.pop(0)
             adopt = Adopt(parent_id, keys, not pending, answer.sources)
@@ -147,23 +147,23 @@ class Ancestors:
             )
         return None
 
-    def notify_unneeded(self) -> None:
+    def notify_unneeded_ancestors(self) -> None:
         """Start to notify ancestors that none of their messages is parked any more; the next call
         retries after failures.
         """
         if self._context.grant.partition.parents and self._notify_task is None:
-            self._notify_task = self._context.spawn(self._notify, "leave")
+            self._notify_task = self._context.spawn(self._notify, "release")
 
     async def _notify(self) -> None:
         context = self._context
         partition = context.grant.partition
         try:
             await self._refresh()
-            for source in self.unneeded:
+            for source in self.unneeded_ancestors:
                 address = await self._address_of(source)
                 if address is not None:
                     _, group, _, token = context.lease
-                    request = LeaveParked(
+                    request = ReleaseParked(
                         source, group, partition.range_start, partition.range_end, token
                     )
                     try:

@@ -88,8 +88,8 @@ class KeyParking:
         finally:
             self._redrives.keys_are_inherited = False
         await self._retrying.begin(rows, careful=answer.unreleased)
-        if self._ancestors.unneeded:
-            self._ancestors.notify_unneeded()
+        if self._ancestors.unneeded_ancestors:
+            self._ancestors.notify_unneeded_ancestors()
 
     def update_grant(self, grant: Grant) -> None:
         """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
@@ -124,7 +124,7 @@ class KeyParking:
             assert isinstance(answer, ParkedKeys)
             rows += decode_key_rows(payload)
             version, first = answer.parked_version, answer.following
-            self._ancestors.unneeded = answer.unneeded
+            self._ancestors.unneeded_ancestors = answer.unneeded_ancestors
         self.version = version
         rows = [row for row in rows if row.key not in self._released_keys]
         self.keys.update(row.key for row in rows if isinstance(row.key, bytes) and row.key)
@@ -193,7 +193,7 @@ class KeyParking:
         messages = self._releasing_keys.pop(key)
         self.keys.discard(key)
         self._released_keys.add(key)
-        self._ancestors.notify_unneeded()
+        self._ancestors.notify_unneeded_ancestors()
         if messages:
             self._context.client.hand_out(messages)
 

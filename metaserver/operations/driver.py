@@ -58,7 +58,7 @@ from ...protocol.operations import (
     Reshape,
     SetSubject,
 )
-from ...protocol.progress import KnowGroups
+from ...protocol.progress import RegisterGroups
 from ...protocol.routing import Partition, PartitionState
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -515,8 +515,8 @@ class OperationDriver:
                     )
                 if operation.publishes:  # a partition with messages is hosted already
                     await broker.control(
-                        endpoints.KNOW_GROUPS,
-                        KnowGroups(
+                        endpoints.REGISTER_GROUPS,
+                        RegisterGroups(
                             groups=tuple(name for _, name in operation.groups),
                             complete=True,
                             tokens_above=operation.tokens_above,

@@ -26,10 +26,10 @@ from ...protocol.errors import (
     OutcomeUnknownError,
 )
 from ...protocol.progress import (
-    PARTITIONS_TOLD_MAX,
-    KnowGroups,
-    TellGroups,
-    TellPartition,
+    BATCH_PARTITIONS_MAX,
+    PartitionGroups,
+    RegisterGroups,
+    RegisterGroupsBatch,
 )
 from ...rpc.client import BrokerClient
 from ...rpc.network import Network
@@ -173,9 +173,11 @@ class Announcer:
             silent_addresses: addresses of brokers that have not replied in this run.
         """
         first_announcement = batch[0]
-        request = TellGroups(
+        request = RegisterGroupsBatch(
             partitions=tuple(
-                TellPartition(partition_id=each.partition_id, know=_build_know_groups(each))
+                PartitionGroups(
+                    partition_id=each.partition_id, registration=_build_registration(each)
+                )
                 for each in batch
             )
         )
@@ -186,21 +188,21 @@ class Announcer:
                 self._network, first_announcement.address, timeout_ms=CALL_TIMEOUT_MS
             )
             try:
-                reply = await broker.control(endpoints.TELL_GROUPS, request)
+                reply = await broker.control(endpoints.REGISTER_GROUPS_BATCH, request)
             except KeylaneError as error:
                 if isinstance(error, NotSentError | OutcomeUnknownError | ForeignServerError):
                     silent_addresses.add(first_announcement.address)
                 log.info("partition %d: %s", first_announcement.partition_id, error.message)
                 return set()
         announced_ids = {each.partition_id for each in batch}
-        for failure in reply.not_told:
+        for failure in reply.refused_partitions:
             announced_ids.discard(failure.partition_id)
             log.info("partition %d: %s", failure.partition_id, failure.reason)
         return announced_ids
 
 
-def _build_know_groups(announcement: Announcement) -> KnowGroups:
-    return KnowGroups(
+def _build_registration(announcement: Announcement) -> RegisterGroups:
+    return RegisterGroups(
         groups=tuple(name for _, name in announcement.groups),
         complete=True,
         tokens_above=announcement.tokens_above,
@@ -216,7 +218,7 @@ def _split_into_batches(announcements: Sequence[Announcement]) -> list[list[Anno
         batch = open_batches.get(each.address)
         if (
             batch is None
-            or len(batch) >= PARTITIONS_TOLD_MAX
+            or len(batch) >= BATCH_PARTITIONS_MAX
             or name_counts[each.address] >= NAMES_AT_ONCE_MAX
         ):
             batch = open_batches[each.address] = []

@@ -259,7 +259,7 @@ class Adopt(Struct, frozen=True, array_like=True, tag=5):
     """(logical partition, offset), for parent 0: children need messages of the partition itself
     from this offset on, although it was reset. The logical partition is -1 for loose messages.
     """
-    children_tell: bool = False
+    children_notify_ancestors: bool = False
     """True for parent 0 if children keep the messages that they adopted, although the partition was
     reset. They then notify the ancestors.
     """
@@ -269,14 +269,14 @@ class Freeze(Struct, frozen=True, array_like=True, tag=6):
     """The children of the partition adopt its parked messages, so it accepts no more changes."""
 
 
-class Unneeded(Struct, frozen=True, array_like=True, tag=8):
+class AncestorReleased(Struct, frozen=True, array_like=True, tag=8):
     """A child no longer needs parked messages of this frozen partition, for keys in the logical
-    partitions `[start, end)`.
+    partitions `[range_start, range_end)`.
     """
 
-    start: int
-    end: int
-    loose: bool
+    range_start: int
+    range_end: int
+    includes_loose: bool
     """True if it does not need loose messages either."""
 
 
@@ -306,7 +306,7 @@ ParkChange = (
     | Adopt
     | Freeze
     | Clear
-    | Unneeded
+    | AncestorReleased
     | AncestorNotified
     | Edit
     | Shift

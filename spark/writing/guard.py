@@ -86,7 +86,7 @@ class OrderGuard:
     def check(
         self,
         batch: pa.RecordBatch,
-        logical: npt.NDArray[np.uint16],
+        logical_partitions: npt.NDArray[np.uint16],
         keyed: npt.NDArray[np.bool_],
         first_row: int,
     ) -> None:
@@ -94,7 +94,7 @@ class OrderGuard:
         Check the next rows.
 
         Args:
-            logical: the logical partition of each row.
+            logical_partitions: the logical partition of each row.
             keyed: True for each row with a key; other rows have no order.
             first_row: the number of the first row, for errors.
 
@@ -106,37 +106,46 @@ class OrderGuard:
         names = batch.schema.names
         offsets = self._integers(batch, self._offset)
         partitions = self._integers(batch, self._partition)
-        logical = np.where(keyed, logical, np.uint16(_NO_KEY))
+        logical_partitions = np.where(keyed, logical_partitions, np.uint16(_NO_KEY))
         subjects = batch.column("subject").to_pylist() if "subject" in names else None
         if subjects is not None and len(set(subjects)) > 1:
             for subject in dict.fromkeys(subjects):
                 rows = np.flatnonzero(np.array([each == subject for each in subjects]))
                 self._check_source(
-                    f"{subject}/", partitions[rows], offsets[rows], logical[rows], rows + first_row
+                    f"{subject}/",
+                    partitions[rows],
+                    offsets[rows],
+                    logical_partitions[rows],
+                    rows + first_row,
                 )
             return
         prefix = "" if subjects is None else f"{subjects[0]}/"
         self._check_source(
-            prefix, partitions, offsets, logical, np.arange(first_row, first_row + len(partitions))
+            prefix,
+            partitions,
+            offsets,
+            logical_partitions,
+            np.arange(first_row, first_row + len(partitions)),
         )
 
     def _check_source(
-        self, prefix: str, partitions: Any, offsets: Any, logical: Any, rows: Any
+        self, prefix: str, partitions: Any, offsets: Any, logical_partitions: Any, row_numbers: Any
     ) -> None:
-        order = np.lexsort((logical, partitions))  # stable: keeps the order within groups
-        partitions, offsets, logical, rows = (
+        # The sort is stable: it keeps the order within groups.
+        order = np.lexsort((logical_partitions, partitions))
+        partitions, offsets, logical_partitions, row_numbers = (
             partitions[order],
             offsets[order],
-            logical[order],
-            rows[order],
+            logical_partitions[order],
+            row_numbers[order],
         )
-        is_next = (np.diff(partitions) == 0) & (np.diff(logical) == 0)
+        is_next = (np.diff(partitions) == 0) & (np.diff(logical_partitions) == 0)
         descents = np.flatnonzero((np.diff(offsets) <= 0) & is_next)
         if len(descents):
             index = int(descents[0]) + 1
             raise self._order_error(
                 f"{prefix}{partitions[index]}",
-                int(rows[index]),
+                int(row_numbers[index]),
                 int(offsets[index]),
                 int(offsets[index - 1]),
             )
@@ -146,12 +155,23 @@ class OrderGuard:
         ends = [*starts[1:].tolist(), len(firsts)]
         for part, start, end in zip(sources.tolist(), starts.tolist(), ends, strict=True):
             groups = slice(start, end)
-            self._check_continues(
-                f"{prefix}{part}", firsts[groups], lasts[groups], offsets, logical, rows
+            self._check_follows_earlier_rows(
+                f"{prefix}{part}",
+                firsts[groups],
+                lasts[groups],
+                offsets,
+                logical_partitions,
+                row_numbers,
             )
 
-    def _check_continues(
-        self, source: str, firsts: Any, lasts: Any, offsets: Any, logical: Any, rows: Any
+    def _check_follows_earlier_rows(
+        self,
+        source: str,
+        firsts: Any,
+        lasts: Any,
+        offsets: Any,
+        logical_partitions: Any,
+        row_numbers: Any,
     ) -> None:
         """
         Check that each group of rows begins after the earlier rows of its logical partition.
@@ -159,18 +179,20 @@ class OrderGuard:
         Args:
             source: the source partition of all groups.
             firsts, lasts: the indexes of the first and last row of each group.
+            offsets, logical_partitions: the offset and the logical partition of each row.
+            row_numbers: the number of each row, for errors.
         """
         latest_offsets = self._latest_offsets.get(source)
         if latest_offsets is None:
             latest_offsets = self._latest_offsets[source] = np.full(_NO_KEY + 1, -1, np.int64)
-        previous = latest_offsets[logical[firsts]]
+        previous = latest_offsets[logical_partitions[firsts]]
         descents = np.flatnonzero(offsets[firsts] <= previous)
         if len(descents):
             index = int(firsts[descents[0]])
             raise self._order_error(
-                source, int(rows[index]), int(offsets[index]), int(previous[descents[0]])
+                source, int(row_numbers[index]), int(offsets[index]), int(previous[descents[0]])
             )
-        latest_offsets[logical[firsts]] = offsets[lasts]
+        latest_offsets[logical_partitions[firsts]] = offsets[lasts]
 
     def _integers(self, batch: pa.RecordBatch, name: str) -> Any:
         column = batch.column(name)

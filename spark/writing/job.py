@@ -237,12 +237,12 @@ def check_sources(reports: Sequence[TaskReport]) -> None:
     """
     seen_bits: dict[str, int] = {}
     for report in reports:
-        for source, logical in report.sources.items():
-            if seen_bits.get(source, 0) & logical:
+        for source, partition_bits in report.sources.items():
+            if seen_bits.get(source, 0) & partition_bits:
                 raise RowsError(
                     Reason.ROW_ORDER,
                     f"rows of one key of source partition {source} may be in task {report.task} "
                     "and in another one, and tasks run at the same time",
                     task=report.task,
                 )
-            seen_bits[source] = seen_bits.get(source, 0) | logical
+            seen_bits[source] = seen_bits.get(source, 0) | partition_bits

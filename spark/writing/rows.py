@@ -53,16 +53,16 @@ class RowColumns:
         values: Column,
         properties: Column | None,
         times: I64 | None,
-        logical: U16,
+        logical_partitions: U16,
     ) -> None:
         self.keys = keys
         self.values = values
         self.properties = properties
         self.times = times
-        self.logical = logical
+        self.logical_partitions = logical_partitions
 
     def __len__(self) -> int:
-        return len(self.logical)
+        return len(self.logical_partitions)
 
     @property
     def keyed(self) -> npt.NDArray[np.bool_]:
@@ -88,7 +88,7 @@ class RowColumns:
             self.values.take(rows),
             None if self.properties is None else self.properties.take(rows),
             None if self.times is None else self.times[rows],
-            self.logical[rows],
+            self.logical_partitions[rows],
         )
 
 
@@ -109,7 +109,7 @@ class Span(NamedTuple):
         range_by_partition = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
         for number, (start, end) in enumerate(bounds):
             range_by_partition[start:end] = number
-        range_numbers = range_by_partition[self.rows.logical[self.start : self.end]]
+        range_numbers = range_by_partition[self.rows.logical_partitions[self.start : self.end]]
         if len(range_numbers) and (range_numbers == range_numbers[0]).all():
             if range_numbers[0] < len(bounds):
                 yield int(range_numbers[0]), self
@@ -268,14 +268,14 @@ class RowReader:
     def _logical_partitions(self, keys: Column | None, count: int) -> U16:
         if keys is None:
             return self._keyless_partitions(count)
-        logical: U16 = (hash_column(keys.blob, keys.edges) % np.uint64(LOGICAL_PARTITIONS)).astype(
-            np.uint16
-        )
+        logical_partitions: U16 = (
+            hash_column(keys.blob, keys.edges) % np.uint64(LOGICAL_PARTITIONS)
+        ).astype(np.uint16)
         keyless = keys.lengths == 0
         return (
-            np.where(keyless, self._keyless_partitions(count), logical)
+            np.where(keyless, self._keyless_partitions(count), logical_partitions)
             if keyless.any()
-            else logical
+            else logical_partitions
         )
 
     def _keyless_partitions(self, count: int) -> U16:
@@ -286,8 +286,8 @@ class RowReader:
             for run in range(first, last + 1)
         ]
         runs = np.arange(self.row, self.row + count) // KEYLESS_RUN - first
-        logical: U16 = np.array(partition_of_run, np.uint16)[runs]
-        return logical
+        logical_partitions: U16 = np.array(partition_of_run, np.uint16)[runs]
+        return logical_partitions
 
     def _pack_properties(self, properties: Any) -> Column:
         packed_column = (

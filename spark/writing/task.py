@@ -73,7 +73,7 @@ async def write_task(
             first = reader.row
             rows = reader.read(batch)
             if guard is not None:
-                guard.check(batch, rows.logical, rows.keyed, first)
+                guard.check(batch, rows.logical_partitions, rows.keyed, first)
             await sender.put(rows)
         await sender.finish()
     finally:

@@ -240,7 +240,7 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
         if isinstance(record, Taken | Delivered):
             fields["delivery"] = record.delivery
         if isinstance(record, Taken):
-            fields |= {"subject": record.subject, "logical": record.logical}
+            fields |= {"subject": record.subject, "logical": record.logical_partition}
         return fields
     fields |= {
         "scheduled_ids": [record.scheduled_id.hex()],

@@ -16,6 +16,7 @@ from keylane.protocol.parked import (
     Adopt,
     AdoptedKey,
     AncestorNotified,
+    AncestorReleased,
     Clear,
     DeadLetterKey,
     Edit,
@@ -32,7 +33,6 @@ from keylane.protocol.parked import (
     ParkState,
     Redrive,
     Shift,
-    Unneeded,
     Unpark,
     encode_parked,
 )
@@ -53,7 +53,7 @@ CHANGES: tuple[ParkChange, ...] = (
     Adopt(3, (AdoptedKey(b"N24211", ParkState.PARKED, 99, FAILURE, ((3, 1, 2),)),), last=True),
     Freeze(),
     Clear(),
-    Unneeded(0, 512, loose=True),
+    AncestorReleased(0, 512, includes_loose=True),
     AncestorNotified(3),
     Edit(b"N14228", EDITED),
     Shift(4, -5, 3, ((7, 8),)),
@@ -68,7 +68,9 @@ CHANGES: tuple[ParkChange, ...] = (
     ),
     Park(b"N14228", (), FAILURE, 5),
     Adopt(0, (AdoptedKey(b"N14228", ParkState.PARKED, 99, FAILURE, (), token=5),), last=False),
-    Adopt(0, (), last=False, sources=(3,), passed=((-1, 7), (512, 3)), children_tell=True),
+    Adopt(
+        0, (), last=False, sources=(3,), passed=((-1, 7), (512, 3)), children_notify_ancestors=True
+    ),
     Clear((3, 5)),
 )
 KEY_ROWS = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keylane.protocol import endpoints
-from keylane.protocol.progress import KnowGroups, TellGroups, TellPartition
+from keylane.protocol.progress import PartitionGroups, RegisterGroups, RegisterGroupsBatch
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from support.cluster import Cluster, meta_of
@@ -25,11 +25,15 @@ async def test_partitions_know_their_groups_when_one_of_the_call_is_unknown(
         for partition in route.open_partitions():
             assert partition.address is not None
             broker = BrokerClient(network, partition.address)
-            know = KnowGroups(groups=("a", "b"), complete=True)
+            registration = RegisterGroups(groups=("a", "b"), complete=True)
             ids = (UNKNOWN, partition.partition_id)
-            told = tuple(TellPartition(partition_id=each, know=know) for each in ids)
-            answer = await broker.control(endpoints.TELL_GROUPS, TellGroups(partitions=told))
-            assert [left.partition_id for left in answer.not_told] == [UNKNOWN]
+            told = tuple(
+                PartitionGroups(partition_id=each, registration=registration) for each in ids
+            )
+            answer = await broker.control(
+                endpoints.REGISTER_GROUPS_BATCH, RegisterGroupsBatch(partitions=told)
+            )
+            assert [left.partition_id for left in answer.refused_partitions] == [UNKNOWN]
             status = await broker.control(endpoints.PARTITION, id=partition.partition_id)
             assert sorted(group.group for group in status.groups) == ["a", "b"]
             assert status.groups_told

@@ -23,7 +23,7 @@ from keylane.protocol.control import (
 )
 from keylane.protocol.errors import BrokerReadOnlyError, KeylaneError, PartitionUnknownError
 from keylane.protocol.membership.versions import VERSION
-from keylane.protocol.progress import KnowGroups, TellGroups, ToldGroups
+from keylane.protocol.progress import RegisterGroups, RegisterGroupsBatch, RegisterGroupsResult
 from keylane.protocol.routing import Partition, PartitionState
 from keylane.rpc.client import MetaClient
 from keylane.rpc.http_network import HttpNetwork
@@ -53,8 +53,8 @@ class HostingBroker:
                 ControlRoute(endpoints.PARTITIONS, self._list),
                 ControlRoute(endpoints.PARTITION, self._describe),
                 ControlRoute(endpoints.SEAL, self._seal),
-                ControlRoute(endpoints.KNOW_GROUPS, self._know),
-                ControlRoute(endpoints.TELL_GROUPS, self._tell),
+                ControlRoute(endpoints.REGISTER_GROUPS, self._register),
+                ControlRoute(endpoints.REGISTER_GROUPS_BATCH, self._register_batch),
             ]
         )
 
@@ -108,12 +108,14 @@ class HostingBroker:
         self.hosted[partition_id] = sealed
         return self._status(partition_id)
 
-    async def _tell(self, body: TellGroups, _params: object) -> ToldGroups:
-        for told in body.partitions:
-            await self._know(told.know, {"id": str(told.partition_id)})
-        return ToldGroups()
+    async def _register_batch(
+        self, body: RegisterGroupsBatch, _params: object
+    ) -> RegisterGroupsResult:
+        for each in body.partitions:
+            await self._register(each.registration, {"id": str(each.partition_id)})
+        return RegisterGroupsResult()
 
-    async def _know(self, body: KnowGroups, params: Params) -> Done:
+    async def _register(self, body: RegisterGroups, params: Params) -> Done:
         if self.deaf:
             raise BrokerReadOnlyError
         self.known.setdefault(int(params["id"]), set()).update(body.groups)

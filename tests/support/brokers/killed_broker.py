@@ -24,7 +24,7 @@ from keylane.protocol.batch import batch_starts, columns
 from keylane.protocol.control import BrokerHeartbeat, BrokerWelcome
 from keylane.protocol.errors import InvalidRequestError, KeylaneError, OffsetOutOfRangeError
 from keylane.protocol.frames import Ack, Acked, Acquire, Acquired, Append, Appended, Batches, Read
-from keylane.protocol.progress import KnowGroups
+from keylane.protocol.progress import RegisterGroups
 from keylane.rpc.client import BrokerClient
 from keylane.rpc.http_network import HttpNetwork
 from keylane.rpc.server import ControlRoute, Server
@@ -165,7 +165,7 @@ class Run:
         with contextlib.suppress(InvalidRequestError):
             await client.control(endpoints.HOST_PARTITION, facts(1))
         await client.control(
-            endpoints.KNOW_GROUPS, KnowGroups(groups=("audit",), complete=True), id=1
+            endpoints.REGISTER_GROUPS, RegisterGroups(groups=("audit",), complete=True), id=1
         )
         for first in range(self._first, self._batches, 2):
             numbers = range(first, first + 2)

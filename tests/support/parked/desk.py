@@ -11,11 +11,11 @@ from keylane.broker.partition.partition import Group
 from keylane.broker.store.parking import change_parked
 from keylane.protocol.frames import (
     Acquire,
+    AdoptParked,
     ChangeParked,
     EditParked,
     ListParked,
     ReadParked,
-    TakeParked,
 )
 from keylane.protocol.parked import (
     AdoptedKey,
@@ -74,7 +74,9 @@ class ParkedDesk(Desk):
         keys: dict[ParkKey, tuple[Any, ...]] = {}
         following: int | None = 0
         while following is not None:
-            page, following = build_adoption_page(self.parked, lambda _key: True, first=following)
+            page, following = build_adoption_page(
+                self.parked, lambda _key: True, first_row=following
+            )
             for key in page:
                 rows = keys.get(key.key, (*(None,) * 3, ()))[3] + key.rows
                 keys[key.key] = key.state, key.since_ms, key.failure, rows
@@ -107,7 +109,7 @@ class ParkedDesk(Desk):
     async def take(
         self, start: int = 0, end: int = 1024, first: int = 0, *, group: str = "audit"
     ) -> tuple[list[AdoptedKey], int | None]:
-        request = TakeParked(1, group, start, end, first)
+        request = AdoptParked(1, group, start, end, first)
         answer, payload = await self.service.handle(request, memoryview(b""))
         return decode_adopted(payload), answer.following
 

@@ -10,10 +10,10 @@ from keylane.protocol.control import Heartbeat, Join
 from keylane.protocol.frames import (
     Ack,
     Acquire,
+    AdoptParked,
     ChangeParked,
     ListParked,
     Pull,
-    TakeParked,
 )
 from keylane.protocol.parked import (
     Adopt,
@@ -109,7 +109,7 @@ class RawOwner:
             each for each in (await self.route()).partitions if each.partition_id == child
         ]
         low, high = partition.range_start, partition.range_end
-        take = TakeParked(parent, self._group, low, high, 0)
-        answer, payload = await self._brokers[parent].call(take)
+        request = AdoptParked(parent, self._group, low, high, 0)
+        answer, payload = await self._brokers[parent].call(request)
         assert answer.following is None
         return Adopt(parent, tuple(decode_adopted(payload)), last=True)

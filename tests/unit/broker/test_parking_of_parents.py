@@ -8,7 +8,7 @@ from keylane.broker.partition.park_views import changes_to_rebuild
 from keylane.broker.partition.parked import Parked
 from keylane.broker.store.group_changes import set_cursor
 from keylane.protocol.errors import FencedError, Reason
-from keylane.protocol.frames import LeaveParked, TakeParked
+from keylane.protocol.frames import AdoptParked, ReleaseParked
 from keylane.protocol.parked import Adopt, AdoptedKey, Park, ParkState
 from keylane.protocol.progress import SetCursor
 from keylane.protocol.routing import logical_partition
@@ -26,7 +26,7 @@ async def left(desk: ParkedDesk, token: int) -> int:
     """The owner of the child under this token says that it needs nothing any more; the number of
     parked keys.
     """
-    await desk.say(LeaveParked(1, "audit", 0, 1024, token))
+    await desk.say(ReleaseParked(1, "audit", 0, 1024, token))
     return len(desk.parked)
 
 
@@ -130,10 +130,10 @@ async def test_messages_of_a_reset_parent_are_kept_until_its_child_needs_them_no
     assert desk.group.first_needed_offset == 2
     at = logical_partition(b"a")
     with pytest.raises(FencedError):
-        await desk.say(LeaveParked(1, "audit", at, at + 1, 2))
-    await desk.say(LeaveParked(1, "audit", at, at + 1, 4))
+        await desk.say(ReleaseParked(1, "audit", at, at + 1, 2))
+    await desk.say(ReleaseParked(1, "audit", at, at + 1, 4))
     assert desk.group.first_needed_offset == 7
-    await desk.say(LeaveParked(1, "audit", 0, at, 4))
+    await desk.say(ReleaseParked(1, "audit", 0, at, 4))
     assert desk.group.first_needed_offset == 40
     assert not desk.parked.left_to_children
 
@@ -231,7 +231,7 @@ async def test_child_that_had_not_begun_learns_of_the_ancestors_of_a_reset_parti
         await desk.store.commit.close()
         desk = desk.again(snapshot=False)
     assert desk.parked.unneeded_ancestors() == ()
-    answer = await desk.say(TakeParked(1, "audit", 512, 1024, 0))
+    answer = await desk.say(AdoptParked(1, "audit", 512, 1024, 0))
     assert answer.sources == (2, 3)
     told = Parked(1)
     for change in changes_to_rebuild(desk.parked):
@@ -251,7 +251,7 @@ async def test_children_that_were_reset_with_the_partition_tell_its_ancestors(de
     await frozen(desk)
     await reset_alone(desk, children=())
     assert desk.parked.unneeded_ancestors() == ()
-    assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
+    assert (await desk.say(AdoptParked(1, "audit", 0, 512, 0))).sources == (2, 3)
 
 
 async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancestor(
@@ -266,7 +266,7 @@ async def test_partition_between_a_reset_parent_and_a_kept_child_tells_no_ancest
     await desk.acquired(4)
     await desk.change(Adopt(3, (), last=True, sources=(2,)), token=4)
     assert desk.parked.unneeded_ancestors() == ()
-    assert (await desk.say(TakeParked(1, "audit", 0, 512, 0))).sources == (2, 3)
+    assert (await desk.say(AdoptParked(1, "audit", 0, 512, 0))).sources == (2, 3)
 
 
 async def test_parent_that_is_taken_over_is_in_the_image(desk: ParkedDesk):

@@ -329,7 +329,7 @@ async def test_due_message_is_stored_in_its_own_subject_only(clock):
     async def store() -> None:
         message = PostedMessage(b"", b"v", b"")
         await posting.store(
-            "s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=7, tried=True
+            "s", [message], sent_at_ns=[1], key="d", logical_partition=3, subject_id=7, tried=True
         )
 
     peers.deleted = {7}
@@ -352,7 +352,7 @@ async def test_due_message_waits_for_no_sealed_partition_when_no_earlier_try_may
     async def store(*, tried: bool) -> None:
         message = PostedMessage(b"", b"v", b"")
         await posting.store(
-            "s", [message], sent_at_ns=[1], key="d", logical=3, subject_id=0, tried=tried
+            "s", [message], sent_at_ns=[1], key="d", logical_partition=3, subject_id=0, tried=tried
         )
 
     await store(tried=False)

@@ -124,8 +124,8 @@ def children_adopt_nothing(patches: Patches) -> None:
 def children_adopt_what_is_not_theirs(patches: Patches) -> None:
     """A parent gives each child everything that it has parked."""
 
-    def page(parked: Any, _wanted: Any, *, first: int = 0) -> Any:
-        return real(parked, lambda _key: True, first=first)
+    def page(parked: Any, _wanted: Any, *, first_row: int = 0) -> Any:
+        return real(parked, lambda _key: True, first_row=first_row)
 
     real = patches.set(broker_parking, "build_adoption_page", page)
 

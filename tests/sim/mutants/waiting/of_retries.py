@@ -51,8 +51,10 @@ def tries_are_forgotten_at_restart(patches: Patches) -> None:
 def children_adopt_no_retries(patches: Patches) -> None:
     """What waits for retry stays with the parent."""
 
-    def page(parked: Any, wanted: Any, *, first: int = 0) -> Any:
-        return real(parked, lambda key: not isinstance(key, int) and wanted(key), first=first)
+    def page(parked: Any, wanted: Any, *, first_row: int = 0) -> Any:
+        return real(
+            parked, lambda key: not isinstance(key, int) and wanted(key), first_row=first_row
+        )
 
     real = patches.set(broker_parking, "build_adoption_page", page)
 

@@ -146,11 +146,11 @@ def test_pages_end_before_their_texts_are_too_long():
         rows, more = rows + len(page.rows), page.more
     assert rows == 1_000
     child = Parked(9)
-    first: int | None = 0
-    while first is not None:
-        keys, first = build_adoption_page(parked, lambda _key: True, first=first)
+    first_row: int | None = 0
+    while first_row is not None:
+        keys, first_row = build_adoption_page(parked, lambda _key: True, first_row=first_row)
         assert sum(len(key.marks) for key in keys) <= PARKED_ROWS_MAX
-        child.apply(Adopt(7, tuple(keys), last=first is None), at_ms=1)
+        child.apply(Adopt(7, tuple(keys), last=first_row is None), at_ms=1)
     assert told(child) == told(parked)
 
 

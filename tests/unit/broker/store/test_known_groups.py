@@ -19,7 +19,7 @@ from keylane.broker.store.store import Store
 from keylane.protocol.control import HostPartition, Retention
 from keylane.protocol.errors import BrokerReadOnlyError, FencedError, GroupUnknownError
 from keylane.protocol.frames import Ack, Acquire, AcquireShared, PullShared
-from keylane.protocol.progress import ForgetGroup, KnowGroups
+from keylane.protocol.progress import ForgetGroup, RegisterGroups
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import SESSION, Desk, batch, facts, in_place, open_store, settings_of
@@ -105,9 +105,11 @@ async def test_partition_whose_groups_were_never_told_removes_nothing():
     await house.store.close()
     house.open()
     assert await house.cleaning.check() == 0
-    await house.control.register_groups(KnowGroups(groups=("late",)), {"id": "1"})
+    await house.control.register_groups(RegisterGroups(groups=("late",)), {"id": "1"})
     assert await house.cleaning.check() == 0
-    await house.control.register_groups(KnowGroups(groups=("late",), complete=True), {"id": "1"})
+    await house.control.register_groups(
+        RegisterGroups(groups=("late",), complete=True), {"id": "1"}
+    )
     assert await house.cleaning.check() == 0, "the group has acked nothing"
     assert house.cleaning.untold == ()
     assert "has not acked" in house.cleaning.problem
@@ -144,7 +146,7 @@ async def test_partition_counts_as_told_when_that_is_on_the_disk():
     await house.fill(batches=3)
     house.gate.clear()
     telling = asyncio.create_task(
-        house.control.register_groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
+        house.control.register_groups(RegisterGroups(groups=("g",), complete=True), {"id": "1"})
     )
     await asyncio.sleep(0.01)
     assert not telling.done()
@@ -154,7 +156,7 @@ async def test_partition_counts_as_told_when_that_is_on_the_disk():
     house.kill()
     assert not house.partition().groups_told
     assert house.partition().groups == {}
-    await house.control.register_groups(KnowGroups(groups=("g",), complete=True), {"id": "1"})
+    await house.control.register_groups(RegisterGroups(groups=("g",), complete=True), {"id": "1"})
     house.kill()
     assert house.partition().groups_told
     assert [group.group for group in house.status().groups] == ["g"]

@@ -29,7 +29,7 @@ from keylane.protocol.errors import (
     Reason,
     TokenUnknownError,
 )
-from keylane.protocol.progress import ForgetGroup, KnowGroups, SetCursor
+from keylane.protocol.progress import ForgetGroup, RegisterGroups, SetCursor
 from keylane.testing.machines.disk import SimDisk
 from sim.machines.clock import ManualClock
 from sim.machines.store import Desk, batch, facts, in_place, open_store, settings_of
@@ -130,7 +130,7 @@ async def test_later_group_of_the_name_begins_at_the_first_message_when_its_toke
 
 async def test_announcement_from_before_the_deletion_is_refused_when_it_comes_late(shed: Shed):
     await shed.forget(5)
-    for late in (KnowGroups(groups=(GROUP,)), KnowGroups(groups=(GROUP,), tokens_above=4)):
+    for late in (RegisterGroups(groups=(GROUP,)), RegisterGroups(groups=(GROUP,), tokens_above=4)):
         with pytest.raises(GroupDeletedError):
             await shed.control.register_groups(late, {"id": "1"})
     told = facts(1)
@@ -138,7 +138,7 @@ async def test_announcement_from_before_the_deletion_is_refused_when_it_comes_la
     with pytest.raises(GroupDeletedError):
         await shed.control.host(late_host, {})
     assert shed.groups() == set()
-    await shed.control.register_groups(KnowGroups(groups=(GROUP,), tokens_above=5), {"id": "1"})
+    await shed.control.register_groups(RegisterGroups(groups=(GROUP,), tokens_above=5), {"id": "1"})
     assert shed.groups() == {GROUP}
 
 

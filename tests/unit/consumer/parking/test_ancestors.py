@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from keylane.consumer import ConsumerSettings
 from keylane.consumer.pulling.pull_client import PullClient
 from keylane.protocol.errors import KeylaneError, PartitionUnknownError, UnreachableError
-from keylane.protocol.frames import Acquired, LeaveParked, ParkedTaken, TakeParked
+from keylane.protocol.frames import Acquired, AdoptParked, ParkedToAdopt, ReleaseParked
 from keylane.protocol.parked import Adopt, AncestorNotified, encode_parked
 from keylane.protocol.routing import Partition, PartitionState
 from support.pulling import ScriptedBroker, opened
@@ -27,7 +27,7 @@ class Silent(ScriptedBroker):
     address = AncestorBroker.address
 
     async def call(self, request, payload=b"", *, wait_ms=0):
-        if isinstance(request, TakeParked | LeaveParked):
+        if isinstance(request, AdoptParked | ReleaseParked):
             self.requests.append(request)
             raise NO_SUCH
         return await super().call(request, payload, wait_ms=wait_ms)
@@ -38,7 +38,7 @@ async def told_by(home: HomeBroker, owner: KnowingOwner) -> Silent:
     away = Silent()
     async with opened(PullClient, home, owner, ConsumerSettings(), others=(away,)) as client:
         ancestors = client.parking._ancestors
-        ancestors.unneeded = (ANCESTOR,)
+        ancestors.unneeded_ancestors = (ANCESTOR,)
 
         async def known() -> None:
             """It is known what is parked."""
@@ -86,9 +86,9 @@ class Parted(ScriptedBroker):
     address = AncestorBroker.address
 
     async def call(self, request, payload=b"", *, wait_ms=0):
-        assert isinstance(request, TakeParked)
+        assert isinstance(request, AdoptParked)
         self.requests.append(request)
-        return ParkedTaken(None if request.first else 7, (2,)), encode_parked(())
+        return ParkedToAdopt(None if request.first_row else 7, (2,)), encode_parked(())
 
 
 async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone():

@@ -104,8 +104,8 @@ def test_keys_go_where_other_clients_send_them():
     """A key's partition does not depend on who hashes it."""
     keys = [b"", b"a", b"key-12", b"x" * 100]
     rows = reader().read(pa.record_batch({"key": keys, "value": keys}))
-    assert rows.logical.tolist()[1:] == [logical_partition(key) for key in keys[1:]]
-    assert 0 <= rows.logical[0] < LOGICAL_PARTITIONS
+    assert rows.logical_partitions.tolist()[1:] == [logical_partition(key) for key in keys[1:]]
+    assert 0 <= rows.logical_partitions[0] < LOGICAL_PARTITIONS
 
 
 def test_rows_without_key_go_to_the_same_partitions_each_time():
@@ -113,9 +113,9 @@ def test_rows_without_key_go_to_the_same_partitions_each_time():
     values = pa.record_batch({"value": [b"v"] * 9_000})
     first, second = reader().read(values), reader()
     again = np.concatenate(
-        [second.read(values[at : at + 500]).logical for at in range(0, 9_000, 500)]
+        [second.read(values[at : at + 500]).logical_partitions for at in range(0, 9_000, 500)]
     )
-    assert np.array_equal(first.logical, again)
+    assert np.array_equal(first.logical_partitions, again)
     assert len(np.unique(again)) == 3
 
 
@@ -161,7 +161,9 @@ def test_span_gives_each_range_its_rows_in_order(
         given_to[number] = [(mine.rows.keys.row(n), mine.rows.values.row(n)) for n in places]
     expected: dict[int, list[tuple[bytes, bytes]]] = {}
     for row in range(span.start, span.end):
-        number = next(n for n, each in enumerate(bounds) if rows.logical[row] in range(*each))
+        number = next(
+            n for n, each in enumerate(bounds) if rows.logical_partitions[row] in range(*each)
+        )
         expected.setdefault(number, []).append((keys[row] or b"", values[row]))
     assert given_to == expected
 
