@@ -110,7 +110,7 @@ from ..protocol.verification import Verification
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, gather_limited
 from ..rpc.environment import environment_of
-from ..rpc.home import LoopBoundClient
+from ..rpc.loop_binding import LoopBoundClient
 from ..rpc.race import survives_cancel
 from . import views
 from .arguments import (
@@ -226,7 +226,7 @@ class Admin(LoopBoundClient):
         )
 
     def __repr__(self) -> str:
-        return f"<Admin at {', '.join(self._addresses)}, {self._connections.home.state}>"
+        return f"<Admin at {', '.join(self._addresses)}, {self._connections.loop_binding.state}>"
 
     async def __aenter__(self) -> Self:
         network = self._connections.open()
@@ -1678,7 +1678,7 @@ class Admin(LoopBoundClient):
     # ── internal: calls ───────────────────────────────────────────────────────────────────────────
     @property
     def _metaserver_client(self) -> MetaClient:
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         return self._metaserver
 
     def _broker_client(self, partition: Partition) -> BrokerClient:
@@ -1737,7 +1737,7 @@ class Admin(LoopBoundClient):
 
     def _parse_broker_address(self, text: str) -> str:
         """Return the address of one broker. Raises ConfigError, ClosedError, UsageError."""
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         addresses = parse_addresses(text)
         if len(addresses) > 1:
             raise ConfigError(f"give the address of one broker, not {text!r:.80}")

@@ -20,8 +20,8 @@ from collections.abc import Coroutine
 from typing import Any, ClassVar, TypeVar
 
 from ..rpc.client import BrokerClient
-from ..rpc.home import Home
 from ..rpc.http_network import HttpNetwork
+from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Network
 from .opening import EffectiveSecurity, effective_security, open_network
 from .secured import ConnectionSecurity
@@ -41,7 +41,7 @@ class ProcessLoop:
         self._loop = asyncio.new_event_loop()
         self._networks: dict[EffectiveSecurity, HttpNetwork] = {}
         self._brokers: dict[tuple[EffectiveSecurity, str], BrokerClient] = {}
-        self._home = Home("reader")
+        self._loop_binding = LoopBinding("reader")
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="keylane reader", daemon=True
         )
@@ -64,7 +64,9 @@ class ProcessLoop:
         cls._start_lock = threading.Lock()
 
     async def _open(self) -> None:
-        self._home.enter((self._networks, self._brokers, self._loop), ProcessLoop._after_fork)
+        self._loop_binding.enter(
+            (self._networks, self._brokers, self._loop), ProcessLoop._after_fork
+        )
 
     def network(self, secured: ConnectionSecurity) -> Network:
         """
@@ -106,12 +108,12 @@ class ProcessLoop:
 
     def call_soon(self, callback: Any, *arguments: object) -> None:
         """Have the loop call a function, from any thread; do nothing if the loop is closed."""
-        if self._home.is_open_here and not self._loop.is_closed():
+        if self._loop_binding.is_open_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
     def close(self) -> None:
         """Close the connections and stop the loop; do nothing in a forked child."""
-        if not self._home.is_open_here:
+        if not self._loop_binding.is_open_here:
             return
         if ProcessLoop._current is self:
             ProcessLoop._current = None
@@ -133,4 +135,4 @@ class ProcessLoop:
         await asyncio.gather(*pending, return_exceptions=True)
         for network in self._networks.values():
             await network.close()
-        self._home.leave()
+        self._loop_binding.leave()

@@ -34,7 +34,7 @@ from ..protocol.errors import (
 from ..protocol.frames import Batches, Read
 from ..protocol.limits import PULL_BYTES_MAX
 from ..rpc.client import MetaClient
-from .json_values import JsonValues, json_values
+from .json_decoder import JsonDecoder, build_json_decoder
 from .pace import Pace
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
@@ -71,10 +71,12 @@ def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterato
     ]
     if not non_empty:
         return
-    values = json_values(options)
+    value_decoder = build_json_decoder(options)
     stream = RangeStream(ProcessLoop.current(), options, non_empty)
     try:
-        yield from coalesce(_read_batches(stream, options, non_empty, values), options.batch_rows)
+        yield from coalesce(
+            _read_batches(stream, options, non_empty, value_decoder), options.batch_rows
+        )
     finally:
         stream.close()
 
@@ -83,12 +85,15 @@ def _read_batches(
     stream: RangeStream,
     options: ReadOptions,
     ranges: Sequence[PlannedRange],
-    values: JsonValues | None,
+    value_decoder: JsonDecoder | None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the ranges; each batch has rows of one range."""
     for planned_range in ranges:
         builder = RowBuilder(
-            planned_range, columns=options.columns, batch_rows=options.batch_rows, values=values
+            planned_range,
+            columns=options.columns,
+            batch_rows=options.batch_rows,
+            value_decoder=value_decoder,
         )
         while builder.next_offset < planned_range.end:
             try:

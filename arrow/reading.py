@@ -20,7 +20,7 @@ from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
 from ..protocol.reading.instants import parse_instant_ms
-from .json_values import json_values
+from .json_decoder import build_json_decoder
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
@@ -113,10 +113,12 @@ def read(
         bad_values=bad_values,
         secured=_connection_security(tls, token),
     )
-    values = json_values(options)
+    value_decoder = build_json_decoder(options)
     loop = ProcessLoop.current()
     ranges = loop.run(_plan_ranges(loop, options))
-    read_schema = arrow_schema(options.columns, None if values is None else values.type)
+    read_schema = arrow_schema(
+        options.columns, None if value_decoder is None else value_decoder.type
+    )
     return pa.RecordBatchReader.from_batches(read_schema, read_task(options, ranges))
 
 

@@ -20,7 +20,7 @@ from ..protocol.batch import batch_starts, unpack_batch
 from ..protocol.errors import CorruptBatchError, KeylaneError
 from ..protocol.record import Header
 from .columns import Piece, column, offsets, same_number, same_text, slice_piece
-from .json_values import JsonValues
+from .json_decoder import JsonDecoder
 from .planner import PlannedRange
 from .schema import arrow_schema
 
@@ -41,17 +41,17 @@ class RowBuilder:
         *,
         columns: tuple[str, ...],
         batch_rows: int,
-        values: JsonValues | None = None,
+        value_decoder: JsonDecoder | None = None,
     ) -> None:
         self._planned_range = planned_range
-        self._values = values
+        self._value_decoder = value_decoder
         self._partition_id = planned_range.partition_id
-        self._schema = arrow_schema(columns, None if values is None else values.type)
+        self._schema = arrow_schema(columns, None if value_decoder is None else value_decoder.type)
         self._batch_rows = batch_rows
         self._end = planned_range.end
         self._pieces: list[Piece] = []
-        self._rows = 0
-        self._bytes = 0
+        self._row_count = 0
+        self._byte_count = 0
         self._first_offset = planned_range.start
         self.next_offset = planned_range.start
         """The offset after the last row that was added."""
@@ -69,15 +69,15 @@ class RowBuilder:
             if self.next_offset >= self._end:
                 break
             self._add_batch(memoryview(unpack_batch(payload, header, start)), header)
-            if self._rows >= self._batch_rows or self._bytes >= BATCH_BYTES_MAX:
+            if self._row_count >= self._batch_rows or self._byte_count >= BATCH_BYTES_MAX:
                 yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining rows as one batch if there are any."""
-        if self._rows:
+        if self._row_count:
             yield self._build()
             self._pieces.clear()
-            self._rows = self._bytes = 0
+            self._row_count = self._byte_count = 0
             self._first_offset = self.next_offset
 
     def _add_batch(self, record: memoryview, header: Header) -> None:
@@ -100,8 +100,8 @@ class RowBuilder:
         last = min(header.count, self._end - header.base_offset)
         piece = slice_piece(record, header, first, last)
         self._pieces.append(piece)
-        self._rows += last - first
-        self._bytes += piece.size_bytes
+        self._row_count += last - first
+        self._byte_count += piece.size_bytes
         self.next_offset = header.base_offset + last
 
     def _build(self) -> pa.RecordBatch:
@@ -110,7 +110,7 @@ class RowBuilder:
         )
 
     def _column(self, name: str) -> pa.Array:
-        planned_range, rows = self._planned_range, self._rows
+        planned_range, rows = self._planned_range, self._row_count
         match name:
             case "subject":
                 return same_text(planned_range.subject, rows)
@@ -122,9 +122,9 @@ class RowBuilder:
                 return same_number(planned_range.epoch, rows)
             case "logic_offset":
                 return offsets(planned_range.logic_start + self._first_offset, rows)
-            case "value" if self._values is not None:
+            case "value" if self._value_decoder is not None:
                 values = column(name, self._pieces, self._first_offset)
-                return self._values.decode(values, self._partition_id, self._first_offset)
+                return self._value_decoder.decode(values, self._partition_id, self._first_offset)
             case _:
                 return column(name, self._pieces, self._first_offset)
 

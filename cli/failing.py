@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ..protocol.parked import FailingMessage
 from ..protocol.scheduled.deliver_at import shown
-from ..protocol.text import counted, printable, seconds
+from ..protocol.text import counted, format_seconds, printable
 
 TEXT_CHARS_SHOWN = 200
 
@@ -49,7 +49,7 @@ def _hanging_lines(
         f"partition {partition_id}: {group} waits at {_position(failing)}, "
         f"{failing.key_digest}, since "
         f"{shown(failing.since_ms)}: {printable(failing.text)} for "
-        f"{seconds(failing.running_ms or 0)} ({failures}seen last "
+        f"{format_seconds(failing.running_ms or 0)} ({failures}seen last "
         f"at {shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..protocol.control import GroupView
-from ..protocol.text import counted, listed, seconds
+from ..protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
 """Milliseconds between two lines about partitions: a rebalance of many makes one line."""
@@ -81,7 +81,11 @@ def waiting_text(group: GroupView) -> str:
     holders = []
     for client, ids in list(partitions_of.items())[:HOLDERS_NAMED_MAX]:
         until = ends_in_ms.get(client)
-        end = "" if until is None else f" until its lease ends in {seconds(until)}, or it is heard"
+        end = (
+            ""
+            if until is None
+            else f" until its lease ends in {format_seconds(until)}, or it is heard"
+        )
         holders.append(f"{client} has {listed(ids)}{end}")
     if more := len(partitions_of) - len(holders):
         holders.append(f"{counted(more, 'more member')} {'has' if more == 1 else 'have'} others")

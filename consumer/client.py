@@ -39,7 +39,7 @@ from ..protocol.settings import (
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up, finish_despite_cancel
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import Home, LoopBoundClient
+from ..rpc.loop_binding import LoopBinding, LoopBoundClient
 from ..rpc.race import Race, error_of, shield, start_closing_task
 from .assignments import Assignments
 from .broadcast import Broadcast, check_broadcast
@@ -258,9 +258,12 @@ class Consumer(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._home = self._connections.home
+        self._loop_binding = self._connections.loop_binding
         self._dispatchers = DispatcherFactory(
-            self._handlers, settings=self._settings, home=self._home, message_filter=self._filter
+            self._handlers,
+            settings=self._settings,
+            loop_binding=self._loop_binding,
+            message_filter=self._filter,
         )
         self._ended_event: asyncio.Future[None] | None = None
         self._close_count = 0
@@ -292,7 +295,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             count = len(self._consumer_set.members)
             return f"<Consumer of {count} at {addresses}, {self._consumer_set.state}>"
-        return f"<Consumer of {self._description} at {addresses}, {self._home.state}>"
+        return f"<Consumer of {self._description} at {addresses}, {self._loop_binding.state}>"
 
     @property
     def _log_name(self) -> str:
@@ -334,7 +337,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             client=self._client_name,
         )
         self._assignments = self._new_assignments(membership, dispatcher)
-        self._connections.home.on_fork = self._assignments.on_fork
+        self._connections.loop_binding.on_fork = self._assignments.on_fork
         try:
             self._dispatchers.start_threads()
             await self._connections.wait_for(meta, partial(membership.start, self._assignments))
@@ -426,7 +429,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         Raises:
             UsageError: the consumer was opened in another event loop.
         """
-        was_open, close_task = self._home.is_open_here, self.begin_close()
+        was_open, close_task = self._loop_binding.is_open_here, self.begin_close()
         if not was_open and not self._is_forked:
             await self._let_runs_return()
         if close_task is not None:
@@ -440,9 +443,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         self._close_count += 1
         if self._consumer_set is not None:
             return self._consumer_set.begin_close()
-        if not self._home.is_open_here:
+        if not self._loop_binding.is_open_here:
             return None
-        self._home.check()
+        self._loop_binding.check()
         self._connections.request_close()
         close_task = self._start_closing()
         return None if self._called_by_handler() else close_task
@@ -452,7 +455,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """True in a forked child of the process that opened the consumer: no step of the parent's
         event loop may run there.
         """
-        return any(member._home.state == "forked" for member in self._members)
+        return any(member._loop_binding.state == "forked" for member in self._members)
 
     async def _let_runs_return(self) -> None:
         """Let earlier tasks of `run` take their first step, in which they return."""
@@ -668,7 +671,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             await self._consumer_set.wait()
             return
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         if self._ended_event is None:
             raise ClosedError("the consumer was never opened")
         await shield(self._ended_event)
@@ -689,7 +692,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             await self._consumer_set.suspend()
             return
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         if self._membership is None or self._assignments is None:
             raise ClosedError("the consumer is not open")
         await self._membership.suspend(True)
@@ -718,7 +721,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         if self._consumer_set is not None:
             await self._consumer_set.resume()
             return
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         if self._membership is None:
             raise ClosedError("the consumer is not open")
         await self._membership.suspend(False)
@@ -757,7 +760,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         texts = [
             member._assignments.waiting_for
             for member in self._members
-            if member._assignments is not None and member._home.is_open_here
+            if member._assignments is not None and member._loop_binding.is_open_here
         ]
         return "; ".join(dict.fromkeys(text for text in texts if text))
 
@@ -779,7 +782,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     def _set_paused(self, partition_ids: tuple[int, ...], *, paused: bool) -> None:
         for member in self._members:
-            member._home.check()
+            member._loop_binding.check()
         owned = {client.partition_id for client in self._all_clients}
         for partition_id in partition_ids:
             # numpy arrays are SupportsIndex too, but not hashable.
@@ -818,7 +821,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _clients(self) -> dict[int, PullClient]:
-        if self._assignments is None or not self._home.is_open_here:
+        if self._assignments is None or not self._loop_binding.is_open_here:
             return {}
         return {client.partition_id: client for client in self._assignments.clients}
 
@@ -931,14 +934,14 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         to_ack = to_list(messages)
         if not isinstance(self._dispatcher, Stream):
-            check_handed_out(to_ack, self._home)
+            check_handed_out(to_ack, self._loop_binding)
         return self._ack(to_ack)
 
     async def _ack(self, messages: list[Message[Any]]) -> None:
         if not (
             isinstance(self._dispatcher, Stream) and self._dispatcher.ack_unregistered(messages)
         ):
-            await ack_all(messages, self._home)
+            await ack_all(messages, self._loop_binding)
 
     def nack(
         self, messages: Iterable[Message[V]], *, after_s: float = 0
@@ -956,8 +959,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         to_nack = to_list(messages)
         if not isinstance(self._dispatcher, Stream):
-            check_handed_out(to_nack, self._home)
-        return nack_all(to_nack, self._home, after_s)
+            check_handed_out(to_nack, self._loop_binding)
+        return nack_all(to_nack, self._loop_binding, after_s)
 
     def batches(self) -> AsyncIterator[ArrowBatch]:
         """
@@ -985,7 +988,11 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Count a failed try if the consumer's block ends with an error, which may come from the
         message in hand.
         """
-        if error is not None and isinstance(self._dispatcher, Stream) and self._home.is_open_here:
+        if (
+            error is not None
+            and isinstance(self._dispatcher, Stream)
+            and self._loop_binding.is_open_here
+        ):
             count_failed_attempt(self._dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
@@ -1003,7 +1010,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._dispatcher
 
     def __aiter__(self) -> AsyncIterator[Message[V]]:
-        return Iteration(self._home, lambda: self._stream)
+        return Iteration(self._loop_binding, lambda: self._stream)
 
     def __anext__(self) -> Coroutine[Any, Any, Message[V]]:
         """
@@ -1016,7 +1023,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             ClosedError: the consumer was never opened, or has a handler.
             KeylaneError: an error ended the consumer.
         """
-        self._home.check_thread()
+        self._loop_binding.check_thread()
         step: Coroutine[Any, Any, Message[Any]] = self._stream.next()
         return step
 
@@ -1050,12 +1057,12 @@ class Iteration:
     Iterates over a consumer's messages.
 
     Args:
-        home: the consumer's home.
+        loop_binding: the consumer's loop binding.
         stream: returns the consumer's stream; raises an error if there is none.
     """
 
-    def __init__(self, home: Home, stream: Callable[[], Stream]) -> None:
-        self._home = home
+    def __init__(self, loop_binding: LoopBinding, stream: Callable[[], Stream]) -> None:
+        self._loop_binding = loop_binding
         self._stream = stream
         self._current_stream: Stream | None = None
         """The stream of the last message; once it is closed, `take_unregistered` returns None."""
@@ -1066,12 +1073,12 @@ class Iteration:
     async def __anext__(self) -> Message[Any]:
         """Return the next message; see `Stream.next`."""
         stream = self._current_stream
-        if stream is not None and get_ident() == self._home.thread:
+        if stream is not None and get_ident() == self._loop_binding.thread:
             message = stream.take_unregistered()
             if message is not None:
                 return message
         self._current_stream = stream = self._stream()
-        self._home.check_thread()
+        self._loop_binding.check_thread()
         return await stream.next()
 
 

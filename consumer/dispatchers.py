@@ -13,7 +13,7 @@ from typing import Any
 from ..protocol.errors import ConfigError, HandlerTypeError
 from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
-from ..rpc.home import Home
+from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
 from .handling.acked_first import AckFirstHandler
 from .handling.batch_workers import BatchWorkers
@@ -82,13 +82,13 @@ class DispatcherFactory:
         handlers: UserHandlers,
         *,
         settings: ConsumerSettings,
-        home: Home,
+        loop_binding: LoopBinding,
         message_filter: MessageFilter | None = None,
     ) -> None:
         self._handlers = handlers
         self._message_filter = message_filter
         self._settings = settings
-        self._home = home
+        self._loop_binding = loop_binding
         self._threads: HandlerThreads | None = None
 
     def create(
@@ -110,7 +110,7 @@ class DispatcherFactory:
             return Stream(
                 clock=clock,
                 handover_ms=settings.handover_ms,
-                check=self._home.check_not_elsewhere,
+                check=self._loop_binding.check_not_elsewhere,
                 ordered=ordered,
                 failure_rules=failure_rules,
                 filtering=None
@@ -125,7 +125,7 @@ class DispatcherFactory:
             threads = self._threads = HandlerThreads(
                 handler,
                 0 if environment.in_place else settings.threads,
-                forked=lambda: self._home.state == "forked",
+                forked=lambda: self._loop_binding.state == "forked",
             )
             handler = threads.run
         if settings.ack is AckMode.BEFORE:

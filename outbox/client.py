@@ -27,7 +27,7 @@ from ..protocol.settings import refuse, type_problems
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import LoopBoundClient
+from ..rpc.loop_binding import LoopBoundClient
 from ..user_database.autocommit import check_transaction
 from ..user_database.transactions import EngineOrUrl
 from .commits import CommitWatch
@@ -118,7 +118,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         self._commit_watch: CommitWatch | None = None
 
     def __repr__(self) -> str:
-        return f"<Outbox at {', '.join(self._addresses)}, {self._connections.home.state}>"
+        return f"<Outbox at {', '.join(self._addresses)}, {self._connections.loop_binding.state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -166,9 +166,9 @@ class Outbox(LoopBoundClient, Generic[V]):
             InternalError: the outbox had stopped sending because of a bug in keylane; it is closed
                 nevertheless.
         """
-        if not self._connections.home.is_open_here:
+        if not self._connections.loop_binding.is_open_here:
             return
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         await clean_up(self._close_all)
 
     async def _close_all(self) -> None:
@@ -308,7 +308,7 @@ class Outbox(LoopBoundClient, Generic[V]):
             result = target.execute(self._insert, row)
         except SQLAlchemyError as error:
             raise self._tables.missing_error(error) or error from error
-        if self._commit_watch is not None and self._connections.home.is_open_here:
+        if self._commit_watch is not None and self._connections.loop_binding.is_open_here:
             self._commit_watch.watch(target)
         return _row_id(result)
 
@@ -341,7 +341,7 @@ class Outbox(LoopBoundClient, Generic[V]):
                 `fate` is UNKNOWN and the message is in the table.
             UsageError: the outbox is open in another process or event loop.
         """
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         if self._drainer is not None and self._drainer.fault is not None:
             raise stopped_error(self._drainer.fault).copy(Fate.NOT_DONE)
         row = self._build_row(subject, value, key, properties, tags)

@@ -145,7 +145,7 @@ class Producer(MessageSender[V], Generic[V]):
         """Set when opening has succeeded or failed."""
 
     def __repr__(self) -> str:
-        return f"<Producer at {', '.join(self._addresses)}, {self._home.state}>"
+        return f"<Producer at {', '.join(self._addresses)}, {self._loop_binding.state}>"
 
     async def __aenter__(self) -> Self:
         """
@@ -176,7 +176,7 @@ class Producer(MessageSender[V], Generic[V]):
 
     def __del__(self) -> None:
         """Log the unreported given-up messages of a producer that was never closed."""
-        if getattr(self, "_open", False) and self._home.is_open_here:
+        if getattr(self, "_open", False) and self._loop_binding.is_open_here:
             self._log_unreported("never closed")
 
     def _on_fork(self) -> None:
@@ -200,7 +200,7 @@ class Producer(MessageSender[V], Generic[V]):
         Raises:
             UsageError: the producer is open in another process or event loop.
         """
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         await self._budget.wait_for_capacity()
         if self._scheduled is not None:
             await self._scheduled.wait_for_capacity()
@@ -221,7 +221,7 @@ class Producer(MessageSender[V], Generic[V]):
             InvalidRequestError: `error` is of another type.
             UsageError: the producer is open in another process or event loop.
         """
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         if not isinstance(error, DeliveryTimeoutError | KeyHaltedError):
             raise InvalidRequestError(
                 f"resume takes the DeliveryTimeoutError or KeyHaltedError of a message, not "
@@ -363,7 +363,7 @@ class Producer(MessageSender[V], Generic[V]):
             raise MissingExtraError.of(error, "send_arrow", "arrow") from error
         rows = ArrowSource(source, key=key, value=value)
 
-        self._home.check()
+        self._loop_binding.check()
         return await TableSender(
             sender=self._senders.get(subject) or self._create_sender(subject),
             send=lambda value, key: self._send_encoded(subject, value, key=key),
@@ -388,7 +388,7 @@ class Producer(MessageSender[V], Generic[V]):
             ClosedError: the producer is not open, or was closed during the call.
             UsageError: the producer is open in another process or event loop.
         """
-        self._home.check()
+        self._loop_binding.check()
         assert self._scheduled is not None
         return await self._scheduled.cancel(receipt)
 
@@ -402,7 +402,7 @@ class Producer(MessageSender[V], Generic[V]):
                 cause.
             UsageError: the producer is open in another process or event loop.
         """
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         self._queue_open_batches()
         await self._wait_until_settled()
         error = self._take_unreported_error()
@@ -450,7 +450,7 @@ class Producer(MessageSender[V], Generic[V]):
             InvalidRequestError: `limit` is not a positive whole number.
             UsageError: the producer is open in another process or event loop.
         """
-        self._home.check_not_elsewhere()
+        self._loop_binding.check_not_elsewhere()
         if type(limit) is not int or limit < 1:
             raise InvalidRequestError(f"limit is 1 or more, not {limit!r:.40}")
         scheduled = () if self._scheduled is None else self._scheduled.list_waiting()
@@ -472,9 +472,9 @@ class Producer(MessageSender[V], Generic[V]):
             UsageError: the producer was opened in another event loop.
         """
         refuse_call(flag_problems(flush=flush))
-        if not self._home.is_open_here:
+        if not self._loop_binding.is_open_here:
             return
-        self._home.check()
+        self._loop_binding.check()
         if not self._open:
             if self._close_task is not None:  # the task that called `close` was cancelled
                 await shield(self._close_task)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from ..protocol.clock import Clock
 from ..protocol.errors import DeliveryTimeoutError, KeyHaltedError, KeylaneError
 from ..protocol.message import unpack_properties
-from ..protocol.text import key_digest, seconds
+from ..protocol.text import format_seconds, key_digest
 from .outgoing_batch import OutgoingBatch
 from .send_budget import SendBudget
 from .waiting import NO_ANSWER, NOT_SENT
@@ -102,10 +102,10 @@ class HaltedKeys:
         self, batch: OutgoingBatch, index: int, now_ms: int, cause: str
     ) -> KeylaneError:
         assert batch.deadlines is not None
-        at_ms, timeout_ms = batch.deadlines[index]
-        waited = seconds(now_ms - at_ms + timeout_ms)
+        deadline_ms, timeout_ms = batch.deadlines[index]
+        waited_text = format_seconds(now_ms - (deadline_ms - timeout_ms))
         key = key_digest(batch.keys[index])
-        text = f"a message of {self._subject!r}, {key}, was not acked in {waited}: {cause}"
+        text = f"a message of {self._subject!r}, {key}, was not acked in {waited_text}: {cause}"
         return self._build_error(DeliveryTimeoutError, batch, index, text)
 
     def _build_error(
@@ -127,6 +127,6 @@ def _overdue_indexes(batch: OutgoingBatch, now_ms: int) -> list[int]:
         return []
     return [
         index
-        for index, (at_ms, _timeout_ms) in batch.deadlines.items()
-        if at_ms <= now_ms and not batch.is_settled(index)
+        for index, (deadline_ms, _timeout_ms) in batch.deadlines.items()
+        if deadline_ms <= now_ms and not batch.is_settled(index)
     ]

@@ -318,16 +318,16 @@ class OutgoingBatch:
         packed = self.properties_of(index)
         return len(self.keys[index]) + len(self.values[index]) + len(packed)
 
-    def set_deadline(self, index: int, at_ms: int, timeout_ms: int) -> None:
-        """Give message `index` up at the boot time `at_ms`, which is `timeout_ms` after it was
-        sent.
+    def set_deadline(self, index: int, deadline_ms: int, timeout_ms: int) -> None:
+        """Give message `index` up at the boot time `deadline_ms`, which is `timeout_ms` after it
+        was sent.
         """
         if self.deadlines is None:
             self.deadlines = {}
-            self.first_deadline_ms = at_ms
-        elif at_ms < self.first_deadline_ms:
-            self.first_deadline_ms = at_ms
-        self.deadlines[index] = at_ms, timeout_ms
+            self.first_deadline_ms = deadline_ms
+        elif deadline_ms < self.first_deadline_ms:
+            self.first_deadline_ms = deadline_ms
+        self.deadlines[index] = deadline_ms, timeout_ms
 
     def drop_deadlines(self, indexes: list[int]) -> None:
         """Remove the deadlines of these messages."""

@@ -32,7 +32,7 @@ from ..protocol.routing import OrderStrategy
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections
 from ..rpc.environment import Environment, environment_of
-from ..rpc.home import LoopBoundClient, make_thread_check, never_in_thread
+from ..rpc.loop_binding import LoopBoundClient, make_thread_check, never_in_thread
 from .executor import Executor
 from .flight import SendScheduler
 from .identity import Identity
@@ -135,7 +135,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             tls=tls,
             token=token,
         )
-        self._home = self._connections.home
+        self._loop_binding = self._connections.loop_binding
         self._clock = environment_of(environment).clock
         self._now_ns = self._clock.wall_ns
         self._turn_ns = CLOCK_NOT_READ
@@ -370,7 +370,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         if batch.turn_number != self._turn_number:
             is_new = not batch.values
             if is_new and self._turn_ns != CLOCK_NOT_READ:
-                self._home.check()
+                self._loop_binding.check()
                 # A fresh time, which the other batches do not share.
                 batch.set_sent_at(self._now_ns())
             else:
@@ -449,7 +449,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             return sender.hold(key, value, packed, self._read_time_ns(), timeout_ms, destination)
         reordered = sender.careful and sender.is_reordered(executor, key, logical_id)
         if size > self._large_bytes:
-            self._home.check()
+            self._loop_binding.check()
             executor.queue_open_batch()
         batch = self._open_batch(executor)
         index = batch.add(key, value, packed, batch.sent_at_ns)
@@ -479,7 +479,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         Raises:
             CodecError: the codec failed.
         """
-        self._home.check_thread()
+        self._loop_binding.check_thread()
         return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
@@ -495,7 +495,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         """Return the time of the current turn of the event loop, for which the clock is read only
         once.
         """
-        self._home.check()  # too slow for each message: a third of a send
+        self._loop_binding.check()  # too slow for each message: a third of a send
         if self._turn_ns == CLOCK_NOT_READ:
             self._turn_ns = self._now_ns()
             self._send_scheduler.begin_turn()
@@ -524,7 +524,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         Raises:
             QueueFullError: the current task may not exceed the limit.
         """
-        self._home.check()
+        self._loop_binding.check()
         if deliver_at is not None:
             if not self._open or self._scheduled is None:
                 raise ClosedError(NOT_OPEN)
@@ -539,7 +539,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
 
     def _create_sender(self, subject: str) -> SubjectSender:
         """Create the sender for a subject, if the producer is open and the name is valid."""
-        self._home.check()
+        self._loop_binding.check()
         if not self._open or self._meta is None or self._identity is None:
             raise ClosedError(NOT_OPEN)
         check_name("subject", subject)

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from .text import counted, seconds
+from .text import counted, format_seconds
 
 FIRST_GAP_MS: Final = 10_000
 GAP_MS_MAX: Final = 3_600_000
@@ -115,7 +115,7 @@ def _is_expired(known: Repeats, now_ms: int) -> bool:
 
 
 def _failure_summary(count: int, since_ms: int, now_ms: int) -> str:
-    return f"{counted(count, 'failure')} in {seconds(now_ms - since_ms)}"
+    return f"{counted(count, 'failure')} in {format_seconds(now_ms - since_ms)}"
 
 
 class Allowance(NamedTuple):

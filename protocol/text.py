@@ -64,7 +64,7 @@ def listed(items: Iterable[object], total: int | None = None) -> str:
     return ", ".join(texts) or "none"
 
 
-def seconds(ms: int) -> str:
+def format_seconds(ms: int) -> str:
     """Format milliseconds as seconds, with one decimal below ten seconds."""
     return f"{ms / 1000:.1f} s" if ms < 10_000 else f"{ms // 1000} s"
 

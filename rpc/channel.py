@@ -216,7 +216,7 @@ class DataChannel:
                 call.fail_unanswered(text)
             if self._timer is not None:
                 self._timer.cancel()
-            if not self._socket.closed:
+            if not self._socket.closing:
                 await self._socket.close()
 
     def _extend_deadlines(self, throttled: Throttled) -> None:
@@ -235,5 +235,5 @@ class DataChannel:
         self.closed = True
         self._reader.cancel()
         await asyncio.gather(self._reader, return_exceptions=True)
-        if not self._socket.closed:  # the reader task was cancelled before its first step
+        if not self._socket.closing:  # the reader task was cancelled before its first step
             await self._socket.close()

@@ -21,8 +21,8 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.settings import CALL_TIMEOUT_MS, is_within
 from .client import BrokerClient, MetaClient
 from .environment import environment_of
-from .home import Home
 from .http_network import HttpNetwork, client_network
+from .loop_binding import LoopBinding
 from .network import Network
 from .race import Race, start_closing_task, start_task
 from .unclosed import creation_place
@@ -133,7 +133,7 @@ class Connections:
         self._brokers = BrokerClients()
         self._client_kind = what
         self._created_at = creation_place()
-        self.home = Home(what)
+        self.loop_binding = LoopBinding(what)
         self.network: Network | None = None
         """The network in use; None while the client is not open."""
         self._close_requested = asyncio.Event()
@@ -151,7 +151,7 @@ class Connections:
             ConfigError: a TLS file or the environment's token cannot be used.
         """
         network = self._given_network or environment_of(None).network
-        self.home.enter(self, on_fork)
+        self.loop_binding.enter(self, on_fork)
         self._brokers = BrokerClients()
         self._close_requested = asyncio.Event()
         if network is None:
@@ -162,7 +162,7 @@ class Connections:
                     owner=f"the {self._client_kind} that was created at {self._created_at}",
                 )
             except ConfigError:
-                self.home.leave()
+                self.loop_binding.leave()
                 raise
         self.network = network
         return network
@@ -232,7 +232,7 @@ class Connections:
             ClosedError: the client is not open, or is being closed.
             UsageError: the caller runs elsewhere.
         """
-        self.home.check()
+        self.loop_binding.check()
         if not self.wanted:
             raise ClosedError(f"the {self._client_kind} is being closed")
 
@@ -241,7 +241,7 @@ class Connections:
         Raises ClosedError.
         """
         if self.network is None:  # closed while the caller waited
-            self.home.check()
+            self.loop_binding.check()
         assert self.network is not None
         return self._brokers.at(self.network, address, timeout_ms=self._timeout_ms)
 
@@ -253,9 +253,9 @@ class Connections:
         Raises:
             UsageError: the client was opened in another event loop.
         """
-        if not self.home.is_open_here:
+        if not self.loop_binding.is_open_here:
             return
-        self.home.check()
+        self.loop_binding.check()
         for broker in self._brokers.values():
             await broker.close()
         self._brokers = BrokerClients()
@@ -263,7 +263,7 @@ class Connections:
             self._throttled_ms += self._own_network.throttling.waited_ms
             await self._own_network.close()
         self.network = self._own_network = None
-        self.home.leave()
+        self.loop_binding.leave()
 
 
 async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import aiohttp
 
-from .home import process_id
+from .loop_binding import process_id
 from .race import start_task
 
 log = logging.getLogger("keylane")

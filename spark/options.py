@@ -51,8 +51,8 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from ..arrow.json_decoder import FAIL, NULL
 from ..arrow.json_schema import json_type
-from ..arrow.json_values import FAIL, NULL
 from ..arrow.schema import COLUMNS_OF_SEVERAL, EVERY_COLUMN
 from ..arrow.selection import (
     EARLIEST,

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from ..arrow.columns import TIME
-from ..arrow.json_values import json_values
+from ..arrow.json_decoder import build_json_decoder
 from ..arrow.schema import COLUMNS
 from ..arrow.selection import ReadOptions
 
@@ -84,8 +84,8 @@ def key_was_read(schema: StructType) -> bool:
 
 def read_schema(options: ReadOptions) -> StructType:
     """Return the Spark schema that a read with these options has."""
-    values = json_values(options)
-    return spark_schema(options.columns, None if values is None else values.type)
+    value_decoder = build_json_decoder(options)
+    return spark_schema(options.columns, None if value_decoder is None else value_decoder.type)
 
 
 def _spark_type(arrow_type: pa.DataType) -> DataType:

@@ -35,7 +35,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Lease, Message
 from ..protocol.reading.instants import GroupStartOption
 from ..protocol.settings import names_missing_address, refuse_unknown_arguments
-from ..rpc.home import NonCopyable
+from ..rpc.loop_binding import NonCopyable
 from .arrow_batch import TakenBatch
 from .loop_thread import ExitHook, LoopThread
 

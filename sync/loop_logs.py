@@ -26,7 +26,7 @@ from threading import get_ident
 from typing import Any
 
 from ..protocol.errors import ClosedError
-from ..rpc.home import at_fork
+from ..rpc.loop_binding import at_fork
 
 RECORDS_MAX = 10_000
 """The largest number of records that may wait for the handlers."""

@@ -29,7 +29,7 @@ from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from ..protocol.errors import ClosedError, InvalidRequestError, Reason, UsageError
-from ..rpc.home import Home, process_id
+from ..rpc.loop_binding import LoopBinding, process_id
 from . import loop_logs
 
 T = TypeVar("T")
@@ -201,7 +201,7 @@ class LoopThread:
     ) -> None:
         self._client_kind = client_kind
         self._close_client = close_client
-        self._home = Home(client_kind)
+        self._loop_binding = LoopBinding(client_kind)
         self._latest_run: _LoopRun | None = None
         """The latest run."""
         self._start_lock = threading.Lock()
@@ -219,7 +219,7 @@ class LoopThread:
     @property
     def forked(self) -> bool:
         """True in a child of the process in which the thread runs."""
-        return self._home.state == "forked"
+        return self._loop_binding.state == "forked"
 
     def start(self) -> None:
         """
@@ -232,7 +232,7 @@ class LoopThread:
             OSError: no event loop could be created, for example because no file descriptor is free;
                 `start` may be called again.
         """
-        self._home.check_not_forked()
+        self._loop_binding.check_not_forked()
         if not self._start_lock.acquire(blocking=False):
             raise UsageError(
                 Reason.ALREADY_OPEN, f"the {self._client_kind} is being opened already"
@@ -319,7 +319,7 @@ class LoopThread:
     async def _serve(self, loop_run: _LoopRun) -> None:
         if not loop_run.claim():
             return  # the starter was interrupted
-        self._home.enter(self, lambda: None)
+        self._loop_binding.enter(self, lambda: None)
         await loop_run.serve_until_stopped()
         if self._close_client is not None:
             try:
@@ -327,7 +327,7 @@ class LoopThread:
             except Exception:
                 log = logging.getLogger(f"keylane.{self._client_kind}")
                 log.exception("the %s could not be closed when it was stopped", self._client_kind)
-        self._home.leave()
+        self._loop_binding.leave()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
         """
@@ -341,7 +341,7 @@ class LoopThread:
             BaseException: the work raised it.
         """
         _check_seconds(timeout_s)
-        self._home.check_not_forked()
+        self._loop_binding.check_not_forked()
         self.check_caller()
         loop_run = self._latest_run
         if loop_run is None or loop_run.stopping:

@@ -27,7 +27,7 @@ from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import flag_problems, names_missing_address, refuse_call
-from ..rpc.home import NonCopyable
+from ..rpc.loop_binding import NonCopyable
 from .loop_thread import ExitHook, LoopThread
 
 R = TypeVar("R")

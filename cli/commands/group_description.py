@@ -12,7 +12,7 @@ from ...consumer import QueueProgress, QueueReader
 from ...protocol.errors import ConflictError, KeylaneError, Reason
 from ...protocol.groups import GroupSettings
 from ...protocol.routing import ConsumeStrategy, PartitionState
-from ...protocol.text import counted, listed, seconds
+from ...protocol.text import counted, format_seconds, listed
 from ..connection import open_admin
 from ..failing import failing_lines
 from ..options import WAIT_S, OutputFormat
@@ -115,8 +115,8 @@ def member_lines(group: GroupDescription) -> list[str]:
     if not group.sessions:
         return [_silence_line(group)]
     lines = [
-        f"{member.client} was last heard {seconds(member.heard_ms)} ago: its leases end in "
-        f"{seconds(member.expires_in_ms)}, unless it is heard again"
+        f"{member.client} was last heard {format_seconds(member.heard_ms)} ago: its leases end in "
+        f"{format_seconds(member.expires_in_ms)}, unless it is heard again"
         for member in group.members
         if member.heard_ms > member.expires_in_ms
     ]
@@ -133,7 +133,7 @@ def member_lines(group: GroupDescription) -> list[str]:
 
 
 def _ended_text(ended: EndedMember) -> str:
-    since = "" if ended.ended_ms is None else f" {seconds(ended.ended_ms)} ago"
+    since = "" if ended.ended_ms is None else f" {format_seconds(ended.ended_ms)} ago"
     if ended.left:
         return f"{ended.client} left{since}"
     return f"{ended.client} is dead: it sent no heartbeat until its leases ended{since}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from ...protocol.errors import ConfigError
-from ...protocol.text import counted, key_digest, printable, seconds
+from ...protocol.text import counted, format_seconds, key_digest, printable
 from ..answer import expand_options
 from ..groups import CommandGroup
 from ..options import META_DEFAULT, MetaOption, OutputFormat, OutputOption, YesOption
@@ -97,7 +97,7 @@ def _show_status(status: OutboxStatus, prefix: str) -> None:
             each.failed,
             each.halted,
             each.refused,
-            seconds(each.oldest_age_ms),
+            format_seconds(each.oldest_age_ms),
         )
         for each in status.subjects
     ]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ...protocol.log_filter import Allowance, LineLimit, Repeats
 from ...protocol.message import Message
 from ...protocol.parked import HANGS_MS
-from ...protocol.text import counted, printable, seconds
+from ...protocol.text import counted, format_seconds, printable
 from ..log_names import consumer_name, message_name
 
 LINES_PER_MINUTE = 10
@@ -131,8 +131,8 @@ class HandlerLog:
             )
         return LogLine(
             f"{self._runner} {outcome} on {message_name(message)}: attempt {message.attempt}, "
-            f"{seconds(now_ms - failing.repeats.since_ms)} since the first; it is tried again in "
-            f"{seconds(wait_ms)}{self._waiting_suffix(message, ',')}"
+            f"{format_seconds(now_ms - failing.repeats.since_ms)} since the first; it is tried "
+            f"again in {format_seconds(wait_ms)}{self._waiting_suffix(message, ',')}"
             f"{'' if asked_for else _error_suffix(text)}"
             f"{SEALED_WAITS if sealed else ''}",
             traceback,
@@ -148,10 +148,10 @@ class HandlerLog:
             return None
         self._mark_logged(failing, now_ms)
         return LogLine(
-            f"{self._runner} has been running for {seconds(now_ms - since_ms)} on "
+            f"{self._runner} has been running for {format_seconds(now_ms - since_ms)} on "
             f"{message_name(message)}: "
             f"attempt {message.attempt}, "
-            f"{seconds(now_ms - failing.repeats.since_ms)} since the first"
+            f"{format_seconds(now_ms - failing.repeats.since_ms)} since the first"
             f"{self._waiting_suffix(message, ';')}"
         )
 
@@ -200,7 +200,7 @@ class HandlerLog:
             "is parked with the later messages of its key" if with_key else "is set aside alone"
         )
         if pause_ms is not None:
-            outcome = f"is set aside alone, and tried again in {seconds(pause_ms)}"
+            outcome = f"is set aside alone, and tried again in {format_seconds(pause_ms)}"
         attempts = counted(message.attempt, "attempt")
         return LogLine(f"{message_name(message)} {outcome}: {kind} after {attempts}", traceback)
 
@@ -261,7 +261,7 @@ class HandlerLog:
         )
         oldest = min(unlogged, key=lambda failing: failing.repeats.since_ms)
         kind_counts = ", ".join(f"{kind} {count}" for kind, count in kinds)
-        age = seconds(now_ms - oldest.repeats.since_ms)
+        age = format_seconds(now_ms - oldest.repeats.since_ms)
         return (
             f" ({kind_counts}); the oldest is {message_name(oldest.message)}: "
             f"attempt {oldest.message.attempt}, {age} since the first"
@@ -297,7 +297,7 @@ class HandlerLog:
             self._given_up += not handled
             return None
         tries = counted(message.attempt, "attempt")
-        tries_suffix = f"after {tries} and {seconds(now_ms - failing.repeats.since_ms)}"
+        tries_suffix = f"after {tries} and {format_seconds(now_ms - failing.repeats.since_ms)}"
         outcome = (
             f"{self._done} {tries_suffix}"
             if handled

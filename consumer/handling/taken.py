@@ -15,7 +15,7 @@ from ...protocol.errors import InvalidRequestError, LeaseLostError
 from ...protocol.message import Message, not_delivered_error
 from ...protocol.parked import HANGS_MS
 from ...protocol.text import counted
-from ...rpc.home import Home
+from ...rpc.loop_binding import LoopBinding
 from ..delivery.copied import CopiedDelivery
 from ..delivery.user_acks import check_not_in_handler
 from ..log_names import consumer_name, message_name
@@ -199,16 +199,16 @@ class UnackedMessageTracker:
                 message.delivery.report_hang(message, failure, running_ms)  # type: ignore[union-attr]
 
 
-async def ack_all(messages: list[Message[Any]], home: Home) -> None:
+async def ack_all(messages: list[Message[Any]], loop_binding: LoopBinding) -> None:
     """
-    Ack messages of the consumer to which `home` belongs.
+    Ack messages of the consumer to which `loop_binding` belongs.
 
     Raises:
         InvalidRequestError: a message belongs to another consumer, or was given back; nothing is
             acked.
         LeaseLostError: some are delivered to another consumer; the others are acked.
     """
-    check_handed_out(messages, home)
+    check_handed_out(messages, loop_binding)
     runs = [(delivery, list(run)) for delivery, run in groupby(messages, _delivery)]
     for delivery, run in runs:
         delivery.check_not_nacked(run)
@@ -229,7 +229,7 @@ async def ack_all(messages: list[Message[Any]], home: Home) -> None:
         raise first
 
 
-async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> None:
+async def nack_all(messages: list[Message[Any]], loop_binding: LoopBinding, after_s: float) -> None:
     """
     Give messages back; those already acked or given back are skipped.
 
@@ -238,7 +238,7 @@ async def nack_all(messages: list[Message[Any]], home: Home, after_s: float) -> 
             from 0 to a day; nothing is given back.
         LeaseLostError: some are delivered to another consumer; the others are given back.
     """
-    check_handed_out(messages, home)
+    check_handed_out(messages, loop_binding)
     first_error: LeaseLostError | None = None
     for message in sorted(messages, key=lambda each: each.offset):
         try:
@@ -266,9 +266,9 @@ def to_list(messages: Iterable[Message[Any]]) -> list[Message[Any]]:
         ) from None
 
 
-def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
-    """Raise InvalidRequestError or ClosedError unless the consumer of `home` handed the messages
-    out to its program.
+def check_handed_out(messages: Iterable[Message[Any]], loop_binding: LoopBinding) -> None:
+    """Raise InvalidRequestError or ClosedError unless the consumer of `loop_binding` handed the
+    messages out to its program.
     """
     checked: object = None
     for message in messages:
@@ -281,7 +281,7 @@ def check_handed_out(messages: Iterable[Message[Any]], home: Home) -> None:
             client = getattr(checked, "client", None)
             if not isinstance(client, PullClient):
                 raise not_delivered_error("this message")
-            if client.home is not home:
+            if client.loop_binding is not loop_binding:
                 raise InvalidRequestError(f"{message!r} was handed out by another consumer")
             check_not_in_handler(message)
 

@@ -43,7 +43,7 @@ from ...protocol.parked import Failure
 from ...protocol.record import Header
 from ...protocol.text import counted
 from ...rpc.connections import Connections
-from ...rpc.home import Home
+from ...rpc.loop_binding import LoopBinding
 from ...rpc.race import start_task
 from ..delivery.decode import decode_messages
 from ..delivery.pulled_batch import CutBatch, PulledBatch
@@ -394,9 +394,9 @@ class PullClient(UserAcks):
             LeaseLostError: the partition was handed over, or its lease has ended.
             UsageError: the consumer is open in another process or event loop.
         """
-        home = self._connections.home
-        if get_ident() != home.thread:
-            home.check_thread()
+        loop_binding = self._connections.loop_binding
+        if get_ident() != loop_binding.thread:
+            loop_binding.check_thread()
         if self.boot_ns() >= self.ack_deadline_ns:
             raise LeaseLostError(partition_id=self.partition_id, offset=offset)
 
@@ -796,9 +796,9 @@ class PullClient(UserAcks):
         return not (self._careful is None or self._careful.is_over)
 
     @property
-    def home(self) -> Home:
+    def loop_binding(self) -> LoopBinding:
         """The process and event loop in which the consumer is open."""
-        return self._connections.home
+        return self._connections.loop_binding
 
     @property
     def has_parked(self) -> bool:

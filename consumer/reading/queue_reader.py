@@ -49,7 +49,7 @@ from ...protocol.settings import is_within
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
-from ...rpc.home import LoopBoundClient
+from ...rpc.loop_binding import LoopBoundClient
 from .read_messages import read_messages
 
 READ_BYTES = 1 << 20
@@ -153,7 +153,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
         self._views: dict[int, QueueView] = {}
 
     def __repr__(self) -> str:
-        where, state = ", ".join(self._addresses), self._connections.home.state
+        where, state = ", ".join(self._addresses), self._connections.loop_binding.state
         return f"<QueueReader of {self._subject} at {where}, {state}>"
 
     async def __aenter__(self) -> Self:
@@ -185,7 +185,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
             ClosedError, UsageError: the reader is not open, or not open in this process and event
                 loop.
         """
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         network = self._connections.network
         assert network is not None
         meta = MetaClient(network, self._addresses, timeout_ms=self._call_timeout_ms)
@@ -304,7 +304,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
 
     # ── views and states ──────────────────────────────────────────────────────────────────────────
     async def _queue_view(self, queue: int, *, refresh: bool = False) -> QueueView:
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         _check_queue(queue)
         if refresh or queue not in self._views:
             await self.queues()

@@ -42,7 +42,7 @@ from ...protocol.text import counted
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.connections import Connections, clean_up, gather_limited
 from ...rpc.environment import Environment, environment_of
-from ...rpc.home import LoopBoundClient
+from ...rpc.loop_binding import LoopBoundClient
 from ..delivery.filter import MessageFilter
 from .arguments import check_arguments
 from .bounds import (
@@ -192,7 +192,7 @@ class Reader(LoopBoundClient, Generic[V]):
         self._open_reads = OpenReads(self._environment.clock)
 
     def __repr__(self) -> str:
-        where, state = ", ".join(self._addresses), self._connections.home.state
+        where, state = ", ".join(self._addresses), self._connections.loop_binding.state
         return f"<Reader of {self._subject} at {where}, {state}>"
 
     async def __aenter__(self) -> Self:
@@ -266,7 +266,7 @@ class Reader(LoopBoundClient, Generic[V]):
             ClosedError, UsageError: the reader is not open, or not open in this process and event
                 loop.
         """
-        self._connections.home.check()
+        self._connections.loop_binding.check()
         while True:
             while self._buffer:
                 message = self._buffer.popleft()

@@ -21,7 +21,7 @@ from ...protocol.control import BrokerHeartbeat, BrokerView, RefusedBroker
 from ...protocol.errors import FolderRefusedError, NotFoundError, Reason, UnavailableError
 from ...protocol.ids import BrokerGroup, check_name
 from ...protocol.routing import PartitionState
-from ...protocol.text import counted, listed, seconds
+from ...protocol.text import counted, format_seconds, listed
 from ..sql.dialect import insert_new, insert_or_replace, now_ms
 from ..sql.schema import (
     brokers,
@@ -347,7 +347,7 @@ class LastReport(NamedTuple):
     @property
     def age_text(self) -> str:
         """The age of the report, as a phrase for error messages."""
-        return f"reported itself {seconds(self.since_ms)} ago, within its ttl"
+        return f"reported itself {format_seconds(self.since_ms)} ago, within its ttl"
 
     @property
     def advice(self) -> str:

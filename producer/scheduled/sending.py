@@ -39,7 +39,7 @@ from ...protocol.message import check_message_size, pack_properties, refuse_text
 from ...protocol.routing import OrderStrategy, Route
 from ...protocol.scheduled.deliver_at import deliver_at_ms
 from ...protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ...protocol.text import seconds
+from ...protocol.text import format_seconds
 from ...rpc.client import BrokerClient, MetaClient
 from ...rpc.environment import DrawBits
 from ...rpc.race import shield, start_task, wait_for_shared
@@ -266,9 +266,9 @@ class ScheduledSender:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
                 return await self._send_with_retries(request, batch, attempt)
         except TimeoutError:
-            waited = seconds(self._clock.boot_ms() - began_ms)
+            waited_text = format_seconds(self._clock.boot_ms() - began_ms)
             error: KeylaneError = DeliveryTimeoutError(
-                f"no broker keeps the message for {request.subject} after {waited}: "
+                f"no broker keeps the message for {request.subject} after {waited_text}: "
                 f"{attempt.cause.reason}",
                 subject=request.subject,
             )

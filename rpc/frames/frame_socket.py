@@ -139,8 +139,9 @@ class FrameSocket(asyncio.BufferedProtocol):
         """True once something was received; the watchdog of silent connections sets it to False."""
         self.pings = 0
         """The number of pings received; the watchdog of silent connections sets it to 0."""
-        self.closed = self._is_closed = False
-        """`closed` is True once nothing can be sent, `_ended` once the transport is closed."""
+        self.closing = False
+        """True once the connection is being closed: nothing more can be sent."""
+        self._transport_closed = False
         self._accepts_data = True
         """False once arriving data is discarded."""
         self._lost_future: asyncio.Future[None] = self._loop.create_future()
@@ -215,7 +216,7 @@ class FrameSocket(asyncio.BufferedProtocol):
                 self.frame_started_s = self._loop.time()
                 self._record_incoming()
                 break
-        if is_pinged and self._budget is not None and self.writable and not self.closed:
+        if is_pinged and self._budget is not None and self.writable and not self.closing:
             self.write((SIGN_OF_LIFE,))
         if self.pings > PINGS_MAX and self._budget is not None:
             self.refuse(f"over {PINGS_MAX} pings between two checks")
@@ -300,7 +301,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         while not self._frames:
             if self.close_reason:
                 raise FrameError(self.close_reason)
-            if self._is_closed:
+            if self._transport_closed:
                 return None
             self._receive_waiter = self._loop.create_future()
             await self._receive_waiter
@@ -340,7 +341,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         Raises:
             ConnectionError: the connection is closed.
         """
-        if self.closed:
+        if self.closing:
             raise ConnectionResetError("the connection is closed")
         self._gathered += parts
         self._gathered_bytes += sum(map(len, parts))
@@ -352,7 +353,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def ping(self) -> None:
         """Send a ping to the server."""
-        if not self.closed:
+        if not self.closing:
             self.write((SIGN_OF_LIFE,))
 
     def gather(self) -> None:
@@ -426,12 +427,12 @@ class FrameSocket(asyncio.BufferedProtocol):
         kernel resets the connection, and the peer loses what it has not read yet. A client shuts
         down its sending half first, which TLS does not support.
         """
-        self.closed = True
+        self.closing = True
         self._write_gathered()
         self._discard_incoming()
         if self._budget is None and not self._transport.can_write_eof():
             self.end()
-        elif not self._is_closed and not self._transport.is_closing():
+        elif not self._transport_closed and not self._transport.is_closing():
             if self._budget is None:
                 self._transport.write_eof()
             if not self.reading:
@@ -443,8 +444,8 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def end(self) -> None:
         """Close the connection without waiting; buffered data is still sent."""
-        if not self._is_closed:
-            self._is_closed = self.closed = True
+        if not self._transport_closed:
+            self.closing = self._transport_closed = True
             self._discard_incoming()
             self._write_gathered()
             self._transport.close()
@@ -452,7 +453,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def abort(self, reason: str) -> None:
         """Abort the connection; buffered data is discarded."""
-        if not self._is_closed:
+        if not self._transport_closed:
             self.close_reason = reason
             self.end()
             self._transport.abort()

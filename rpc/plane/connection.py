@@ -112,7 +112,7 @@ class PlaneConnection:
         """True if the client keeps up, so that an answer would be sent at once."""
         socket = self.socket
         return socket.writable and not (
-            self._waiting_sends or socket.closed or self.has_ended or self._is_refused
+            self._waiting_sends or socket.closing or self.has_ended or self._is_refused
         )
 
     async def wait_for_slot(self) -> None:
@@ -138,7 +138,7 @@ class PlaneConnection:
         self._waiting_sends += 1
         try:
             async with self._send_lock:
-                if not self.socket.closed and not self._is_refused:
+                if not self.socket.closing and not self._is_refused:
                     await self.socket.send(parts)
         finally:
             self._waiting_sends -= 1
@@ -155,7 +155,7 @@ class PlaneConnection:
         if self._waiting_sends or not socket.writable:
             self.start(self._send_later(parts), on_sent)
             return False
-        if not (socket.closed or self._is_refused):
+        if not (socket.closing or self._is_refused):
             socket.write(parts)
             if not self.socket.writable:  # the write may have changed it
                 self.start(self._send_later(None), on_sent)

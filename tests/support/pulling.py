@@ -186,7 +186,7 @@ class NotingOwner:
 class ToBrokers:
     """Connections that have these brokers only, and are open."""
 
-    home = SimpleNamespace(check=lambda: None)
+    loop_binding = SimpleNamespace(check=lambda: None)
 
     def __init__(self, *brokers: Any) -> None:
         self._brokers = {broker.address: broker for broker in brokers}

@@ -47,7 +47,7 @@ MACHINE = [
     "rpc/program.py",  # a program sets its umask
     "consumer/client.py",  # a session tells operators its host and process id
     "outbox/client.py",  # so does the holder of a lease
-    "rpc/home.py",  # hears of a fork
+    "rpc/loop_binding.py",  # hears of a fork
     "rpc/access/token_file.py",  # a client reads its token
     "rpc/access/key_set.py",  # reads the keys of an outside issuer
     "rpc/tls/contexts.py",  # reads the files of certificates
@@ -110,7 +110,7 @@ HOME_OF: dict[str, list[str]] = {
         *(
             "protocol/scheduled/deliver_at.py",
             "arrow/reading.py",
-            "arrow/json_values.py",
+            "arrow/json_decoder.py",
             "protocol/reading/instants.py",
             "consumer/reading/bounds.py",
             "producer/sending.py",

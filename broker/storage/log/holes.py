@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from ....protocol.record import Header
 
 
-class LostRecord(NamedTuple):
-    """What is known about a lost record: its header, and its body if the trail has it."""
+class TrailEntry(NamedTuple):
+    """A record as the trail knows it: its header, and its body if the trail has it."""
 
     header: Header
     body: bytes | None
@@ -22,7 +22,7 @@ class Hole:
     start: int
     end: int
     reason: str
-    lost_records: tuple[LostRecord, ...] = ()
+    lost_records: tuple[TrailEntry, ...] = ()
     """The lost records that are known, in the order of the log."""
     explained: bool = False
     """True if `lost_records` contains all of them."""

@@ -42,7 +42,7 @@ from ....protocol.record import (
 from ....protocol.text import counted
 from ..files import READ_BYTES, Files, replace_large_file, rewrite_in_place
 from .commit_log import BARRIER, FOLDER, segment_bases, segment_path
-from .holes import Hole, LostRecord, Visitor
+from .holes import Hole, TrailEntry, Visitor
 from .trail import TrailCursor, durable_end, trail_bases
 
 log = logging.getLogger("keylane.broker")
@@ -282,7 +282,7 @@ class _Scan:
         """Report the hole from the current position to `end`, in parts, and move to `end`."""
         damage = self._position, end
         part_start = known_end = self._position
-        lost_records: list[LostRecord] = []
+        lost_records: list[TrailEntry] = []
 
         def report_part(end: int, *, explained: bool) -> None:
             nonlocal part_start
@@ -313,7 +313,7 @@ class _Scan:
         report_part(end, explained=False)
         self._position = end
 
-    def _lost_records(self, start: int, end: int) -> Iterator[LostRecord]:
+    def _lost_records(self, start: int, end: int) -> Iterator[TrailEntry]:
         """Yield the known lost records in `[start, end)`, in the order of the log, from the trail
         and from intact headers.
         """
@@ -323,13 +323,13 @@ class _Scan:
             if position < known_end:
                 continue
             for header in self._header_chain(known_end, position):
-                yield LostRecord(header, None)
+                yield TrailEntry(header, None)
             yield entry
             known_end = position + entry.header.length
         for header in self._header_chain(known_end, end):
-            yield LostRecord(header, None)
+            yield TrailEntry(header, None)
 
-    def _trail_entries(self, start: int, end: int) -> Iterator[LostRecord]:
+    def _trail_entries(self, start: int, end: int) -> Iterator[TrailEntry]:
         for index, base in enumerate(self._trails):
             last = index + 1 == len(self._trails)
             if base < end and (last or start < self._trails[index + 1]):

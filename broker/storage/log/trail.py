@@ -22,7 +22,7 @@ from ....protocol.errors import StorageError
 from ....protocol.record import HEADER_BYTES, MAGIC, Header, Kind, read_header, read_record
 from ..append_file import Buffer
 from ..files import AppendFile, Files, file_numbers
-from .holes import LostRecord
+from .holes import TrailEntry
 
 log = logging.getLogger("keylane.broker")
 
@@ -92,11 +92,11 @@ class TrailCursor:
     def __init__(self, files: Files, base: int) -> None:
         self._files = files
         self._base = base
-        self._entries: Iterator[LostRecord] | None = None
-        self._pushed_back: LostRecord | None = None
+        self._entries: Iterator[TrailEntry] | None = None
+        self._pushed_back: TrailEntry | None = None
         self._read_until = 0
 
-    def entries_between(self, start: int, end: int) -> Iterator[LostRecord]:
+    def entries_between(self, start: int, end: int) -> Iterator[TrailEntry]:
         """Yield the entries of records that begin in `[start, end)`, in the order of the log."""
         if self._entries is None or start < self._read_until:
             self._entries = _read_entries(self._files, self._base, 0)
@@ -125,7 +125,7 @@ def durable_end(files: Files, base: int) -> int:
     return end
 
 
-def _read_entries(files: Files, base: int, position: int) -> Iterator[LostRecord]:
+def _read_entries(files: Files, base: int, position: int) -> Iterator[TrailEntry]:
     """Yield the entries of a trail from byte `position` on. Bytes that are not an entry are
     skipped.
     """
@@ -147,13 +147,13 @@ def _read_entries(files: Files, base: int, position: int) -> Iterator[LostRecord
         position += READ_BYTES if start < 0 else max(start, 1)
 
 
-def _parse_entry(data: bytes, start: int) -> LostRecord | None:
+def _parse_entry(data: bytes, start: int) -> TrailEntry | None:
     """Return the entry at `start`, or None if its checksum is wrong or it is incomplete."""
     header = read_header(data, start)
     if not isinstance(header, Header):
         return None
     if trail_bytes(header.kind, header.length) == HEADER_BYTES < header.length:
-        return LostRecord(header, None)
+        return TrailEntry(header, None)
     if not isinstance(read_record(data, start), Header):
         return None
-    return LostRecord(header, data[start + HEADER_BYTES : start + header.length])
+    return TrailEntry(header, data[start + HEADER_BYTES : start + header.length])

@@ -216,10 +216,10 @@ async def test_connection_of_the_data_plane_ends_within_five_seconds_after_revoc
             sent = Authenticate(shown.text, proof, secured.broker)
             await channel.call(sent, timeout_ms=5_000)
             await asyncio.sleep(0.3)
-            assert not channel._socket.closed
+            assert not channel._socket.closing
             await admin.revoke_token(made.view.token_id)
             async with asyncio.timeout(5):
-                while not channel._socket.closed:
+                while not channel._socket.closing:
                     await asyncio.sleep(0.05)
         finally:
             await channel.close()

@@ -73,7 +73,7 @@ def calls_of_producer(
     producer: Producer, subject: str, key: bytes, future: SendFuture | None, rng: random.Random
 ) -> Calls:
     """The calls that another thread may make on a producer."""
-    if not producer._home.is_open_here:
+    if not producer._loop_binding.is_open_here:
         return {}
 
     async def send() -> None:
@@ -111,7 +111,7 @@ async def _unknown(future: SendFuture) -> None:
 
 def calls_of_consumer(consumer: Consumer, in_hand: Message | None) -> Calls:
     """The calls that another thread may make on a consumer."""
-    if not consumer._home.is_open_here:
+    if not consumer._loop_binding.is_open_here:
         return {}
     calls: Calls = {
         "close": consumer.close,

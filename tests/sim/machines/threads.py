@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from keylane.producer import sending
-from keylane.rpc import home
+from keylane.rpc import loop_binding
 from keylane.testing.machines.loop import Process, SimLoop
 
 FIRST_THREAD = 1
@@ -108,7 +108,7 @@ def thread_number() -> int:
 
 
 def held_by_number() -> Callable[[], bool]:
-    """As `make_thread_check` of `rpc/home.py`, of simulated threads."""
+    """As `make_thread_check` of `rpc/loop_binding.py`, of simulated threads."""
     number = thread_number()
     return lambda: thread_number() == number
 
@@ -117,11 +117,11 @@ def held_by_number() -> Callable[[], bool]:
 def simulated_threads() -> Iterator[None]:
     """Producers and consumers know threads by these numbers."""
     simulated: list[tuple[Any, str, Any]] = [
-        (home, "get_ident", thread_number),
+        (loop_binding, "get_ident", thread_number),
         (sending, "make_thread_check", held_by_number),
     ]
     real = [getattr(room, name) for room, name, _ in simulated]
-    if real[1] is not home.make_thread_check:  # a mutant's
+    if real[1] is not loop_binding.make_thread_check:  # a mutant's
         del simulated[1]
     for room, name, its in simulated:
         setattr(room, name, its)

@@ -15,7 +15,7 @@ from keylane.producer.send_budget import SendBudget
 from keylane.protocol.errors import ClosedError, SequenceReusedError
 from keylane.protocol.frames import PullShared
 from keylane.rpc.environment import environment_of
-from keylane.rpc.home import Home
+from keylane.rpc.loop_binding import LoopBinding
 from sim.mutants.mutant import Breaks, Patches
 
 
@@ -88,7 +88,7 @@ def cancelled_close_is_broken_off(patches: Patches) -> None:
     """A cancelled close breaks its hand-overs off, and the next close releases everything."""
 
     async def close(self: Any) -> None:
-        if self._home.is_open_here:
+        if self._loop_binding.is_open_here:
             await self._close()
 
     patches.set(Consumer, "close", close)
@@ -115,9 +115,9 @@ def home_is_not_looked_at(patches: Patches) -> None:
             raise ClosedError("not open")
 
     patches.set(producer_sending, "make_thread_check", lambda: lambda: True)
-    patches.set(Home, "check", check_closed)
+    patches.set(LoopBinding, "check", check_closed)
     for name in ("check_not_elsewhere", "check_thread"):
-        patches.set(Home, name, lambda self: None)
+        patches.set(LoopBinding, name, lambda self: None)
 
 
 BREAKS: tuple[Breaks, ...] = (

@@ -61,7 +61,7 @@ def test_lease_is_released_when_the_event_loop_ends_before_or_while_the_outbox_i
     asyncio.run(program())
     with engine.connect() as connection:
         assert connection.execute(sa.select(OutboxTables().lease.c.until_ms)).scalar_one() == 0
-    assert outboxes[0]._connections.home.state == ("open" if turns is None else "closed")
+    assert outboxes[0]._connections.loop_binding.state == ("open" if turns is None else "closed")
     engine.dispose()
 
 

@@ -12,11 +12,11 @@ from keylane.protocol.control import CreateSubject, SwitchGroup
 from keylane.protocol.text import (
     counted,
     describe_invalid_value,
+    format_seconds,
     key_digest,
     listed,
     mask_password,
     printable,
-    seconds,
     url_problem,
 )
 
@@ -71,7 +71,11 @@ def test_key_digest_is_what_b2sum_prints():
 
 def test_seconds_have_a_decimal_below_ten():
     """From ten seconds on the decimal is left out."""
-    assert (seconds(50), seconds(9_949), seconds(61_999)) == ("0.1 s", "9.9 s", "61 s")
+    assert (format_seconds(50), format_seconds(9_949), format_seconds(61_999)) == (
+        "0.1 s",
+        "9.9 s",
+        "61 s",
+    )
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,7 @@ async def test_channel_closed_before_its_first_step_lets_the_connection_go(netwo
     channel = await network.open_channel(server.address, timeout_ms=2_000)
     channel._reader.cancel()
     await channel.close()
-    assert channel._socket.closed
+    assert channel._socket.closing
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from keylane.broker.partition.partition import HostedPartition
 from keylane.broker.partition.pull_lock import check_holder
 from keylane.broker.partition.records import CursorBody, FenceBody, encode_body
 from keylane.broker.partition.state import BrokerState
-from keylane.broker.storage.log.holes import Hole, LostRecord
+from keylane.broker.storage.log.holes import Hole, TrailEntry
 from keylane.broker.store.replay import Replay
 from keylane.protocol.errors import (
     CorruptLogError,
@@ -76,7 +76,7 @@ def traced(*records: tuple[bytes, bool], start: int = 1000) -> Hole:
     position = start
     for record, whole in records:
         lost_records.append(
-            LostRecord(at(record, position), record[HEADER_BYTES:] if whole else None)
+            TrailEntry(at(record, position), record[HEADER_BYTES:] if whole else None)
         )
         position += len(record)
     return Hole(

@@ -102,7 +102,7 @@ async def test_ancestor_past_the_parents_is_asked_for_parts_of_the_range_alone()
         told = {"parked_parents": (parent,), "parked_tokens": (4,)}
         ancestors._context.grant = replace(grant, **told, parked_ranges=(((0, 256), (512, 700)),))
         await ancestors.adopt_all(Acquired(0, (), 0, False))
-    asked = [(ask.start, ask.end, ask.first) for ask in away.requests]
+    asked = [(ask.range_start, ask.range_end, ask.first_row) for ask in away.requests]
     assert asked == [(0, 256, 0), (0, 256, 7), (512, 700, 0), (512, 700, 7)]
     assert [change.last for change in home.changes] == [False, False, False, True]
 

@@ -66,7 +66,7 @@ class EchoingDesk:
             while self.echoes and (frame := await socket.receive()) is not None:
                 with contextlib.suppress(ConnectionError):
                     await socket.send((b"", bytes(frame)))
-            while not socket.closed:
+            while not socket.closing:
                 await asyncio.sleep(0.01)
         except FrameError as error:
             self.refused.append(str(error))
@@ -129,7 +129,7 @@ def test_frames_of_every_size_go_there_and_back(new_loop, hold_back, monkeypatch
                 assert await socket.receive() == frame
             await sending
             await socket.close()
-            assert socket.closed
+            assert socket.closing
             await desk.ended.wait()
 
     run(new_loop, body)

@@ -178,7 +178,7 @@ def test_frame_is_not_given_up_for_others_when_the_server_reads_nothing(run):
             for step in (1, 2, 3):
                 later = asyncio.get_running_loop().time() + step * (RATE_WINDOW_S + 1)
                 budget.record_progress("another", 300_000 * step, later, lambda: None)
-            assert not ours.closed
+            assert not ours.closing
             assert [await ours.receive() for _ in range(2)] == [half, half]
             theirs.transport.write(frame[500:])
             assert await ours.receive() == frame

@@ -1,4 +1,4 @@
-"""A client's home: the event loop and process in which it is open. Calls from elsewhere are
+"""Binds a client to the event loop and the process in which it is open. Calls from elsewhere are
 refused.
 
     closed ⇄ open ──fork──▶ forked: permanently in the child, because the client's sockets and its
@@ -51,7 +51,7 @@ NO_THREAD = 0
 """An identifier that no thread has."""
 
 
-class Home:
+class LoopBinding:
     """
     The event loop and the process in which a client is open.
 
@@ -59,7 +59,7 @@ class Home:
     called for each message therefore check only once for each batch.
 
     Args:
-        what: the kind of client, for error texts.
+        client_kind: the kind of client, for error texts.
     """
 
     def __init__(self, client_kind: str) -> None:
@@ -115,7 +115,7 @@ class Home:
         self._process_id = os.getpid()
         self._kept_alive = kept_alive
         self.on_fork = on_fork
-        _open_homes.homes.add(self)
+        _open_loop_bindings.loop_bindings.add(self)
 
     def leave(self) -> None:
         """Close the client."""
@@ -177,7 +177,7 @@ class Home:
     def mark_forked(self) -> None:
         """Mark the client as forked; called in the child process."""
         if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
-            _end_on_return(
+            _exit_when_callback_returns(
                 self._loop, f"the {self._client_kind} is open in process {self._process_id}"
             )
         self._forked = True
@@ -208,7 +208,7 @@ def _no_op() -> None:
     """Do nothing."""
 
 
-def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
+def _exit_when_callback_returns(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
     Exit this process, which was forked inside a callback of `loop`, when that callback returns.
 
@@ -217,37 +217,37 @@ def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
-        loop.call_soon(_end_child, reason)
+        loop.call_soon(_exit_child, reason)
     else:
-        ready.appendleft(asyncio.Handle(_end_child, (reason,), loop))
+        ready.appendleft(asyncio.Handle(_exit_child, (reason,), loop))
 
 
-def _end_child(reason: str) -> NoReturn:
+def _exit_child(reason: str) -> NoReturn:
     """Exit a child process without running finalizers or writing the parent's buffered output."""
     log.critical("process %d ends: %s", os.getpid(), UsageError(Reason.FORK_RETURNED, reason))
     os._exit(os.EX_SOFTWARE)
 
 
-class _OpenHomes:
-    """The homes that are open in this process; homes of the parent are kept forever after a fork,
-    so that they are never finalized.
+class _OpenLoopBindings:
+    """The loop bindings that are open in this process; those of the parent are kept forever after a
+    fork, so that they are never finalized.
     """
 
     def __init__(self) -> None:
-        self.homes: WeakSet[Home] = WeakSet()
-        self._parent_homes: list[Home] = []
+        self.loop_bindings: WeakSet[LoopBinding] = WeakSet()
+        self._parent_loop_bindings: list[LoopBinding] = []
 
     def after_fork(self) -> None:
         """Mark all open clients as forked; called in the child process."""
-        for home in self.homes:
-            if home.is_open_here:
-                home.mark_forked()
-                self._parent_homes.append(home)
-        self.homes = WeakSet()
+        for loop_binding in self.loop_bindings:
+            if loop_binding.is_open_here:
+                loop_binding.mark_forked()
+                self._parent_loop_bindings.append(loop_binding)
+        self.loop_bindings = WeakSet()
 
 
-_open_homes = _OpenHomes()
-os.register_at_fork(after_in_child=_open_homes.after_fork)
+_open_loop_bindings = _OpenLoopBindings()
+os.register_at_fork(after_in_child=_open_loop_bindings.after_fork)
 
 
 def process_id() -> int:

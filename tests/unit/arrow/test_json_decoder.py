@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keylane.arrow.json_values import JsonValues
+from keylane.arrow.json_decoder import JsonDecoder
 from keylane.protocol.errors import ConfigError, Reason
 from support.raising import raises
 
@@ -22,7 +22,7 @@ def column(values: list[bytes]) -> pa.Array:
 
 
 def decoded(values: list[bytes], ddl: str = DDL) -> list:
-    made = JsonValues(ddl, "null").decode(column(values), 3, 0)
+    made = JsonDecoder(ddl, "null").decode(column(values), 3, 0)
     made.validate(full=True)
     return made.to_pylist()
 
@@ -126,7 +126,7 @@ def shown(field: object) -> object:
 def test_value_is_read_as_spark_reads_it(schema, value, wanted):
     """The same result alone and among values that pyarrow parses together."""
     for values in ([value.encode()], [b"{}", value.encode(), b"{}"] * 200):
-        found = JsonValues(schema, "fail").decode(column(values), 3, 0).to_pylist()
+        found = JsonDecoder(schema, "fail").decode(column(values), 3, 0).to_pylist()
         assert shown(found[len(values) > 1]["s"]) == wanted
         assert [row["s"] for row in found[::3]] == [None] * len(found[::3]) or len(values) == 1
 
@@ -134,7 +134,7 @@ def test_value_is_read_as_spark_reads_it(schema, value, wanted):
 def test_time_beyond_the_calendar_in_utc_is_read_beside_bad_values():
     """Year 1 in the east is year 0 in UTC, which Python's calendar lacks."""
     time = b'{"s":"0001-01-01T00:00:00+05:00"}'
-    rows = JsonValues("s TIMESTAMP", "null").decode(column([b"bad", time]), 3, 0)
+    rows = JsonDecoder("s TIMESTAMP", "null").decode(column([b"bad", time]), 3, 0)
     assert rows.is_null().to_pylist() == [True, False]
     assert rows.field(0).cast(pa.int64()).to_pylist()[1] == -62_135_614_800_000_000
 
@@ -181,14 +181,14 @@ def test_bad_value_is_told_with_partition_and_offset():
     values = [b'{"n": 1}'] * 1_000
     values[700] = b'{"n": "x"}'
     with raises(Reason.JSON_VALUE, match="partition 3, offset 10700") as caught:
-        JsonValues(DDL, "fail").decode(column(values), 3, 10_000)
+        JsonDecoder(DDL, "fail").decode(column(values), 3, 10_000)
     assert caught.value.details == {"partition_id": 3, "offset": 10_700}
 
 
 def test_slice_of_a_column_is_decoded():
     """The column is a slice of another one."""
     values = column([b"zz", b'{"n": 1}', b'{"n": 2}', b"zz"]).slice(1, 2)
-    assert JsonValues("n INT", "fail").decode(values, 3, 0).to_pylist() == [{"n": 1}, {"n": 2}]
+    assert JsonDecoder("n INT", "fail").decode(values, 3, 0).to_pylist() == [{"n": 1}, {"n": 2}]
 
 
 @pytest.mark.parametrize(
@@ -209,14 +209,14 @@ def test_slice_of_a_column_is_decoded():
 def test_schema_that_cannot_be_is_refused(schema, bad_values, text):
     """The error is one sentence that says what would be valid."""
     with pytest.raises(ConfigError, match=text):
-        JsonValues(schema, bad_values)
+        JsonDecoder(schema, bad_values)
 
 
 def test_arrow_schema_is_taken_as_it_is():
     """Types of Arrow that JSON has a form for."""
     schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
     (row,) = (
-        JsonValues(schema, "fail")
+        JsonDecoder(schema, "fail")
         .decode(column([b'{"n": 1, "at": "2026-11-23T10:00:00Z"}']), 3, 0)
         .to_pylist()
     )

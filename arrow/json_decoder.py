@@ -54,7 +54,7 @@ _EMPTY, _NEWLINE = pa.Array.from_buffers(
 )
 
 
-class JsonValues:
+class JsonDecoder:
     """Decodes columns of JSON values."""
 
     def __init__(self, schema: str | pa.Schema, bad_values: str) -> None:
@@ -157,14 +157,14 @@ class JsonValues:
         return decoded
 
 
-def json_values(options: ReadOptions) -> JsonValues | None:
+def build_json_decoder(options: ReadOptions) -> JsonDecoder | None:
     """Return the decoder for the options, or None if values remain bytes. Raises ConfigError."""
     _check_bad_values(options.bad_values)
     if options.json_schema is None:
         if options.bad_values != FAIL:
             raise ConfigError("bad_values: values are decoded only with a schema: give one too")
         return None
-    return JsonValues(options.json_schema, options.bad_values)
+    return JsonDecoder(options.json_schema, options.bad_values)
 
 
 def _check_bad_values(bad_values: object) -> None:

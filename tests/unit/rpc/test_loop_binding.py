@@ -14,7 +14,7 @@ import pytest
 from keylane import Consumer, Producer, QueueReader
 from keylane.protocol.errors import ClosedError, InvalidRequestError, Reason
 from keylane.rpc.connections import Connections
-from keylane.rpc.home import Home, make_thread_check, never_in_thread
+from keylane.rpc.loop_binding import LoopBinding, make_thread_check, never_in_thread
 from support.forked import Child, error_of
 from support.raising import raises
 
@@ -27,20 +27,20 @@ async def opened(client: Connections) -> None:
     client.open()
 
 
-def test_home_is_entered_once():
+def test_loop_binding_is_entered_once():
     """An open client is not opened again; a closed one is."""
 
     async def twice() -> None:
         client = connections()
         for _ in range(2):
             with pytest.raises(ClosedError):
-                client.home.check()
+                client.loop_binding.check()
             client.open()
-            client.home.check()
+            client.loop_binding.check()
             with raises(Reason.ALREADY_OPEN):
                 client.open()
             await client.close()
-        client.home.check_not_elsewhere()
+        client.loop_binding.check_not_elsewhere()
 
     asyncio.run(twice())
 
@@ -53,7 +53,7 @@ def test_another_event_loop_is_refused_by_name():
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
 
     async def check() -> None:
-        client.home.check()
+        client.loop_binding.check()
 
     try:
         first.run_until_complete(opened(client))
@@ -64,7 +64,7 @@ def test_another_event_loop_is_refused_by_name():
         assert "loop_scope" in alive.value.hint
         assert "threadsafe" not in alive.value.hint  # it would wait for a loop that does not run
         with raises(Reason.OTHER_LOOP):
-            client.home.check()
+            client.loop_binding.check()
         with raises(Reason.OTHER_LOOP):
             second.run_until_complete(client.close())
         first.run_until_complete(client.network.close())
@@ -88,10 +88,10 @@ async def test_another_thread_is_refused_by_name():
     errors: list[str] = []
 
     async def check() -> None:
-        client.home.check_thread()
+        client.loop_binding.check_thread()
 
     def elsewhere() -> None:
-        errors.append(error_of(client.home.check_thread))
+        errors.append(error_of(client.loop_binding.check_thread))
         errors.append(error_of(lambda: asyncio.run(check())))
 
     thread = threading.Thread(target=elsewhere)
@@ -116,8 +116,8 @@ def test_fork_is_refused_by_name():
         asyncio.run(client.close())
         return [
             *told,
-            error_of(client.home.check),
-            error_of(client.home.check_thread),
+            error_of(client.loop_binding.check),
+            error_of(client.loop_binding.check_thread),
             error_of(lambda: asyncio.run(opened(client))),
             error_of(lambda: asyncio.run(opened(other))),
         ]
@@ -159,11 +159,11 @@ def test_clients_are_not_copied(client, work):
 
 FORKING = """
 import asyncio, logging, os, time
-from keylane.rpc.home import Home
+from keylane.rpc.loop_binding import LoopBinding
 
 async def main():
-    home = Home("consumer")
-    home.enter(None, lambda: None)
+    loop_binding = LoopBinding("consumer")
+    loop_binding.enter(None, lambda: None)
     print(os.getpid(), flush=True)
     child = os.fork()
     if child == 0:
@@ -172,7 +172,7 @@ async def main():
         time.sleep(0.3)  # its own parent has ended
         await asyncio.sleep(0)
     os.waitpid(child, 0)
-    home.leave()
+    loop_binding.leave()
 
 logging.basicConfig(format="%(message)s")
 asyncio.run(main())
@@ -196,5 +196,5 @@ async def test_place_is_held_by_its_own_thread_when_others_ask():
 def test_client_says_that_keylane_runs_on_asyncio_when_no_event_loop_does():
     """As under trio.run."""
     with raises(Reason.OTHER_LOOP, match="asyncio") as caught:
-        Home("reader").enter(None, lambda: None)
+        LoopBinding("reader").enter(None, lambda: None)
     assert "keylane.sync" in caught.value.hint
