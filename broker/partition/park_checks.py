@@ -55,7 +55,7 @@ from ...protocol.parked import (
     is_loose,
 )
 from .acks import decide_ack
-from .offset_runs import OffsetRuns
+from .offset_ranges import OffsetRanges
 from .parked import Parked
 from .parked_key import count_messages
 
@@ -98,11 +98,11 @@ class _ChangeChecker:
         self._acked = acked
         self._next_offset = next_offset
         self._token = token
-        self._newly_parked = OffsetRuns()
+        self._newly_parked = OffsetRanges()
         """All messages that the request parks."""
-        self._added_offsets: dict[ParkKey, OffsetRuns] = {}
+        self._added_offsets: dict[ParkKey, OffsetRanges] = {}
         """Key → the messages that the request parks under it."""
-        self._removed_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
+        self._removed_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
         """Key and source → the messages that the request removes."""
         self._changed_states: dict[ParkKey, ParkState | None] = {}
         """Key → its state after the changes so far; None if it was freed."""
@@ -112,7 +112,7 @@ class _ChangeChecker:
         """True once the request has cleared all parked messages."""
         self._has_other_changes = False
         """True once the request has made a change other than an adoption."""
-        self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRuns] = {}
+        self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
         """Key and source → the messages that the request adopts."""
         self._live_usage, self._dead_usage = _count_usage(parked)
         self._check_by_type: dict[type[Any], Callable[[Any], ParkChange | None]] = {
@@ -171,15 +171,15 @@ class _ChangeChecker:
     def _count_remaining(self, key: ParkKey) -> int:
         """Return the number of parked messages of a key after the changes so far."""
         parked_key = self._parked.get(key)
-        added_runs = self._added_offsets.get(key)
+        added_offsets = self._added_offsets.get(key)
         removed_count = sum(
-            runs.messages
-            for (other_key, _), runs in self._removed_offsets.items()
+            offset_ranges.messages
+            for (other_key, _), offset_ranges in self._removed_offsets.items()
             if other_key == key
         )
         return (
             (parked_key.messages if parked_key else 0)
-            + (added_runs.messages if added_runs else 0)
+            + (added_offsets.messages if added_offsets else 0)
             - removed_count
         )
 
@@ -295,22 +295,27 @@ class _ChangeChecker:
         ]
 
     def _add_offsets(self, key: ParkKey, new_ranges: Iterable[Range]) -> None:
-        added_runs = self._added_offsets.setdefault(key, OffsetRuns())
+        added_offsets = self._added_offsets.setdefault(key, OffsetRanges())
         for start, end in new_ranges:
-            added_runs.add(start, end)
+            added_offsets.add(start, end)
 
     def _check_unpark(self, change: Unpark) -> Unpark | None:
         _check_ranges(change.ranges, MAX_I64)
         if self._current_state(change.key) is None:
             return None
-        removed_runs = self._removed_offsets.setdefault((change.key, change.source), OffsetRuns())
-        parked_key, added_runs = self._parked.get(change.key), self._added_offsets.get(change.key)
+        removed_offsets = self._removed_offsets.setdefault(
+            (change.key, change.source), OffsetRanges()
+        )
+        parked_key, added_offsets = (
+            self._parked.get(change.key),
+            self._added_offsets.get(change.key),
+        )
         candidates = [] if parked_key is None else [parked_key.offsets_by_source.get(change.source)]
-        candidates += [added_runs] if change.source == self._parked.partition_id else []
+        candidates += [added_offsets] if change.source == self._parked.partition_id else []
         for start, end in change.ranges:
-            for runs in candidates:
-                for low, high in runs.intersection(start, end) if runs else ():
-                    removed_runs.add(low, high)
+            for offset_ranges in candidates:
+                for low, high in offset_ranges.intersection(start, end) if offset_ranges else ():
+                    removed_offsets.add(low, high)
         return change
 
     def _check_fail_again(self, change: FailAgain) -> FailAgain | None:
@@ -415,31 +420,35 @@ class _ChangeChecker:
         messages have been parked.
         """
         for source, start, end in key.rows:
-            self._adopted_offsets.setdefault((key.key, source), OffsetRuns()).add(start, end)
+            self._adopted_offsets.setdefault((key.key, source), OffsetRanges()).add(start, end)
         if not (key.marks or key.edits):
             return key
         marks = tuple(
             replace(mark, start=low, end=high)
             for mark in key.marks
-            for runs in self._parked_runs(key.key, mark.source)
-            for low, high in runs.intersection(mark.start, mark.end)
+            for offset_ranges in self._find_offsets(key.key, mark.source)
+            for low, high in offset_ranges.intersection(mark.start, mark.end)
         )
         edits = tuple(
             edited
             for edited in key.edits
             if any(
-                any(runs.intersection(edited.offset, edited.offset + 1))
-                for runs in self._parked_runs(key.key, edited.source)
+                any(offset_ranges.intersection(edited.offset, edited.offset + 1))
+                for offset_ranges in self._find_offsets(key.key, edited.source)
             )
         )
         return replace(key, marks=marks, edits=edits)
 
-    def _parked_runs(self, key: ParkKey, source: int) -> list[OffsetRuns]:
+    def _find_offsets(self, key: ParkKey, source: int) -> list[OffsetRanges]:
         """Return the messages that are parked under a key before the next change."""
-        adopted_runs = self._adopted_offsets.get((key, source))
+        adopted_offsets = self._adopted_offsets.get((key, source))
         parked_key = None if self._has_other_changes else self._parked.get(key)
-        parked_runs = None if parked_key is None else parked_key.offsets_by_source.get(source)
-        return [runs for runs in (adopted_runs, parked_runs) if runs is not None]
+        parked_offsets = None if parked_key is None else parked_key.offsets_by_source.get(source)
+        return [
+            offset_ranges
+            for offset_ranges in (adopted_offsets, parked_offsets)
+            if offset_ranges is not None
+        ]
 
     def _merge_with_parked(self, key: AdoptedKey) -> AdoptedKey:
         """

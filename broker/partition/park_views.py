@@ -201,7 +201,9 @@ def _build_marks_part(
     for source, start, end, mark in parked_key.list_marks(first, count):
         fault_index = faults.index_of(mark.fault)
         marks.append(
-            FailureMark(source, start, end, mark.since_ms, mark.at_ms, fault_index, mark.next_ms)
+            FailureMark(
+                source, start, end, mark.since_ms, mark.at_ms, fault_index, mark.retry_at_ms
+            )
         )
         if faults.size_bytes + MARK_BYTES * len(marks) >= PARKED_PAGE_BYTES:
             break
@@ -279,10 +281,10 @@ def offsets_needed_by_children(
     lowest_offsets = dict(parked.offsets_for_children)
     for key, each in parked.items() if parked.frozen else ():
         logical_partition = logical_partition_of(key)
-        runs = each.offsets_by_source.get(parked.partition_id)
-        if runs:
+        offset_ranges = each.offsets_by_source.get(parked.partition_id)
+        if offset_ranges:
             lowest_offsets[logical_partition] = min(
-                runs.first, lowest_offsets.get(logical_partition, runs.first)
+                offset_ranges.first, lowest_offsets.get(logical_partition, offset_ranges.first)
             )
 
     def is_kept(logical_partition: int) -> bool:
@@ -344,7 +346,7 @@ def _build_view(
         first_source=source,
         first_offset=start,
         tries=-tries - 1 if tries is not None and is_begun else tries,
-        next_ms=parked.next_ms if next_tries else None,
+        next_ms=parked.retry_at_ms if next_tries else None,
     )
 
 
@@ -378,8 +380,8 @@ def list_offsets_with_failures(
             break
         rows.append((source, start, end))
         fault_index = faults.index_of(mark.fault)
-        next_ms = mark.next_ms if next_tries else 0
-        details.append((mark.since_ms, mark.at_ms, fault_index, next_ms))
+        retry_at_ms = mark.retry_at_ms if next_tries else 0
+        details.append((mark.since_ms, mark.at_ms, fault_index, retry_at_ms))
     edited_refs = parked_key.list_edited(rows)
     return ParkedOffsets(
         rows=rows,

@@ -46,8 +46,9 @@ from ...protocol.parked import (
     Unpark,
     is_loose,
 )
-from .failure_runs import UNKNOWN, FaultTable, Mark
+from .failure_ranges import UNKNOWN, FaultTable, Mark
 from .parked_key import (
+    MarkedRow,
     MessageRef,
     ParkedKey,
     clip_marks,
@@ -181,22 +182,22 @@ class Parked:
         """True if messages are kept for children, which report when they no longer need them."""
         return bool(self.offsets_for_children) or (self.frozen and bool(self._keys))
 
-    def set_next_tries(self, tries: Iterable[NextTry]) -> Undo:
+    def set_retry_times(self, tries: Iterable[NextTry]) -> Undo:
         """Record when messages that wait for retry are retried. Return a function that undoes
         it.
         """
         undos = [
-            parked.set_next_try((source, offset), at_ms)
-            for key, source, offset, at_ms in tries
+            parked.set_retry_time((source, offset), retry_at_ms)
+            for key, source, offset, retry_at_ms in tries
             if is_loose(key) and (parked := self._keys.get(key)) is not None
         ]
         return partial(_undo_all, undos)
 
-    def forget_next_tries(self) -> Undo:
+    def clear_retry_times(self) -> Undo:
         """Forget the times of next tries, because a new owner retries waiting messages at once.
         Return a function that undoes it.
         """
-        return partial(_undo_all, [each.forget_next_tries() for each in self._keys.values()])
+        return partial(_undo_all, [each.clear_retry_times() for each in self._keys.values()])
 
     def clear_owner_tokens(self) -> None:
         """Record in memory that the owner has released the partition, and handles none of the
@@ -209,9 +210,11 @@ class Parked:
         """Return the lowest offset of this partition that is parked here or kept for children, or
         None if there is none.
         """
-        runs = (parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values())
+        offset_ranges = (
+            parked.offsets_by_source.get(self.partition_id) for parked in self._keys.values()
+        )
         return min(
-            (*(each.first for each in runs if each), *self.offsets_for_children.values()),
+            (*(each.first for each in offset_ranges if each), *self.offsets_for_children.values()),
             default=None,
         )
 
@@ -331,18 +334,13 @@ class Parked:
             return _noop
         parked_key, ranges = self._keys[key], tuple(ranges)
         previous_marks = parked_key.failure_marks(source, ranges) or [
-            (source, *range_, UNKNOWN) for range_ in ranges
+            MarkedRow(source, *range_, UNKNOWN) for range_ in ranges
         ]
-        at_ms = 0 if failure is None else failure.at_ms
-        mark = Mark(since_ms, at_ms, self._faults.intern_failure(failure))
+        failed_at_ms = 0 if failure is None else failure.at_ms
+        mark = Mark(since_ms, failed_at_ms, self._faults.intern_failure(failure))
         parked_key.set_failure_marks(
-            (
-                source,
-                start,
-                end,
-                mark._replace(since_ms=known_mark.since_ms) if keeps_since else mark,
-            )
-            for _, start, end, known_mark in previous_marks
+            row._replace(mark=mark._replace(since_ms=row.mark.since_ms) if keeps_since else mark)
+            for row in previous_marks
         )
         self._prune_faults()
         return lambda: parked_key.set_failure_marks(previous_marks)
@@ -351,9 +349,11 @@ class Parked:
         """Forget failure texts if there are too many."""
         if not self._faults.is_over_limit:
             return
-        runs = [each for parked in self._keys.values() for each in parked.failures.values()]
-        new_numbers = self._faults.prune(set().union(*(each.faults for each in runs)))
-        for each in runs:
+        failure_ranges = [
+            each for parked in self._keys.values() for each in parked.failures.values()
+        ]
+        new_numbers = self._faults.prune(set().union(*(each.faults for each in failure_ranges)))
+        for each in failure_ranges:
             each.renumber_faults(new_numbers)
 
     def _create_key(self, key: ParkKey, at_ms: int) -> Undo:
@@ -407,11 +407,15 @@ class Parked:
 
     def _apply_repeated_failure(self, change: FailAgain) -> Undo:
         parked_key = self._keys.get(change.key)
-        runs = None if parked_key is None else parked_key.offsets_by_source.get(change.source)
-        if parked_key is None or runs is None:
+        offset_ranges = (
+            None if parked_key is None else parked_key.offsets_by_source.get(change.source)
+        )
+        if parked_key is None or offset_ranges is None:
             return _noop
         ranges = [
-            range_ for start, end in change.ranges for range_ in runs.intersection(start, end)
+            range_
+            for start, end in change.ranges
+            for range_ in offset_ranges.intersection(start, end)
         ]
         undo_state = self._set_state(change.key, None)
         undo_marks = self._record_failure(
@@ -536,7 +540,9 @@ class Parked:
             self.messages += count_messages(new_ranges)
             undos.append(partial(self._remove_offsets, parked_key, source, new_ranges))
             if is_loose(key.key):
-                parked_key.set_failure_marks((source, *range_, UNKNOWN) for range_ in new_ranges)
+                parked_key.set_failure_marks(
+                    MarkedRow(source, *range_, UNKNOWN) for range_ in new_ranges
+                )
         undos.append(self._adopt_marks(parked_key, key, keeps_tries=is_own))
         # An existing edit is newer: it was made here, or comes from an earlier replay.
         undos += [

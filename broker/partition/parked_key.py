@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,17 +23,24 @@ from ...protocol.parked import (
     is_loose,
 )
 from ...protocol.routing import logical_partition
-from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, exceeds_run_limit
-from .offset_runs import OffsetRuns
+from .failure_ranges import UNKNOWN, UNKNOWN_FAULT, FailureRanges, Mark, exceeds_range_limit
+from .offset_ranges import OffsetRanges
 
 Row = tuple[int, int, int]
 """(source, start, end) of parked messages."""
 MessageRef = tuple[int, int]
 """(source, offset) of a message."""
-MarkedRow = tuple[int, int, int, Mark]
-"""(source, start, end) of messages, and how they failed."""
 NO_LOGICAL_PARTITION = -1
 """Stands for the logical partition of loose messages, which have none."""
+
+
+class MarkedRow(NamedTuple):
+    """Messages `[start, end)` of a source, and how they failed."""
+
+    source: int
+    start: int
+    end: int
+    mark: Mark
 
 
 def logical_partition_of(key: ParkKey) -> int:
@@ -86,12 +94,12 @@ class ParkedKey:
         """The token of the owner that handles messages of the key without a stored redrive, so the
         key stays parked if the owner crashes; 0 if there is none.
         """
-        self.offsets_by_source: dict[int, OffsetRuns] = {}
+        self.offsets_by_source: dict[int, OffsetRanges] = {}
         """Source → offsets, sorted by source, which is the order of the messages."""
         self.messages = 0
         self.edits: dict[MessageRef, EditedMessage] = {}
         """(source, offset) → the message with which an operator replaced it."""
-        self.failures: dict[int, FailureRuns] = {}
+        self.failures: dict[int, FailureRanges] = {}
         """Source → how its messages failed; only for loose messages."""
 
     def is_being_handled(self, token: int) -> bool:
@@ -100,119 +108,129 @@ class ParkedKey:
 
     def contains(self, ref: MessageRef) -> bool:
         """Return True if a message is parked under this key."""
-        runs = self.offsets_by_source.get(ref[0])
-        return runs is not None and bool(runs.intersection(ref[1], ref[1] + 1))
+        offset_ranges = self.offsets_by_source.get(ref[0])
+        return offset_ranges is not None and bool(offset_ranges.intersection(ref[1], ref[1] + 1))
 
     def count_rows(self) -> int:
         """Return the number of ranges, but at least 1."""
-        return max(1, sum(runs.run_count for runs in self.offsets_by_source.values()))
+        return max(
+            1, sum(offset_ranges.range_count for offset_ranges in self.offsets_by_source.values())
+        )
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
         """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
-        for source, runs in self.offsets_by_source.items():
-            if first < runs.run_count:
-                for start, end in runs.page(first, count):
+        for source, offset_ranges in self.offsets_by_source.items():
+            if first < offset_ranges.range_count:
+                for start, end in offset_ranges.page(first, count):
                     yield source, start, end
-                count -= runs.run_count - first
-            first = max(first - runs.run_count, 0)
+                count -= offset_ranges.range_count - first
+            first = max(first - offset_ranges.range_count, 0)
             if count <= 0:
                 return
 
     def add(self, source: int, start: int, end: int) -> list[Range]:
         """Add messages of a source, and return the ranges that are new."""
-        runs = self.offsets_by_source.get(source)
-        if runs is None:
-            runs = OffsetRuns()
+        offset_ranges = self.offsets_by_source.get(source)
+        if offset_ranges is None:
+            offset_ranges = OffsetRanges()
             self.offsets_by_source = dict(
-                sorted([*self.offsets_by_source.items(), (source, runs)], key=itemgetter(0))
+                sorted(
+                    [*self.offsets_by_source.items(), (source, offset_ranges)], key=itemgetter(0)
+                )
             )
-        new_ranges = runs.add(start, end)
+        new_ranges = offset_ranges.add(start, end)
         self.messages += count_messages(new_ranges)
         return new_ranges
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
         """Remove messages of a source, and return the ranges that were parked."""
-        runs = self.offsets_by_source.get(source)
-        if runs is None:
+        offset_ranges = self.offsets_by_source.get(source)
+        if offset_ranges is None:
             return []
-        removed_ranges = runs.remove(start, end)
-        if not runs:
+        removed_ranges = offset_ranges.remove(start, end)
+        if not offset_ranges:
             del self.offsets_by_source[source]
         self.messages -= count_messages(removed_ranges)
         failures = self.failures.get(source)
         if failures is not None:
-            if runs:
+            if offset_ranges:
                 for low, high in removed_ranges:
-                    failures.clear_marks(low, high, runs)
+                    failures.clear_marks(low, high, offset_ranges)
             else:
                 del self.failures[source]
         return removed_ranges
 
     def copy_sources(self, sources: Collection[int]) -> ParkedKey:
-        """Return a copy with only these sources, none of them being handled. It shares the runs,
+        """Return a copy with only these sources, none of them being handled. It shares the ranges,
         so the original must no longer be changed.
         """
         copy = ParkedKey(self.since_ms)
         copy.state = self.state
         copy.failure = self.failure
         copy.offsets_by_source = {
-            source: runs for source, runs in self.offsets_by_source.items() if source in sources
+            source: offset_ranges
+            for source, offset_ranges in self.offsets_by_source.items()
+            if source in sources
         }
-        copy.messages = sum(runs.messages for runs in copy.offsets_by_source.values())
+        copy.messages = sum(
+            offset_ranges.messages for offset_ranges in copy.offsets_by_source.values()
+        )
         copy.edits = {ref: edit for ref, edit in self.edits.items() if ref[0] in sources}
         copy.failures = {
-            source: runs for source, runs in self.failures.items() if source in sources
+            source: failure_ranges
+            for source, failure_ranges in self.failures.items()
+            if source in sources
         }
         return copy
 
     # ── failures ──────────────────────────────────────────────────────────────────────────────────
     def failure_marks(self, source: int, ranges: Iterable[Range]) -> list[MarkedRow]:
         """Return the known failure marks of messages of a source."""
-        runs = self.failures.get(source)
-        if runs is None:
+        failure_ranges = self.failures.get(source)
+        if failure_ranges is None:
             return []
         return [
-            (source, *marked_range)
+            MarkedRow(source, *marked_range)
             for low, high in ranges
-            for marked_range in runs.marks_in(low, high)
+            for marked_range in failure_ranges.marks_in(low, high)
         ]
 
     def set_failure_marks(self, marks: Iterable[MarkedRow]) -> None:
         """Record how parked messages failed."""
         for source, start, end, mark in marks:
-            runs, parked = self.failures.get(source), self.offsets_by_source.get(source)
-            if runs is None:
-                runs = self.failures[source] = FailureRuns()
+            failure_ranges, parked = self.failures.get(source), self.offsets_by_source.get(source)
+            if failure_ranges is None:
+                failure_ranges = self.failures[source] = FailureRanges()
                 if parked:
-                    *_, (_, last) = parked.page(parked.run_count - 1, 1)
-                    runs.set_mark(parked.first, last, UNKNOWN)
-            runs.set_mark(start, end, mark, parked)
-        while exceeds_run_limit(self.failures.values()):
-            max(self.failures.values(), key=len).merge_oldest_runs()
+                    *_, (_, last) = parked.page(parked.range_count - 1, 1)
+                    failure_ranges.set_mark(parked.first, last, UNKNOWN)
+            failure_ranges.set_mark(start, end, mark, parked)
+        while exceeds_range_limit(self.failures.values()):
+            max(self.failures.values(), key=len).merge_oldest_ranges()
 
     def rows_with_marks(self, after_ref: MessageRef, count: int) -> Iterator[MarkedRow]:
         """Yield the messages at or after `after_ref` with their failure marks, from up to `count`
         ranges of each source.
         """
-        for source, runs in self.offsets_by_source.items():
+        for source, offset_ranges in self.offsets_by_source.items():
             if source < after_ref[0]:
                 continue
             offset = after_ref[1] if source == after_ref[0] else 0
-            for low, end in runs.page(runs.count_runs_before(offset), count):
+            for low, end in offset_ranges.page(offset_ranges.count_ranges_before(offset), count):
                 start = max(low, offset)
                 marked_rows = self.failure_marks(source, ((start, end),)) or [
-                    (source, start, end, UNKNOWN)
+                    MarkedRow(source, start, end, UNKNOWN)
                 ]
                 yield from marked_rows
 
     def list_marks(self, first: int, count: int) -> Iterator[MarkedRow]:
         """Yield up to `count` failure marks, beginning with the `first`th."""
-        for source, runs in self.failures.items():
-            if first < len(runs):
-                for marked_range in runs.rows(first, count):
-                    yield source, *marked_range
-                count -= len(runs) - first
-            first = max(first - len(runs), 0)
+        for source, failure_ranges in self.failures.items():
+            if first < len(failure_ranges):
+                for marked_range in failure_ranges.rows(first, count):
+                    yield MarkedRow(source, *marked_range)
+                count -= len(failure_ranges) - first
+            first = max(first - len(failure_ranges), 0)
             if count <= 0:
                 return
 
@@ -221,31 +239,34 @@ class ParkedKey:
         return sum(map(len, self.failures.values()))
 
     @property
-    def next_ms(self) -> int | None:
+    def retry_at_ms(self) -> int | None:
         """The earliest time of a next try as reported by the owner, in milliseconds since 1970, or
         None if unknown.
         """
-        times = [runs.next_ms for runs in self.failures.values()]
-        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+        times = [failure_ranges.retry_at_ms for failure_ranges in self.failures.values()]
+        return min((time_ms for time_ms in times if time_ms is not None), default=None)
 
-    def set_next_try(self, ref: MessageRef, at_ms: int) -> Callable[[], None]:
+    def set_retry_time(self, ref: MessageRef, retry_at_ms: int) -> Callable[[], None]:
         """Record when a message is retried, if it is parked. Return a function that undoes it."""
         source, offset = ref
-        previous = self.failure_marks(source, ((offset, offset + 1),)) if self.contains(ref) else []
-        self.set_failure_marks([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in previous])
-        return partial(self.set_failure_marks, previous)
+        rows = self.failure_marks(source, ((offset, offset + 1),)) if self.contains(ref) else []
+        self._set_retry_time_of(rows, retry_at_ms)
+        return partial(self.set_failure_marks, rows)
 
-    def forget_next_tries(self) -> Callable[[], None]:
+    def _set_retry_time_of(self, rows: Iterable[MarkedRow], retry_at_ms: int) -> None:
+        self.set_failure_marks(
+            row._replace(mark=row.mark._replace(retry_at_ms=retry_at_ms)) for row in rows
+        )
+
+    def clear_retry_times(self) -> Callable[[], None]:
         """Forget the times of next tries. Return a function that undoes it."""
-        forgotten = {source: runs.clear_next_tries() for source, runs in self.failures.items()}
+        cleared_times = {source: each.clear_retry_times() for source, each in self.failures.items()}
 
         def undo() -> None:
-            for source, tries in forgotten.items():
-                for start, end, next_ms in tries.rows():
-                    marks = self.failure_marks(source, ((start, end),))
-                    self.set_failure_marks(
-                        (*each[:3], each[3]._replace(next_ms=next_ms)) for each in marks
-                    )
+            for source, retry_times in cleared_times.items():
+                for start, end, retry_at_ms in retry_times.rows():
+                    rows = self.failure_marks(source, ((start, end),))
+                    self._set_retry_time_of(rows, retry_at_ms)
 
         return undo
 
@@ -278,12 +299,12 @@ def clip_marks(
     source: int, marks: Iterable[MarkedRow], ranges: Iterable[Range]
 ) -> Iterator[MarkedRow]:
     """Clip a source's marks to these ranges, without next tries."""
-    runs = FailureRuns()
+    failure_ranges = FailureRanges()
     for _, start, end, mark in marks:
-        runs.set_mark(start, end, mark._replace(next_ms=0))
+        failure_ranges.set_mark(start, end, mark._replace(retry_at_ms=0))
     for low, high in ranges:
-        for marked_range in runs.marks_in(low, high):
-            yield source, *marked_range
+        for marked_range in failure_ranges.marks_in(low, high):
+            yield MarkedRow(source, *marked_range)
 
 
 def decode_mark(
@@ -298,8 +319,8 @@ def decode_mark(
     """
     index = encoded.fault
     fault = fault_numbers[index] if 0 <= index < len(fault_numbers) else UNKNOWN_FAULT
-    mark = Mark(encoded.since_ms, encoded.at_ms, fault, encoded.next_ms if keeps_tries else 0)
-    return encoded.source, encoded.start, encoded.end, mark
+    mark = Mark(encoded.since_ms, encoded.at_ms, fault, encoded.retry_at_ms if keeps_tries else 0)
+    return MarkedRow(encoded.source, encoded.start, encoded.end, mark)
 
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────────
@@ -333,9 +354,9 @@ def image_of_keys(
 ) -> ParkedImage:
     """Return an image of the keys, which does not have any other state yet."""
     failures = [
-        (key, source, runs.end, runs.pack())
+        (key, source, failure_ranges.end, failure_ranges.pack())
         for key, parked in keys.items()
-        for source, runs in parked.failures.items()
+        for source, failure_ranges in parked.failures.items()
     ]
     return ParkedImage(
         keys=[
@@ -344,7 +365,10 @@ def image_of_keys(
                 parked.state,
                 parked.since_ms,
                 parked.failure,
-                [(source, *runs.pack()) for source, runs in parked.offsets_by_source.items()],
+                [
+                    (source, *offset_ranges.pack())
+                    for source, offset_ranges in parked.offsets_by_source.items()
+                ],
             )
             for key, parked in keys.items()
         ],
@@ -380,12 +404,12 @@ def decode_keys(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
         parked.state = state
         parked.failure = failure
         for source, starts, ends in offsets:
-            parked.offsets_by_source[source] = OffsetRuns.from_packed(starts, ends)
+            parked.offsets_by_source[source] = OffsetRanges.from_packed(starts, ends)
             parked.messages += parked.offsets_by_source[source].messages
     for key, source, end, columns in image.failures:
         if key not in keys:
             raise ValueError(f"failures of key {key!r:.80}, which is not parked")
-        keys[key].failures[source] = FailureRuns.from_packed(columns, end)
+        keys[key].failures[source] = FailureRanges.from_packed(columns, end)
     for key, token in image.owner_tokens:
         if key not in keys:
             raise ValueError(f"the token of key {key!r:.80}, which is not parked")

@@ -539,7 +539,7 @@ class HostedPartition:
             group = self.groups[body.group] = Group(body.group)
         previous_lock, restore_tries = copy(group.lock), None
         if group.parked is not None and body.token > group.lock.fence:
-            restore_tries = group.parked.forget_next_tries()
+            restore_tries = group.parked.clear_retry_times()
         raise_fence(group.lock, token=body.token, session=body.session)
 
         def undo() -> None:
@@ -570,7 +570,7 @@ class HostedPartition:
         parked = group.get_or_create_parked(self.partition_id)
         for change in body.changes:
             parked.apply(change, at_ms=body.at_ms, acked=group.acked, token=body.token)
-        parked.set_next_tries(body.next_tries)
+        parked.set_retry_times(body.next_tries)
         group.durable_cursor = group.acked.cursor
         group.durable_ranges = group.acked.ranges
         group.is_durable = True

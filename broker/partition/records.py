@@ -8,7 +8,7 @@ cursors and others. Pure.
                token: the fence at the time of writing; the last three fields are omitted if they
                    have their defaults
     FORGET     [group, token]
-    PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, next_ms], …]]
+    PARKED     [group, token, at_ms, [change, …], [[tries, source, offset, retry_at_ms], …]]
                changes: see protocol/parked/changes.py; the last field has the times of next tries,
                    and is omitted if it is empty
     HOLD       [job, from_offset, ttl_ms]           ttl_ms 0: the hold has ended

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...protocol.offsets import AckedOffsets
 from ...protocol.parked import DeadLetterKey, Park, RequestedChange
-from ..partition.offset_runs import OffsetRuns
+from ..partition.offset_ranges import OffsetRanges
 from ..partition.park_checks import decide_park_changes
 from ..partition.parked import NextTry
 from ..partition.partition import Group, HostedPartition
@@ -57,7 +57,7 @@ def change_parked(
         parked.apply(change, at_ms=at_ms, acked=group.acked, token=fence)
         for change in changes_to_write
     ]
-    undos.append(parked.set_next_tries(next_tries))
+    undos.append(parked.set_retry_times(next_tries))
     group.pending_park_changes += 1
     newly_acked = [
         range_
@@ -97,11 +97,11 @@ def change_parked(
 
 def _remove_acked(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
     """Return the progress as if these messages were not acked."""
-    runs = OffsetRuns([(0, acked.cursor)] if acked.cursor else [])
+    offsets = OffsetRanges([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
-        runs.add(start, end)
+        offsets.add(start, end)
     for start, end in ranges:
-        runs.remove(start, end)
-    remaining_runs = list(runs)
-    cursor = remaining_runs.pop(0)[1] if remaining_runs and remaining_runs[0][0] == 0 else 0
-    return AckedOffsets(cursor, remaining_runs)
+        offsets.remove(start, end)
+    remaining_ranges = list(offsets)
+    cursor = remaining_ranges.pop(0)[1] if remaining_ranges and remaining_ranges[0][0] == 0 else 0
+    return AckedOffsets(cursor, remaining_ranges)

@@ -60,7 +60,7 @@ EDITS_MAX = 1_000
 """Maximum number of edited messages of a group on one partition. A child may adopt more."""
 EDITS_BYTES_MAX = 16 << 20
 """Maximum bytes of their values and properties, which the broker keeps in memory."""
-FAILURE_RUNS_MAX = 100_000
+FAILURE_RANGES_MAX = 100_000
 """Maximum number of runs of messages with the same failure and time in one loose key, at 40 bytes
 of the broker's memory each. Beyond that, the oldest neighbouring runs are merged under the later
 time, and finally lose their details.
@@ -220,7 +220,7 @@ class FailureMark(Struct, frozen=True, array_like=True):
     """Time of the last failure, by the consumer's wall clock, in milliseconds since 1970."""
     fault: int
     """Index of their failure in `faults`; -1: unknown."""
-    next_ms: int = 0
+    retry_at_ms: int = 0
     """Time of the next attempt, as their owner reported it, in milliseconds since 1970."""
 
 

@@ -111,7 +111,7 @@ def golden_bytes() -> dict[str, str]:
     handled.apply(Park(b"N14228", (), FAILURE, 5), at_ms=1_800_000_000_456)
     retrying = Parked(7)
     retrying.apply(Park(2, ((5, 6),), FAILURE), at_ms=1_800_000_000_456)
-    retrying.set_next_tries([(2, 7, 5, 1_800_000_060_000)])
+    retrying.set_retry_times([(2, 7, 5, 1_800_000_060_000)])
     taking = parked()
     taking.apply(CHANGES[16], at_ms=1_800_000_000_456)
     reset = parked()

@@ -47,7 +47,7 @@ def test_golden_image_tells_how_each_message_failed():
     (told,) = parked.get(None).failure_marks(7, ((7, 8),))
     assert (told[3].since_ms, parked.failure(told[3])) == (1_800_000_000_456, goldens.FAILURE)
     retrying = Parked.of_image(7, bytes.fromhex(GOLDEN["image with a next try"]))
-    assert retrying.get(2).next_ms == 1_800_000_060_000
+    assert retrying.get(2).retry_at_ms == 1_800_000_060_000
 
 
 def test_golden_image_tells_which_owner_has_messages_of_a_parked_key_handled():

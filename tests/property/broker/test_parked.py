@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from keylane.broker.partition import park_checks
-from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, Mark
-from keylane.broker.partition.offset_runs import OffsetRuns
+from keylane.broker.partition.failure_ranges import UNKNOWN, FailureRanges, Mark
+from keylane.broker.partition.offset_ranges import OffsetRanges
 from keylane.broker.partition.park_checks import decide_park_changes
 from keylane.broker.partition.park_views import build_adoption_page, changes_to_rebuild
 from keylane.broker.partition.parked import Parked
@@ -137,7 +137,12 @@ def state_of(parked: Parked) -> dict[Any, Any]:
 def failures_of(parked: Parked) -> dict[Any, Any]:
     """How each message without an order failed, of which anything is known."""
     return {
-        (key, source, offset): (mark.since_ms, mark.at_ms, parked.fault(mark.fault), mark.next_ms)
+        (key, source, offset): (
+            mark.since_ms,
+            mark.at_ms,
+            parked.fault(mark.fault),
+            mark.retry_at_ms,
+        )
         for key, each in parked.items()
         for source, start, end in each.rows()
         for _, low, high, mark in each.failure_marks(source, ((start, end),))
@@ -301,7 +306,7 @@ def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), RANGES), max_size=40))
 def test_offset_runs_are_a_set(steps):
-    runs, model = OffsetRuns(), set()
+    runs, model = OffsetRanges(), set()
     for add, (start, end) in steps:
         asked = set(range(start, end))
         there = {
@@ -319,8 +324,8 @@ def test_offset_runs_are_a_set(steps):
         assert edges == sorted(set(edges)), "runs that touch are one"
         assert (runs.messages, bool(runs)) == (len(model), bool(model))
         assert not model or runs.first == min(model)
-        again = OffsetRuns.from_packed(*runs.pack())
-        assert list(again) == list(runs) == list(runs.page(0, runs.run_count))
+        again = OffsetRanges.from_packed(*runs.pack())
+        assert list(again) == list(runs) == list(runs.page(0, runs.range_count))
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -338,9 +343,9 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
     """In no more rows than twice the messages; what is coarse has the fault, and no earlier
     time.
     """
-    runs, present, model = FailureRuns(), OffsetRuns(), {}
-    for place, (add, (start, end), since_ms, fault, next_ms) in enumerate(steps):
-        mark = Mark(since_ms, 5, fault, next_ms)
+    runs, present, model = FailureRanges(), OffsetRanges(), {}
+    for place, (add, (start, end), since_ms, fault, retry_at_ms) in enumerate(steps):
+        mark = Mark(since_ms, 5, fault, retry_at_ms)
         if add:
             present.add(start, end)
             runs.set_mark(start, end, mark, present)
@@ -350,7 +355,7 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
             runs.clear_marks(start, end, present)
             model = {offset: known for offset, known in model.items() if not start <= offset < end}
         if place == coarse:
-            runs.merge_oldest_runs()
+            runs.merge_oldest_ranges()
             for offset, known in model.items():
                 told = runs.mark_at(offset)
                 assert told == UNKNOWN or (told.fault, told.since_ms >= known.since_ms) == (
@@ -362,7 +367,7 @@ def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
         told = [part for low, high in present for part in runs.marks_in(low, high)]
         assert {o: mark for low, high, mark in told for o in range(low, high)} == model
         assert len(runs) <= 2 * len(model) + 1
-        tries = [known.next_ms for known in model.values() if known.next_ms]
-        assert runs.next_ms == min(tries, default=None)
-        again = FailureRuns.from_packed(runs.pack(), runs.end)
+        tries = [known.retry_at_ms for known in model.values() if known.retry_at_ms]
+        assert runs.retry_at_ms == min(tries, default=None)
+        again = FailureRanges.from_packed(runs.pack(), runs.end)
         assert list(again.rows(0, 99)) == list(runs.rows(0, 99))

@@ -331,22 +331,29 @@ class Retries(Feature):
                             for offset in range(start, end):
                                 last = tried.get((source, offset)) if source == number else None
                                 self._check_mark((source, offset), parked.failure(mark))
-                                self._check_next((source, offset), key, mark.next_ms, last, fence)
+                                self._check_next(
+                                    (source, offset), key, mark.retry_at_ms, last, fence
+                                )
 
     def _check_mark(self, place: tuple[int, int], failure: Failure | None) -> None:
         if failure is None or (failure.kind != CRASHED and failure.text != text_of(*place)):
             self.problems.append(f"{place[0]}/{place[1]} is told to have failed with {failure}")
 
     def _check_next(
-        self, place: tuple[int, int], key: int | None, next_ms: int, last: Try | None, fence: int
+        self,
+        place: tuple[int, int],
+        key: int | None,
+        retry_at_ms: int,
+        last: Try | None,
+        fence: int,
     ) -> None:
         """Of a message of the partition itself, whose tries all have the partition's tokens."""
         if not key or last is None:
             return
-        said = f"{place[0]}/{place[1]}, tried {key} times, has its next try at {next_ms}"
-        if last.token < fence and next_ms:
+        said = f"{place[0]}/{place[1]}, tried {key} times, has its next try at {retry_at_ms}"
+        if last.token < fence and retry_at_ms:
             self.problems.append(f"{said}, as an owner said that is gone")
-        if (last.token, last.attempt, last.outcome) == (fence, key, "failed") and not next_ms:
+        if (last.token, last.attempt, last.outcome) == (fence, key, "failed") and not retry_at_ms:
             self.problems.append(f"{said}, though its owner has said when it is")
 
     def _late(self) -> dict[tuple[str, int], set[int]]:

@@ -10,7 +10,7 @@ import msgspec
 from keylane.broker import parking as broker_parking
 from keylane.broker.partition import park_checks
 from keylane.broker.partition import parked as partition_parked
-from keylane.broker.partition.failure_runs import UNKNOWN
+from keylane.broker.partition.failure_ranges import UNKNOWN
 from keylane.broker.partition.parked import Parked
 from keylane.broker.partition.parked_key import ParkedKey
 from keylane.broker.partition.partition import HostedPartition
@@ -211,7 +211,7 @@ def next_tries_are_kept_in_memory(patches: Patches) -> None:
 
 def next_tries_outlive_their_owner(patches: Patches) -> None:
     """What an owner said of next tries is told under the next one, who tries at once what waits."""
-    patches.set(Parked, "forget_next_tries", lambda _self: lambda: None)
+    patches.set(Parked, "clear_retry_times", lambda _self: lambda: None)
 
 
 async def _nothing_for_ever(*_args: Any, **_kwargs: Any) -> None:

@@ -41,7 +41,7 @@ def test_messages_that_wait_for_retry_are_listed_on_request():
         Park(1, ((5, 6),), FAILURE),
         Shift(1, -2, 7, ((5, 6),)),
     )
-    parked.set_next_tries([(3, 7, 2, 80), (3, 7, 1, 90)])
+    parked.set_retry_times([(3, 7, 2, 80), (3, 7, 1, 90)])
     assert [view.key_hex for view in build_parked_list(parked, "g", 0, 10).keys] == ["6b"]
     views = build_parked_list(parked, "g", 1, 10, retrying=True).keys
     assert [(view.key_hex, view.tries, view.messages, view.next_ms) for view in views] == [

@@ -202,12 +202,12 @@ def test_buried_key_is_dead_with_all_its_messages():
 
 def test_next_tries_are_known_until_the_message_leaves():
     parked = parked_of(Park(2, ((0, 2),), FAILURE))
-    parked.set_next_tries([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
-    assert parked.get(2).next_ms == 300
+    parked.set_retry_times([(2, 7, 0, 400), (2, 7, 1, 300), (2, 7, 9, 1), (3, 7, 0, 1)])
+    assert parked.get(2).retry_at_ms == 300
     parked.apply(Shift(2, 3, 7, ((1, 2),), FAILURE), at_ms=1)
-    assert (parked.get(2).next_ms, parked.get(3).next_ms) == (400, None)
-    parked.forget_next_tries()
-    assert parked.get(2).next_ms is None
+    assert (parked.get(2).retry_at_ms, parked.get(3).retry_at_ms) == (400, None)
+    parked.clear_retry_times()
+    assert parked.get(2).retry_at_ms is None
 
 
 def test_image_of_nothing_is_empty():

@@ -375,7 +375,9 @@ async def test_reset_that_fails_takes_the_clear_back():
 def tries_told(desk: ParkedDesk) -> dict[int, int]:
     """Offset → when the message is tried again, of those that have failed twice."""
     marks = desk.parked.get(2).failure_marks(1, ((0, 20),))
-    return {offset: mark.next_ms for _, start, end, mark in marks for offset in range(start, end)}
+    return {
+        offset: mark.retry_at_ms for _, start, end, mark in marks for offset in range(start, end)
+    }
 
 
 async def try_again(desk: ParkedDesk, *changes: Park, tries: list[tuple[int, int]]) -> None:

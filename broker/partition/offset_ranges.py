@@ -1,9 +1,9 @@
-"""A set of offsets as half-open runs in two arrays, optimized for removal at the front and addition
-at the end. A million runs take 16 MB. Pure.
+"""A set of offsets as half-open ranges in two arrays, optimized for removal at the front and
+addition at the end. A million ranges take 16 MB. Pure.
 
 Invariants
-    Runs are sorted, with at least one offset between two of them.
-    Removing the first runs does not move the others: a head index rises, and the arrays are
+    Ranges are sorted, with at least one offset between two of them.
+    Removing the first ranges does not move the others: a head index rises, and the arrays are
     compacted occasionally.
 """
 
@@ -19,7 +19,7 @@ from ...protocol.offsets import Range
 COMPACT_MIN_ROWS = 1_024
 
 
-class OffsetRuns:
+class OffsetRanges:
     """A set of offsets; `messages` is its size."""
 
     __slots__ = ("_ends", "_head_index", "_starts", "messages")
@@ -36,17 +36,17 @@ class OffsetRuns:
         return self._head_index < len(self._starts)
 
     def __iter__(self) -> Iterator[Range]:
-        """Iterate over the runs by offset."""
+        """Iterate over the ranges by offset."""
         head = self._head_index
         return zip(islice(self._starts, head, None), islice(self._ends, head, None), strict=True)
 
     @property
-    def run_count(self) -> int:
-        """The number of runs."""
+    def range_count(self) -> int:
+        """The number of ranges."""
         return len(self._starts) - self._head_index
 
     def page(self, first: int, count: int) -> Iterator[Range]:
-        """Iterate over up to `count` runs, beginning with the `first`th."""
+        """Iterate over up to `count` ranges, beginning with the `first`th."""
         low = self._head_index + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
@@ -54,11 +54,11 @@ class OffsetRuns:
         """Return the intersection with `[start, end)`."""
         first = bisect_right(self._ends, start, self._head_index)
         last = bisect_left(self._starts, end, first)
-        runs = zip(self._starts[first:last], self._ends[first:last], strict=True)
-        return [(max(low, start), min(high, end)) for low, high in runs]
+        pairs = zip(self._starts[first:last], self._ends[first:last], strict=True)
+        return [(max(low, start), min(high, end)) for low, high in pairs]
 
-    def count_runs_before(self, offset: int) -> int:
-        """Return the number of runs that end at or before an offset."""
+    def count_ranges_before(self, offset: int) -> int:
+        """Return the number of ranges that end at or before an offset."""
         return bisect_right(self._ends, offset, self._head_index) - self._head_index
 
     def gap_around(self, start: int, end: int) -> tuple[int | None, int | None]:
@@ -74,15 +74,15 @@ class OffsetRuns:
         return self._starts[self._head_index :].tobytes(), self._ends[self._head_index :].tobytes()
 
     @classmethod
-    def from_packed(cls, starts: bytes, ends: bytes) -> OffsetRuns:
+    def from_packed(cls, starts: bytes, ends: bytes) -> OffsetRanges:
         """Decode the result of `pack`, or raise ValueError."""
-        runs = cls()
-        runs._starts.frombytes(starts)
-        runs._ends.frombytes(ends)
+        new_set = cls()
+        new_set._starts.frombytes(starts)
+        new_set._ends.frombytes(ends)
         if len(starts) != len(ends):
             raise ValueError(f"{len(starts)} bytes of starts, {len(ends)} of ends")
-        runs.messages = sum(runs._ends) - sum(runs._starts)
-        return runs
+        new_set.messages = sum(new_set._ends) - sum(new_set._starts)
+        return new_set
 
     @property
     def first(self) -> int:
@@ -127,7 +127,7 @@ class OffsetRuns:
         if ends[end_index - 1] > end:
             remaining_ranges.append((end, ends[end_index - 1]))
         if first_index == self._head_index and len(remaining_ranges) <= end_index - first_index:
-            # At the front, overwrite the last of the removed runs.
+            # At the front, overwrite the last of the removed ranges.
             self._head_index = end_index - len(remaining_ranges)
             for index, (low, high) in enumerate(remaining_ranges, self._head_index):
                 starts[index], ends[index] = low, high
@@ -141,9 +141,9 @@ class OffsetRuns:
         return removed_ranges
 
 
-def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:
-    """Yield the parts of `[start, end)` that lie outside of the sorted runs."""
-    for low, high in runs:
+def _gaps(ranges: Iterable[Range], start: int, end: int) -> Iterator[Range]:
+    """Yield the parts of `[start, end)` that lie outside of the sorted ranges."""
+    for low, high in ranges:
         if start < low:
             yield start, min(low, end)
         start = max(start, high)

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from keylane.broker.partition import failure_runs, parked_key
-from keylane.broker.partition.failure_runs import UNKNOWN, FailureRuns, FaultTable, Mark
-from keylane.broker.partition.offset_runs import OffsetRuns
+from keylane.broker.partition import failure_ranges, parked_key
+from keylane.broker.partition.failure_ranges import UNKNOWN, FailureRanges, FaultTable, Mark
+from keylane.broker.partition.offset_ranges import OffsetRanges
 from keylane.broker.partition.park_views import (
     build_adoption_page,
     changes_to_rebuild,
@@ -90,15 +90,15 @@ def test_child_adopts_how_messages_failed_and_not_when_they_are_tried():
     """Its owner tries at once what waits; the group's own log keeps the times."""
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1),), FAILURE), at_ms=1)
-    parked.set_next_tries([(2, 7, 0, 400)])
+    parked.set_retry_times([(2, 7, 0, 400)])
     keys, _ = build_adoption_page(parked, lambda _key: True)
     child, again = Parked(9), Parked(7)
     child.apply(Adopt(7, tuple(keys), last=True), at_ms=5)
     assert told(child, 2) == [(0, 1, 1, FAILURE)]
-    assert child.get(2).next_ms is None
+    assert child.get(2).retry_at_ms is None
     for change in changes_to_rebuild(parked):
         again.apply(change, at_ms=0)
-    assert (told(again, 2), again.get(2).next_ms) == ([(0, 1, 1, FAILURE)], 400)
+    assert (told(again, 2), again.get(2).retry_at_ms) == ([(0, 1, 1, FAILURE)], 400)
 
 
 def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_another_source():
@@ -107,16 +107,16 @@ def test_forgotten_tries_are_restored_when_nothing_is_known_of_the_messages_of_a
     """
     parked = Parked(7)
     parked.apply(Park(2, ((0, 1), (5, 6)), FAILURE), at_ms=1)
-    parked.set_next_tries([(2, 7, 5, 400)])
+    parked.set_retry_times([(2, 7, 5, 400)])
     key = parked.get(2)
     key.add(3, 0, 1)
     key.add(3, 5, 6)
     key.set_failure_marks([(3, 0, 1, Mark(1, 2, 0, 300))])
     key.remove(3, 0, 1)
-    undo = parked.forget_next_tries()
-    assert key.next_ms is None
+    undo = parked.clear_retry_times()
+    assert key.retry_at_ms is None
     undo()
-    assert key.next_ms == 400
+    assert key.retry_at_ms == 400
 
 
 # ── pages ─────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ def test_oldest_messages_are_told_coarsely_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Of one error every message keeps it; the latest keep their times."""
-    monkeypatch.setattr(failure_runs, "FAILURE_RUNS_MAX", 100)
+    monkeypatch.setattr(failure_ranges, "FAILURE_RANGES_MAX", 100)
     parked = Parked(7)
     for offset in range(1_000):
         parked.apply(Park(None, ((offset, offset + 1),), FAILURE), at_ms=offset + 1)
@@ -176,7 +176,7 @@ def test_failures_of_the_oldest_messages_are_dropped_when_too_many_differ(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Never the messages."""
-    monkeypatch.setattr(failure_runs, "FAILURE_RUNS_MAX", 100)
+    monkeypatch.setattr(failure_ranges, "FAILURE_RANGES_MAX", 100)
     parked = Parked(7)
     for offset in range(1_000):
         failure = (FAILURE, OTHER)[offset % 2]
@@ -194,7 +194,7 @@ def test_texts_of_the_oldest_failures_are_dropped_when_too_many_differ(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Their types, times and tries stay."""
-    monkeypatch.setattr(failure_runs, "FAULTS_MAX", 40)
+    monkeypatch.setattr(failure_ranges, "FAULTS_MAX", 40)
     parked = Parked(7)
     for offset in range(200):
         failure = Failure("KeyError", f"order {offset}", "c", offset, 3)
@@ -210,7 +210,7 @@ def test_texts_of_the_oldest_failures_are_dropped_when_too_many_differ(
 
 
 def test_faults_that_nothing_is_said_of_are_forgotten(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(failure_runs, "FAULT_CHARS_MAX", 399)
+    monkeypatch.setattr(failure_ranges, "FAULT_CHARS_MAX", 399)
     faults = FaultTable()
     numbers = [faults.intern(Fault("E", f"{place:099d}", "", 1)) for place in range(4)]
     assert faults.is_over_limit
@@ -236,7 +236,7 @@ def test_key_says_nothing_of_a_late_message_between_others():
 
 
 def test_row_at_the_front_leaves_with_its_messages():
-    runs, present = FailureRuns(), OffsetRuns([(0, 3_000)])
+    runs, present = FailureRanges(), OffsetRanges([(0, 3_000)])
     for offset in range(3_000):
         runs.set_mark(offset, offset + 1, Mark(offset + 1, 0, 1))
     for offset in range(2_990):

@@ -1,12 +1,12 @@
-"""Records how and when each loose message has failed: runs of offsets with the same facts, and
+"""Records how and when each loose message has failed: ranges of offsets with the same facts, and
 interned error texts. Pure.
 
-    put, forget ─▶ FailureRuns: [first offset, since, at, fault, next try],
+    put, forget ─▶ FailureRanges: [first offset, since, at, fault, next try],
                    one row for adjacent messages with the same facts
     Failure     ─▶ FaultTable: a number for each combination of type, text, consumer and attempts
 
 Invariants
-    A run extends to the next run; it is meaningless for offsets in between that are not parked.
+    A range extends to the next range; it is meaningless for offsets in between that are not parked.
     A row with known facts has at least one parked message: `clear_marks` removes the others.
     Unknown facts are reported as unknown, and never replaced by those of another message.
 """
@@ -18,15 +18,15 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ...protocol.parked import FAILURE_RUNS_MAX, FAULT_CHARS_MAX, FAULTS_MAX, Failure, Fault
-from .offset_runs import OffsetRuns
+from ...protocol.parked import FAILURE_RANGES_MAX, FAULT_CHARS_MAX, FAULTS_MAX, Failure, Fault
+from .offset_ranges import OffsetRanges
 
 COMPACT_MIN_ROWS = 1_024
 UNKNOWN_FAULT = 0
 
 
 class Mark(NamedTuple):
-    """The known facts about the messages of a run; 0 means unknown."""
+    """The known facts about the messages of a range; 0 means unknown."""
 
     since_ms: int
     """When they were parked, by the broker's calendar, in milliseconds since 1970."""
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
     """When they failed last, by the consumer's calendar, in milliseconds since 1970."""
     fault: int
     """The number of the fault in `FaultTable`."""
-    next_ms: int = 0
+    retry_at_ms: int = 0
     """When they are retried, as their owner reported, in milliseconds since 1970."""
 
 
@@ -43,22 +43,22 @@ MarkedRange = tuple[int, int, Mark]
 """The start, the end, and the facts about the messages in between."""
 
 
-class NextTries(NamedTuple):
+class RetryTimes(NamedTuple):
     """The times of the next tries of messages, by row."""
 
     starts: array[int]
-    next_times: array[int]
+    retry_times: array[int]
     end: int
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
         """Yield the start, end and time of each row with a known time."""
         ends = [*self.starts, self.end][1:]
-        for start, end, next_ms in zip(self.starts, ends, self.next_times, strict=True):
-            if next_ms:
-                yield start, end, next_ms
+        for start, end, retry_at_ms in zip(self.starts, ends, self.retry_times, strict=True):
+            if retry_at_ms:
+                yield start, end, retry_at_ms
 
 
-class FailureRuns:
+class FailureRanges:
     """The facts about the failed messages of one key and source."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class FailureRuns:
         "_end",
         "_faults",
         "_head_index",
-        "_next_try_times",
+        "_retry_times",
         "_parked_times",
         "_starts",
     )
@@ -76,11 +76,11 @@ class FailureRuns:
         self._parked_times = array("q")
         self._failure_times = array("q")
         self._faults = array("q")
-        self._next_try_times = array("q")
+        self._retry_times = array("q")
         self._head_index = 0
         """The index of the first row; the ones before it are removed."""
         self._end = 0
-        """The offset after the last run."""
+        """The offset after the last range."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -88,7 +88,7 @@ class FailureRuns:
 
     @property
     def end(self) -> int:
-        """The offset after the last run."""
+        """The offset after the last range."""
         return self._end
 
     @property
@@ -98,7 +98,7 @@ class FailureRuns:
             self._parked_times,
             self._failure_times,
             self._faults,
-            self._next_try_times,
+            self._retry_times,
         )
 
     def _mark_in_row(self, row: int) -> Mark:
@@ -109,7 +109,7 @@ class FailureRuns:
             self._parked_times[row],
             self._failure_times[row],
             self._faults[row],
-            self._next_try_times[row],
+            self._retry_times[row],
         )
 
     def mark_at(self, offset: int) -> Mark:
@@ -140,7 +140,9 @@ class FailureRuns:
             end = self._end if is_last else self._starts[row + 1]
             yield self._starts[row], end, self._mark_in_row(row)
 
-    def set_mark(self, start: int, end: int, mark: Mark, parked: OffsetRuns | None = None) -> None:
+    def set_mark(
+        self, start: int, end: int, mark: Mark, parked: OffsetRanges | None = None
+    ) -> None:
         """
         Set the facts about `[start, end)`.
 
@@ -162,7 +164,7 @@ class FailureRuns:
                 new_rows.append((end, next_mark))
         self._splice(first_row, end_row, new_rows)
         self._end = max(self._end, end)
-        if parked is not None and self.mark_at(end).next_ms:
+        if parked is not None and self.mark_at(end).retry_at_ms:
             _, next_parked = parked.gap_around(end, end)
             if next_parked is None or end < next_parked:
                 self.set_mark(end, self._end if next_parked is None else next_parked, UNKNOWN)
@@ -179,7 +181,7 @@ class FailureRuns:
                 del column[: self._head_index]
             self._head_index = 0
 
-    def clear_marks(self, start: int, end: int, parked: OffsetRuns) -> None:
+    def clear_marks(self, start: int, end: int, parked: OffsetRanges) -> None:
         """Forget the facts about `[start, end)`, which has no `parked` message any more, and about
         the gap around it.
         """
@@ -189,20 +191,20 @@ class FailureRuns:
         if low < high:
             self.set_mark(low, high, UNKNOWN)
 
-    def clear_next_tries(self) -> NextTries:
+    def clear_retry_times(self) -> RetryTimes:
         """Forget the times of the next tries, and return them."""
-        starts, next_times = (
+        starts, retry_times = (
             self._starts[self._head_index :],
-            self._next_try_times[self._head_index :],
+            self._retry_times[self._head_index :],
         )
-        self._next_try_times = array("q", bytes(8 * len(self._starts)))
-        return NextTries(starts, next_times, self._end)
+        self._retry_times = array("q", bytes(8 * len(self._starts)))
+        return RetryTimes(starts, retry_times, self._end)
 
     @property
-    def next_ms(self) -> int | None:
+    def retry_at_ms(self) -> int | None:
         """The earliest known time of a next try, in milliseconds since 1970, or None."""
         return min(
-            (at_ms for at_ms in self._next_try_times[self._head_index :] if at_ms), default=None
+            (time_ms for time_ms in self._retry_times[self._head_index :] if time_ms), default=None
         )
 
     @property
@@ -214,9 +216,9 @@ class FailureRuns:
         """Replace the numbers of some faults."""
         self._faults = array("q", [new_numbers.get(fault, fault) for fault in self._faults])
 
-    def merge_oldest_runs(self) -> None:
+    def merge_oldest_ranges(self) -> None:
         """
-        Reduce the number of runs at the cost of details about the oldest messages.
+        Reduce the number of ranges at the cost of details about the oldest messages.
 
         In the older half, two adjacent rows with the same fault are merged, with the later of their
         times. If that saves too little, the facts about the oldest quarter are forgotten.
@@ -249,25 +251,25 @@ class FailureRuns:
         return starts, parked_times, failure_times, faults, next_tries
 
     @classmethod
-    def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRuns:
+    def from_packed(cls, columns: Iterable[bytes], end: int) -> FailureRanges:
         """Decode the result of `pack`, or raise ValueError."""
-        runs = cls()
+        decoded = cls()
         packed_columns = list(columns)
-        for column, packed_column in zip(runs._columns, packed_columns, strict=True):
+        for column, packed_column in zip(decoded._columns, packed_columns, strict=True):
             column.frombytes(packed_column)
         if len({len(packed_column) for packed_column in packed_columns}) > 1:
             raise ValueError("columns of different lengths")
-        runs._end = end
-        return runs
+        decoded._end = end
+        return decoded
 
 
 def _merge_marks(mark: Mark, other: Mark) -> Mark:
-    tries = [at_ms for at_ms in (mark.next_ms, other.next_ms) if at_ms]
+    retry_times = [time_ms for time_ms in (mark.retry_at_ms, other.retry_at_ms) if time_ms]
     return Mark(
         max(mark.since_ms, other.since_ms),
         max(mark.at_ms, other.at_ms),
         mark.fault,
-        min(tries, default=0),
+        min(retry_times, default=0),
     )
 
 
@@ -378,6 +380,6 @@ def _count_chars(fault: Fault) -> int:
     return len(fault.kind) + len(fault.text) + len(fault.client)
 
 
-def exceeds_run_limit(runs: Iterable[FailureRuns]) -> bool:
-    """Return True if the runs of a key exceed FAILURE_RUNS_MAX."""
-    return sum(map(len, runs)) > FAILURE_RUNS_MAX
+def exceeds_range_limit(all_failures: Iterable[FailureRanges]) -> bool:
+    """Return True if the ranges of a key exceed FAILURE_RANGES_MAX."""
+    return sum(map(len, all_failures)) > FAILURE_RANGES_MAX
