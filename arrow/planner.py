@@ -218,7 +218,7 @@ def check_named_partitions(routes: Sequence[Route], options: ReadOptions) -> Non
 def _partitions_with_keys(route: Route, options: ReadOptions) -> set[int]:
     """Return the ids of the partitions that may contain messages of the requested keys."""
     # If keys may leave their partitions, a message can be in any partition of the subject.
-    if options.keys is None or route.may_leave:
+    if options.keys is None or route.may_reroute_keys:
         return {int(each.partition_id) for each in route.partitions}
     logical_partitions = {logical_partition(key) for key in options.keys}
     return {

@@ -179,7 +179,7 @@ class RangeStream:
             except KeylaneError as error:
                 if error.retry is RetryRule.NEVER or isinstance(error, CorruptBatchError):
                     raise
-                pause_s = pauses.next_ms() / 1000
+                pause_s = pauses.next_pause_ms() / 1000
                 if _now_s() + pause_s > started_s + PATIENCE_S:
                     raise _unreadable_error(
                         planned_range, offset, _now_s() - started_s, error

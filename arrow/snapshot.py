@@ -115,7 +115,7 @@ class _RetryBudget:
         """Pause before the next attempt; raise the error if a retry cannot help or the time is
         up.
         """
-        pause_s = self._pauses.next_ms() / 1000
+        pause_s = self._pauses.next_pause_ms() / 1000
         if error.retry is RetryRule.NEVER or self._loop.time() + pause_s > self._deadline_s:
             raise error
         await asyncio.sleep(pause_s)

@@ -40,6 +40,6 @@ class BackgroundBudget:
             return wanted_bytes
         bytes_max = min(wanted_bytes, LIVE_ANSWER_BYTES)
         cost_ms = bytes_max * 1_000 / LIVE_BYTES_PER_SECOND
-        next_ms = max(self._next_read_at_ms, now_ms) + cost_ms
-        self._next_read_at_ms = min(next_ms, now_ms + WAIT_MS_MAX)
+        next_read_at_ms = max(self._next_read_at_ms, now_ms) + cost_ms
+        self._next_read_at_ms = min(next_read_at_ms, now_ms + WAIT_MS_MAX)
         return bytes_max

@@ -149,7 +149,7 @@ class Registration:
                     self.set_aside = error.message
                     self._accepted.clear()
                 self._set_reported()
-                wait_ms = pauses.next_ms()
+                wait_ms = pauses.next_pause_ms()
             else:
                 pauses.reset()
                 self._log_recovery()

@@ -407,7 +407,7 @@ class Membership:
 
     async def _pause(self, pauses: Pauses) -> None:
         """Sleep for the next pause, but not longer than a long poll takes."""
-        await asyncio.sleep(min(pauses.next_ms(), self._timeouts.wait_ms) / 1000)
+        await asyncio.sleep(min(pauses.next_pause_ms(), self._timeouts.wait_ms) / 1000)
 
     async def report_release(
         self, session: str, partition_id: int, token: int, *, fence: int = 0

@@ -130,8 +130,8 @@ class PeriodicTasks:
             self._failing = False
             if failures := self._failures.end_failures(_now_ms()):
                 log.warning("the periodic work succeeds again, after %s", failures)
-        next_ms = poll_ms if work.next_expiry_ms is None else work.next_expiry_ms + 1
-        return max(1, min(poll_ms, next_ms))
+        wait_ms = poll_ms if work.next_expiry_ms is None else work.next_expiry_ms + 1
+        return max(1, min(poll_ms, wait_ms))
 
     async def _settle(self, group_id: int) -> bool:
         """Settle a group, and return True; on a timeout or an error, return False and leave the

@@ -135,7 +135,7 @@ class Drainer:
                     "the outbox will read its rows again: %s", getattr(error, "message", error)
                 )
                 await self._reset()
-                await self._wait_for_wake(pauses.next_ms())
+                await self._wait_for_wake(pauses.next_pause_ms())
                 self.wake()
 
     async def _wait_until_due(self) -> bool:

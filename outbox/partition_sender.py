@@ -139,7 +139,7 @@ class PartitionSender:
                 if self._handle_failure(error):
                     self._pauses.skip()
                     continue
-                wait_ms = self._pauses.next_ms()
+                wait_ms = self._pauses.next_pause_ms()
                 level = logging.WARNING if self._pauses.failures == WARN_AT else logging.DEBUG
                 log.log(level, "rows of %s wait: %s", self.subject, error.message)
                 await asyncio.sleep(wait_ms / 1000)

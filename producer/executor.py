@@ -73,7 +73,7 @@ class Executor:
         broker: BrokerClient | None,
         owner: ExecutorOwner[Executor],
         *,
-        may_leave: bool,
+        may_reroute_keys: bool,
         static: bool,
         identity: Identity,
         settings: ProducerSettings,
@@ -89,7 +89,7 @@ class Executor:
         self._waits = PartitionWaits(group.partition_name, group.broker_group, clock)
         self._broker = broker
         self._owner = owner
-        self._may_leave = may_leave
+        self._may_leave = may_reroute_keys
         self._static = static
         self._identity = identity
         self._producer_id = identity.producer_id
@@ -544,7 +544,7 @@ class Executor:
         assert oldest.failed_at_ms is not None
         stage = decide_wait_stage(
             self._settings,
-            may_leave=self._may_leave,
+            may_reroute_keys=self._may_leave,
             tries=oldest.tries,
             waited_ms=now_ms - oldest.failed_at_ms,
             failing_ms=now_ms - since_ms,

@@ -69,18 +69,23 @@ WRONG_BROKER_ERRORS = (PartitionUnknownError, WrongBrokerError)
 
 
 def decide_wait_stage(
-    settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
+    settings: ProducerSettings,
+    *,
+    may_reroute_keys: bool,
+    tries: int,
+    waited_ms: int,
+    failing_ms: int,
 ) -> WaitStage:
     """
     Return the stage that the wait of a failing partition's messages has reached.
 
     Args:
-        may_leave: whether the subject lets messages leave their partition, as BEST_TRIED does.
+        may_reroute_keys: whether keyed messages may go to another partition, as with BEST_TRIED.
         tries: failed tries of the oldest batch, in this partition and in others.
         waited_ms: milliseconds since the first of these tries.
         failing_ms: milliseconds since the first failure of the oldest message in this partition.
     """
-    if not may_leave:
+    if not may_reroute_keys:
         return WaitStage.ENDLESS
     if tries >= settings.tries_min and waited_ms >= settings.give_up_after_ms:
         return WaitStage.EXHAUSTED

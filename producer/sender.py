@@ -314,7 +314,7 @@ class SubjectSender:
             self.held_messages.report(NO_PARTITION)
         else:
             self.held_messages.report(OLDER_ROUTE)
-            await asyncio.sleep(self._pauses.next_ms() / 1000)
+            await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
         return False
 
     def _to_keylane_error(self, raised: Exception) -> KeylaneError:
@@ -487,7 +487,7 @@ class SubjectSender:
             partition,
             None if address is None else self._broker_at(address),
             self,
-            may_leave=route.may_leave,
+            may_reroute_keys=route.may_reroute_keys,
             static=route.static,
             identity=self._identity,
             settings=self._settings,

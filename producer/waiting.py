@@ -91,7 +91,7 @@ class WaitReport:
         """When the oldest waiting message was sent, in milliseconds of boot time; the wait itself
         began later, with a failed try.
         """
-        self._next_ms = FIRST_MS
+        self._next_report_ms = FIRST_MS
         self._reported = False
 
     @property
@@ -109,14 +109,14 @@ class WaitReport:
         """
         if self._since_ms is None:
             self._since_ms = self._sent_ms = now_ms
-            self._next_ms = FIRST_MS
+            self._next_report_ms = FIRST_MS
         self._sent_ms = min(self._sent_ms, now_ms - oldest_ms)
         waited_ms = now_ms - self._since_ms
-        if waited_ms < self._next_ms:
+        if waited_ms < self._next_report_ms:
             return False
-        while self._next_ms <= waited_ms:
-            doubled_ms = max(REPEAT_MS, 2 * self._next_ms)
-            self._next_ms = min(doubled_ms, self._next_ms + REPEAT_MS_MAX)
+        while self._next_report_ms <= waited_ms:
+            doubled_ms = max(REPEAT_MS, 2 * self._next_report_ms)
+            self._next_report_ms = min(doubled_ms, self._next_report_ms + REPEAT_MS_MAX)
         self._reported = True
         return True
 

@@ -60,7 +60,7 @@ class Pauses:
                 await call()
                 pauses.reset()
             except KeylaneError:
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
     """
 
     __slots__ = ("_backoff", "_rng", "failures")
@@ -71,7 +71,7 @@ class Pauses:
         self.failures = 0
         """Number of failures since the last success."""
 
-    def next_ms(self) -> int:
+    def next_pause_ms(self) -> int:
         """Count a failure, and return the milliseconds to wait before the next attempt."""
         self.failures += 1
         return self._backoff.wait_ms(self.failures, self._rng)

@@ -113,7 +113,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     @property
-    def may_leave(self) -> bool:
+    def may_reroute_keys(self) -> bool:
         """True if a keyed message may go to another partition than its own. Its receipt is then
         marked as reordered.
         """

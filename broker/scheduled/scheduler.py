@@ -532,7 +532,7 @@ class Scheduler:
                     return
                 self._log_problem(delivery.subject, error)
                 self._release_subject(delivery.subject)
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
         self._schedule_index.end_delivery(delivery.name)
         self.delivered_count += len(messages)
         self._pauses.pop(delivery.subject, None)
@@ -549,7 +549,7 @@ class Scheduler:
                 )
                 return
             except KeylaneError:  # without the record, a start delivers it again as a duplicate
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
 
     async def _drop_messages(
         self, subject: str, scheduled_ids: Sequence[bytes], cause: KeylaneError
@@ -597,7 +597,7 @@ class Scheduler:
         pauses = self._pauses.get(subject)
         if pauses is None:
             pauses = self._pauses[subject] = WAITS.pauses(self._rng)
-        self._schedule_index.requeue(scheduled_ids, self._clock.boot_ms() + pauses.next_ms())
+        self._schedule_index.requeue(scheduled_ids, self._clock.boot_ms() + pauses.next_pause_ms())
         self._log_problem(subject, error)
         self._release_subject(subject)
 

@@ -187,7 +187,7 @@ class ParkSender:
                 level = logging.WARNING if full else logging.INFO
                 self._context.log_failure(failure_log, "parked messages", error, level)
                 self._due.set()
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
 
     async def _send(self) -> None:
         """

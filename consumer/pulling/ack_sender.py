@@ -281,7 +281,7 @@ class AckSender:
                     now_ms = self._partition.boot_ns() // 1_000_000
                     if text := self._failure_log.count_failure(error.message, now_ms):
                         log.info("%s: cannot send acks: %s", self._partition.log_name, text)
-                    await asyncio.sleep(self._pauses.next_ms() / 1000)
+                    await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
         finally:
             self._renewal.cancel()
 

@@ -171,7 +171,7 @@ class BroadcastClient(PullClient):
             self._idle_pauses.reset()
         elif self._clock.boot_ms() - began_ms < max(wait_ms // 2, IDLE.first_ms):
             # This broker does not wait for messages.
-            await asyncio.sleep(self._idle_pauses.next_ms() / 1000)
+            await asyncio.sleep(self._idle_pauses.next_pause_ms() / 1000)
 
     def _skip_superfluous_rows(
         self, rows: list[Message], is_superfluous: Callable[[Message], bool]

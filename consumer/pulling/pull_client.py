@@ -446,7 +446,7 @@ class PullClient(UserAcks):
             except KeylaneError as error:
                 self._on(PullEvent.FAILED)
                 self._log_pull_failure(error)
-                await asyncio.sleep(self._pauses.next_ms() / 1000)
+                await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
 
     @property
     def _exhausted(self) -> bool:

@@ -318,10 +318,10 @@ class Reader(LoopBoundClient, Generic[V]):
             PartitionUnknownError: a partition disappeared in every attempt for READ_GIVE_UP_MS.
         """
         until_ms = self._environment.clock.boot_ms() + READ_GIVE_UP_MS
-        while isinstance(states := await self._find_read_ranges(), PartitionUnknownError):
+        while isinstance(states := await self._build_read_states(), PartitionUnknownError):
             if self._environment.clock.boot_ms() >= until_ms:
                 raise states
-            await asyncio.sleep(self._pauses.next_ms() / 1000)
+            await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
         self._pauses.reset()
         self._read_states = {int(state.partition.partition_id): state for state in states}
         self._positions = {
@@ -335,12 +335,12 @@ class Reader(LoopBoundClient, Generic[V]):
         if not self._follow:
             self._finish_ended()
 
-    async def _find_read_ranges(self) -> list[_ReadState] | PartitionUnknownError:
+    async def _build_read_states(self) -> list[_ReadState] | PartitionUnknownError:
         """Return the read state of each known partition, or the error of a partition that
         disappeared since the history was fetched.
         """
         route = await self._meta.route(self._subject)
-        key = None if route.may_leave else self._key
+        key = None if route.may_reroute_keys else self._key
         self._lineage = LineageOrder(key=key, partition=self._partition)
         history = (await self._meta.call(endpoints.HISTORY, subject=self._subject)).partitions
         ids = {int(entry.partition.partition_id) for entry in history}
@@ -585,7 +585,7 @@ class Reader(LoopBoundClient, Generic[V]):
                 return
         self._failures.check(now_ms, metaserver_error)
         if not self._buffer:  # messages of other partitions are handed out without a pause
-            await self._open_reads.wait(self._pauses.next_ms())
+            await self._open_reads.wait(self._pauses.next_pause_ms())
 
     def _refresh_partitions(self, history: Iterable[PartitionHistory]) -> bool:
         """

@@ -158,7 +158,7 @@ async def _send_with_retries(child: Partition, from_ms: int, send: Send, pauses:
                     return True
                 except (UnreachableError, OverloadedError) as error:
                     reason = error.message
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
     except TimeoutError:
         pass
     except KeylaneError as error:
@@ -399,7 +399,7 @@ class OperationDriver:
                 if result is _RoundResult.ADVANCED:
                     pauses.reset()
                 elif pauses.failures + 1 < ATTEMPTS_MAX:
-                    await asyncio.sleep(pauses.next_ms() / 1000)
+                    await asyncio.sleep(pauses.next_pause_ms() / 1000)
                 else:
                     await self._release_for_pause(operation_id)
                     return
@@ -447,7 +447,7 @@ class OperationDriver:
         )
         if state is not operation.state:
             self._after_step(_STEP_OF_STATE[state])
-            if RULES[operation.state].runs and RULES[state].children is PartitionState.OPEN:
+            if RULES[operation.state].runs and RULES[state].child_state is PartitionState.OPEN:
                 await self._announce_route(operation)
             return _RoundResult.STOP if RULES[state].action is None else _RoundResult.ADVANCED
         if RULES[state].successor is None and not problem:
@@ -500,7 +500,7 @@ class OperationDriver:
         if partition.address is None:
             return describe_silent_broker(operation.state, partition.broker_group)
         rule = RULES[operation.state]
-        is_canceled = rule.children is PartitionState.EXPIRED
+        is_canceled = rule.child_state is PartitionState.EXPIRED
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
             try:

@@ -331,7 +331,7 @@ def cancel_operation(connection: Connection, operation_id: int) -> None:
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(children))
-        .values(state=RULES[OperationState.CANCELED].children)
+        .values(state=RULES[OperationState.CANCELED].child_state)
     )
     if child_action is StepAction.HOST:
         connection.execute(
@@ -464,7 +464,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     rows = connection.execute(_steps_query, {"of_operation": operation.operation_id}).all()
     sealed_ids = [row.partition_id for row in rows if row.action == StepAction.SEAL]
     child_ids = [row.partition_id for row in rows if row.action == StepAction.HOST]
-    connection.execute(_update_partitions, {"ids": sealed_ids, "state": rule.parents})
+    connection.execute(_update_partitions, {"ids": sealed_ids, "state": rule.parent_state})
     unsealed_steps = [step for step in operation.pending if step.action is BrokerAction.SEAL]
     mark_lost(connection, [step.partition_id for step in unsealed_steps if step.given_up])
     # The end offset of an abandoned parent is unknown until its broker returns, even if one was
@@ -473,7 +473,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
     connection.execute(
         _update_partitions, {"ids": skipped_parents(operation.pending), **abandoned_values}
     )
-    connection.execute(_update_partitions, {"ids": child_ids, "state": rule.children})
+    connection.execute(_update_partitions, {"ids": child_ids, "state": rule.child_state})
     # These children open although their silent brokers do not know every group, so the brokers must
     # never serve them.
     unannounced_ids = [

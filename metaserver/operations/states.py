@@ -59,9 +59,9 @@ class Rule:
     """True if every parent's broker must first confirm that it can seal."""
     may_cancel: bool = False
     """True if an operator may cancel the operation in this state."""
-    parents: PartitionState
+    parent_state: PartitionState
     """Partition state of the operation's parents."""
-    children: PartitionState
+    child_state: PartitionState
     """Partition state of the operation's children."""
 
 
@@ -72,44 +72,44 @@ RULES: Mapping[OperationState, Rule] = {
         runs=True,
         checks_parents=True,
         may_cancel=True,
-        parents=PartitionState.OPEN,
-        children=PartitionState.PLANNED,
+        parent_state=PartitionState.OPEN,
+        child_state=PartitionState.PLANNED,
     ),
     OperationState.SEAL: Rule(
         action=BrokerAction.SEAL,
         successor=OperationState.OPEN,
         runs=True,
-        parents=PartitionState.OPEN,
-        children=PartitionState.PLANNED,
+        parent_state=PartitionState.OPEN,
+        child_state=PartitionState.PLANNED,
     ),
     OperationState.OPEN: Rule(
         action=BrokerAction.ANNOUNCE,
         successor=OperationState.DONE,
         successor_if_skipped=OperationState.FENCE,
         runs=True,
-        parents=PartitionState.OPEN,
-        children=PartitionState.PLANNED,
+        parent_state=PartitionState.OPEN,
+        child_state=PartitionState.PLANNED,
     ),
     OperationState.FENCE: Rule(
         action=BrokerAction.SEAL,
         successor=OperationState.DONE,
         runs=False,
-        parents=PartitionState.SEALED,
-        children=PartitionState.OPEN,
+        parent_state=PartitionState.SEALED,
+        child_state=PartitionState.OPEN,
     ),
     OperationState.DONE: Rule(
         action=None,
         successor=None,
         runs=False,
-        parents=PartitionState.SEALED,
-        children=PartitionState.OPEN,
+        parent_state=PartitionState.SEALED,
+        child_state=PartitionState.OPEN,
     ),
     OperationState.CANCELED: Rule(
         action=BrokerAction.SEAL,
         successor=None,
         runs=False,
-        parents=PartitionState.OPEN,
-        children=PartitionState.EXPIRED,
+        parent_state=PartitionState.OPEN,
+        child_state=PartitionState.EXPIRED,
     ),
 }
 RUNNING_STATES = frozenset(state for state, rule in RULES.items() if rule.runs)
@@ -298,7 +298,7 @@ def split_parents_and_children(
     for children.
     """
     rows = list(steps)
-    if RULES[state].children is PartitionState.EXPIRED:
+    if RULES[state].child_state is PartitionState.EXPIRED:
         return [], [partition_id for partition_id, _ in rows]
     parent_ids = [partition_id for partition_id, action in rows if action is StepAction.SEAL]
     return parent_ids, [partition_id for partition_id, action in rows if action is StepAction.HOST]

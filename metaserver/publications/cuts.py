@@ -103,7 +103,7 @@ class Cut:
 
 
 def begin_cut(
-    connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
+    connection: Connection, hidden_subject: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
     Begin the operation whose new partitions continue those of the target and of a hidden subject; a
@@ -118,11 +118,14 @@ def begin_cut(
         BusyError, UnavailableError
     """
     lock_brokers(connection)
-    rows = {name: find_subject(connection, name, lock=True) for name in sorted({hidden, target})}
-    row, target_row = rows[hidden], rows[target]
+    rows = {
+        name: find_subject(connection, name, lock=True) for name in sorted({hidden_subject, target})
+    }
+    row, target_row = rows[hidden_subject], rows[target]
     if row is None or row.deleting or not row.route_version or row.hidden_for != target:
         raise SubjectUnknownError(
-            f"{hidden!r} is not a hidden subject that was made for {target!r}", subject=hidden
+            f"{hidden_subject!r} is not a hidden subject that was made for {target!r}",
+            subject=hidden_subject,
         )
     parents = read_parents(connection, row)
     if target_row is None and not any(parents.values()):

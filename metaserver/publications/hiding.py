@@ -79,15 +79,18 @@ def plan_hidden(
     return row
 
 
-def _check_unpublished(connection: Connection, hidden: str, target: str) -> None:
+def _check_unpublished(connection: Connection, hidden_subject: str, target: str) -> None:
     """Check that no hidden subject of this name was published. Raises PublishError."""
     query = sa.select(publications.c.target, publications.c.subject_id)
-    is_published = connection.execute(query.where(publications.c.hidden == hidden)).one_or_none()
+    is_published = connection.execute(
+        query.where(publications.c.hidden == hidden_subject)
+    ).one_or_none()
     if is_published is not None:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {is_published.target!r} before; choose another name",
-            subject=hidden,
+            f"{hidden_subject!r} was published in {is_published.target!r} before; choose another "
+            "name",
+            subject=hidden_subject,
             target=target,
             published_id=is_published.subject_id,
         )

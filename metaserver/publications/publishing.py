@@ -58,7 +58,12 @@ from .cuts import check_continues_target, check_cut, find_cut, outdated_error, r
 
 
 def begin_publication(
-    connection: Connection, hidden: str, request: PublishSubject, *, driver: str, lease_ms: int
+    connection: Connection,
+    hidden_subject: str,
+    request: PublishSubject,
+    *,
+    driver: str,
+    lease_ms: int,
 ) -> int:
     """
     Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
@@ -77,18 +82,19 @@ def begin_publication(
             its groups has live consumers.
     """
     check_name("subject", request.target)
-    published_id = _find_publication(connection, hidden, request)
+    published_id = _find_publication(connection, hidden_subject, request)
     if published_id is not None:
         return published_id
     rows = {
-        name: find_subject(connection, name, lock=True) for name in sorted({hidden, request.target})
+        name: find_subject(connection, name, lock=True)
+        for name in sorted({hidden_subject, request.target})
     }
     # Check again: another transaction may have held the locks.
-    published_id = _find_publication(connection, hidden, request)
+    published_id = _find_publication(connection, hidden_subject, request)
     if published_id is not None:
         return published_id
-    row, target = rows[hidden], rows[request.target]
-    row = _check_hidden(connection, hidden, row, request)
+    row, target = rows[hidden_subject], rows[request.target]
+    row = _check_hidden(connection, hidden_subject, row, request)
     parents = read_parents(connection, row)
     if target is None:
         # More names than partitions: the subject was made for a target, whose names it counts.
@@ -106,7 +112,7 @@ def begin_publication(
             _move_groups(connection, target, request, list(parents))
     connection.execute(
         sa.insert(publications).values(
-            hidden=hidden,
+            hidden=hidden_subject,
             target=request.target,
             operation_id=operation_id,
             replaces=request.replace,
@@ -129,7 +135,9 @@ def _rename_to_target(connection: Connection, row: SubjectRow, target: str) -> N
     connection.execute(sa.update(subjects).where(this_subject).values(**values))
 
 
-def _find_publication(connection: Connection, hidden: str, request: PublishSubject) -> int | None:
+def _find_publication(
+    connection: Connection, hidden_subject: str, request: PublishSubject
+) -> int | None:
     """
     Return the operation id of an earlier publication, as `begin_publication` does; None if there is
     none.
@@ -138,7 +146,7 @@ def _find_publication(connection: Connection, hidden: str, request: PublishSubje
         PublishError: it was published in another target, or in another way.
         SubjectDeletedError
     """
-    query = sa.select(publications).where(publications.c.hidden == hidden)
+    query = sa.select(publications).where(publications.c.hidden == hidden_subject)
     publication = connection.execute(query).one_or_none()
     if publication is None:
         return None
@@ -146,54 +154,56 @@ def _find_publication(connection: Connection, hidden: str, request: PublishSubje
         replacement_text = ", replacing it" if publication.replaces else ""
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was published in {publication.target!r}{replacement_text}",
-            subject=hidden,
+            f"{hidden_subject!r} was published in {publication.target!r}{replacement_text}",
+            subject=hidden_subject,
             target=request.target,
         )
-    _check_subject_id(hidden, publication.subject_id, request)
+    _check_subject_id(hidden_subject, publication.subject_id, request)
     return int(publication.operation_id)
 
 
-def _check_subject_id(hidden: str, subject_id: int, request: PublishSubject) -> None:
+def _check_subject_id(hidden_subject: str, subject_id: int, request: PublishSubject) -> None:
     """Check that the request means this subject, and not an earlier one of the same name. Raises
     SubjectDeletedError.
     """
     if request.subject_id and request.subject_id != subject_id:
         raise SubjectDeletedError(
-            f"hidden subject {hidden!r} with id {request.subject_id} was deleted; a later subject "
-            "of the same name is not published in its place",
-            subject=hidden,
+            f"hidden subject {hidden_subject!r} with id {request.subject_id} was deleted; a later "
+            "subject of the same name is not published in its place",
+            subject=hidden_subject,
         )
 
 
 def _check_hidden(
-    connection: Connection, hidden: str, row: SubjectRow | None, request: PublishSubject
+    connection: Connection, hidden_subject: str, row: SubjectRow | None, request: PublishSubject
 ) -> SubjectRow:
     """Return the row if it is a hidden subject that can be published in the target. Raises the same
     errors as `begin_publication`.
     """
     if row is None:
         check_database_complete(connection)
-        raise SubjectUnknownError(subject=hidden)
+        raise SubjectUnknownError(subject=hidden_subject)
     if row.deleting:
-        raise being_deleted_error(connection, row.subject_id, hidden)
-    _check_subject_id(hidden, row.subject_id, request)
+        raise being_deleted_error(connection, row.subject_id, hidden_subject)
+    _check_subject_id(hidden_subject, row.subject_id, request)
     if not row.hidden_for:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"subject {hidden!r} is not hidden",
-            subject=hidden,
+            f"subject {hidden_subject!r} is not hidden",
+            subject=hidden_subject,
             target=request.target,
         )
     if row.hidden_for != request.target:
         raise PublishError(
             Reason.PUBLISH_TARGET,
-            f"{hidden!r} was made for {row.hidden_for!r}",
-            subject=hidden,
+            f"{hidden_subject!r} was made for {row.hidden_for!r}",
+            subject=hidden_subject,
             target=request.target,
         )
     if row.route_version == 0:
-        raise SubjectUnknownError(f"the creation of {hidden!r} is not finished yet", subject=hidden)
+        raise SubjectUnknownError(
+            f"the creation of {hidden_subject!r} is not finished yet", subject=hidden_subject
+        )
     return row
 
 

@@ -79,7 +79,7 @@ class PublicationService:
         if operation_id:
             await self._operations.drive(operation_id)
 
-    async def publish(self, hidden: str, request: PublishSubject) -> Publication:
+    async def publish(self, hidden_subject: str, request: PublishSubject) -> Publication:
         """
         Publish a hidden subject, or report the progress. Does not wait for the operation.
 
@@ -88,20 +88,20 @@ class PublicationService:
         """
         operation_id = await self._database.write(
             begin_publication,
-            hidden,
+            hidden_subject,
             request,
             driver=self._operations.driver_id,
             lease_ms=self._settings.operation_lease_ms,
         )
         self._after_step("published")
-        self._catalogue.wake_route_waiters([Subject(hidden), Subject(request.target)])
+        self._catalogue.wake_route_waiters([Subject(hidden_subject), Subject(request.target)])
         if not operation_id:
-            return Publication(hidden=hidden, target=request.target)
+            return Publication(hidden=hidden_subject, target=request.target)
         view = await self._operations.drive(operation_id)
         if view is None:
-            return Publication(hidden=hidden, target=request.target)
+            return Publication(hidden=hidden_subject, target=request.target)
         return Publication(
-            hidden=hidden,
+            hidden=hidden_subject,
             target=request.target,
             operation_id=operation_id,
             state=view.state,

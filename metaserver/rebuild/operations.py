@@ -142,9 +142,9 @@ def _set_states(
     state.
     """
     for partition_id in parents:
-        set_state(rows, partition_id, RULES[state].parents)
+        set_state(rows, partition_id, RULES[state].parent_state)
     for partition_id in children:
-        set_state(rows, partition_id, RULES[state].children)
+        set_state(rows, partition_id, RULES[state].child_state)
 
 
 def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: PartitionState) -> None:

@@ -150,7 +150,7 @@ class HistoryExpirer:
         self._lease_ms = 2 * (self._interval_ms + settings.expire_ms)
         self._holder = holder
         self._now_ms = now_ms
-        self._next_ms = 0
+        self._next_check_at_ms = 0
         self._last_counted_ms: int | None = None
         """Time up to which this metaserver has counted the age; None: another metaserver may have
         counted since.
@@ -159,9 +159,9 @@ class HistoryExpirer:
     async def run_once(self) -> None:
         """Check the history, unless it is too early for the next check. Raises StorageError."""
         now_ms = self._now_ms()
-        if now_ms < self._next_ms:
+        if now_ms < self._next_check_at_ms:
             return
-        self._next_ms = now_ms + self._interval_ms
+        self._next_check_at_ms = now_ms + self._interval_ms
         has_duty = await self._database.write(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )

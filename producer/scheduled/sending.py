@@ -323,7 +323,7 @@ class ScheduledSender:
                     raise
                 group = group or error.details.get("broker_group", "")
                 attempt.cause = broker_cause(error, group) if group else route_cause(error)
-            await asyncio.sleep(pauses.next_ms() / 1000)
+            await asyncio.sleep(pauses.next_pause_ms() / 1000)
 
     async def _choose_broker(self, subject: str, doubtful_group: str) -> tuple[str, str]:
         """

@@ -73,4 +73,4 @@ async def retry_until_done(
             pauses.skip()
             continue
         with suppress(Exception):
-            await asyncio.sleep(pauses.next_ms() / 1000)
+            await asyncio.sleep(pauses.next_pause_ms() / 1000)

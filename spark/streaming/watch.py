@@ -131,7 +131,7 @@ class PartitionWatcher:
                 raise error
             log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
             self._lineage = None
-            await asyncio.sleep(self._pauses.next_ms() / 1000)
+            await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
 
     async def resolve_bound(self, view: View, bound: ReadBound) -> dict[int, int]:
         """Return the offset that a bound means in each readable partition; offsets for times follow
@@ -182,7 +182,7 @@ class PartitionWatcher:
                     raise
                 log.info("stream of %s: %s", ", ".join(self._options.subjects), error.message)
                 self._lineage = None
-                await asyncio.sleep(self._pauses.next_ms() / 1000)
+                await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
                 continue
             self._pauses.reset()
             return result
@@ -219,7 +219,7 @@ class PartitionWatcher:
         """Return the ids of the subject's partitions that the stream does not read."""
         selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
-        keys = None if route.may_leave else self._options.keys
+        keys = None if route.may_reroute_keys else self._options.keys
         logical_partitions = None if keys is None else {int(logical_partition(key)) for key in keys}
         return {
             int(branch.partition.partition_id)

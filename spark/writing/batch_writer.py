@@ -63,13 +63,17 @@ if TYPE_CHECKING:
 
 
 async def create_once(
-    hidden: str, subject_of: Callable[[str, int], HiddenSubject], *, timeout_ms: int, clock: Clock
+    hidden_subject: str,
+    subject_of: Callable[[str, int], HiddenSubject],
+    *,
+    timeout_ms: int,
+    clock: Clock,
 ) -> tuple[str, int]:
     """
     Create the hidden subject of a named job.
 
     Args:
-        hidden: the name of the hidden subject; after a canceled publication a number is appended.
+        hidden_subject: its name; after a canceled publication a number is appended.
         subject_of: returns the HiddenSubject of a name and an id; 0: whatever its id.
         timeout_ms: milliseconds to wait for the deletion of an earlier run's rows.
 
@@ -81,7 +85,7 @@ async def create_once(
         SubjectDeletedError: a broker with rows of an earlier run is unreachable.
         KeylaneError: the metaserver refuses, or does not answer.
     """
-    name, canceled = hidden, 0
+    name, canceled = hidden_subject, 0
     deadline_ms = clock.boot_ms() + timeout_ms
     while True:
         try:
@@ -103,7 +107,7 @@ async def create_once(
                 if refusal.reason is not Reason.PUBLISH_OUTDATED:
                     raise
                 canceled += 1
-                name = f"{hidden}.{canceled}"
+                name = f"{hidden_subject}.{canceled}"
             else:
                 return name, 0
 

@@ -305,14 +305,14 @@ class HiddenSubject:
         )
 
 
-def check_not_removed(hidden: str, partition_id: int, first_offset: int) -> None:
+def check_not_removed(hidden_subject: str, partition_id: int, first_offset: int) -> None:
     """Raise RowsError if retention has removed rows from a partition of the hidden subject."""
     if first_offset:
         raise RowsError(
             Reason.ROWS_REMOVED,
             f"retention has removed {counted(first_offset, 'row')} of partition {partition_id} of "
-            f"{hidden!r} before their publication",
-            subject=hidden,
+            f"{hidden_subject!r} before their publication",
+            subject=hidden_subject,
             partition_id=partition_id,
             rows=first_offset,
         )

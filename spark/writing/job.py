@@ -148,7 +148,7 @@ _PARSERS: Parsers = {
 NAMES = tuple(_PARSERS)
 
 
-def check_unused(hidden: str, subject: str, stored_counts: Mapping[int, int]) -> None:
+def check_unused(hidden_subject: str, subject: str, stored_counts: Mapping[int, int]) -> None:
     """
     Check that the hidden subject named by the options is empty; a job that fails deletes it.
 
@@ -160,9 +160,9 @@ def check_unused(hidden: str, subject: str, stored_counts: Mapping[int, int]) ->
     """
     if count := sum(stored_counts.values()):
         problem = (
-            f"{hidden!r} has {count} messages of another job: publish them (keylane subject "
-            f"publish {hidden} {subject}), delete them (keylane subject delete {hidden}), or give "
-            "another name"
+            f"{hidden_subject!r} has {count} messages of another job: publish them (keylane "
+            f"subject publish {hidden_subject} {subject}), delete them (keylane subject delete "
+            f"{hidden_subject}), or give another name"
         )
         raise ConfigError(f"the options cannot work: hidden: {problem}")
 

@@ -337,7 +337,7 @@ class Lane:
                     failing_since = now_ms
                     pauses.reset()
                 self._check_retryable(error, now_ms - failing_since, is_same_batch=is_same_batch)
-                await asyncio.sleep(pauses.next_ms() / 1000)
+                await asyncio.sleep(pauses.next_pause_ms() / 1000)
                 await self._sender.refresh()
         await self._hand_to_children()
 

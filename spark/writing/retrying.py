@@ -29,4 +29,4 @@ async def retry_call(
         except KeylaneError as error:
             if error.retry is RetryRule.NEVER or clock.boot_ms() >= deadline_ms:
                 raise
-        await asyncio.sleep(pauses.next_ms() / 1000)
+        await asyncio.sleep(pauses.next_pause_ms() / 1000)

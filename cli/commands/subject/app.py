@@ -65,7 +65,7 @@ def subject_create(
     common: CommonOptions,
 ) -> None:
     """Create a subject; repeating the command with the same settings changes nothing."""
-    from .subjects import show_created
+    from .subjects import show_created_subject
 
     if queues is not None and not static:
         raise click.BadParameter("needs --static", param_hint="--queues")
@@ -78,7 +78,7 @@ def subject_create(
             retention=retention,
             message_bytes_max=message_bytes_max,
         ),
-        show_created,
+        show_created_subject,
     )
 
 

@@ -44,7 +44,13 @@ class CutOver:
 
 
 async def cut_over(
-    admin: Admin, meta: str, hidden: str, subject: str, folder: str, *, wait: bool
+    admin: Admin,
+    metaserver_address: str,
+    hidden_subject: str,
+    subject: str,
+    job_folder: str,
+    *,
+    wait: bool,
 ) -> tuple[dict[str, dict[int, int]] | None, Publication]:
     """
     Replace messages with rows; plan again if a group changed after its cursors were read.
@@ -58,11 +64,11 @@ async def cut_over(
     """
     attempts_left = ATTEMPTS_MAX
     while True:
-        plan = await plan_cut_over(admin, meta, hidden, subject, folder)
+        plan = await plan_cut_over(admin, metaserver_address, hidden_subject, subject, job_folder)
         attempts_left -= 1
         try:
             publication = await admin.publish_subject(
-                hidden,
+                hidden_subject,
                 subject,
                 replace=True,
                 starts=plan.starts,
@@ -78,7 +84,9 @@ async def cut_over(
             return plan.starts, publication
 
 
-async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, folder: str) -> CutOver:
+async def plan_cut_over(
+    admin: Admin, metaserver_address: str, hidden_subject: str, subject: str, job_folder: str
+) -> CutOver:
     """
     Map the consumer groups' cursors in the messages to offsets in the rows.
 
@@ -93,19 +101,19 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     from ....spark.reprocess.carrying import check_manifest_covers, positions
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
-    manifest = OutputFolder(folder).read(MANIFEST)
+    manifest = OutputFolder(job_folder).read(MANIFEST)
     if manifest is None:
-        raise JobError(Reason.MANIFEST, f"{folder} has no manifest", path=folder)
-    live_offsets(manifest, where=folder)
-    _check_subjects(manifest, hidden, subject, folder)
+        raise JobError(Reason.MANIFEST, f"{job_folder} has no manifest", path=job_folder)
+    live_offsets(manifest, where=job_folder)
+    _check_subjects(manifest, hidden_subject, subject, job_folder)
     subject_id = manifest.output.subject_id if manifest.output else 0
     covered_ranges = {each.partition_id: each.end for each in manifest.ranges}
     try:
-        ends = await _fetch_ends(admin, hidden)
+        ends = await _fetch_ends(admin, hidden_subject)
     except SubjectUnknownError:
         # Perhaps it is already published; the publication reports that.
         return CutOver(ends=covered_ranges, subject_id=subject_id)
-    _check_rows(manifest, hidden, ends, folder)
+    _check_rows(manifest, hidden_subject, ends, job_folder)
     stored_offsets = await _fetch_stored(admin, subject, first_row_partition=min(ends))
     covered_ranges |= {
         each.partition_id: each.end for each in stored_offsets if each.first >= each.end
@@ -117,7 +125,9 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         def find_starts(
             latest_cursors: dict[str, dict[int, int]] = cursors,
         ) -> dict[str, dict[int, int]]:
-            rows = read(meta, hidden, columns=("partition", "offset", "properties"))
+            rows = read(
+                metaserver_address, hidden_subject, columns=("partition", "offset", "properties")
+            )
             return positions(latest_cursors, rows, ends)
 
         if not cursors:
@@ -137,35 +147,37 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
     )
 
 
-async def _fetch_ends(admin: Admin, hidden: str) -> dict[int, int]:
+async def _fetch_ends(admin: Admin, hidden_subject: str) -> dict[int, int]:
     """Return the end offset of each partition of the hidden subject; raise SubjectUnknownError,
     NotSentError or RowsError.
     """
     from ....spark.writing.hidden import check_not_removed
 
-    description = await admin.describe_subject(hidden)
+    description = await admin.describe_subject(hidden_subject)
     ends = {
         each.partition_id: each.next_offset
         for each in description.partitions
         if each.next_offset is not None
     }
     if len(ends) < len(description.partitions):
-        raise NotSentError(f"a broker of {hidden} does not answer")
+        raise NotSentError(f"a broker of {hidden_subject} does not answer")
     for each in description.partitions:
-        check_not_removed(hidden, each.partition_id, each.first_offset or 0)
+        check_not_removed(hidden_subject, each.partition_id, each.first_offset or 0)
     return ends
 
 
-def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
+def _check_rows(
+    manifest: Manifest, hidden_subject: str, ends: dict[int, int], job_folder: str
+) -> None:
     """Raise JobError unless the hidden subject has exactly the rows that the folder's job wrote."""
     assert manifest.output
     if ends != (manifest.output.messages or {}):
         raise JobError(
             Reason.MANIFEST,
-            f"{hidden} has other rows than the job of {folder} has written: it was created again, "
-            "or others have written to it; delete it (`keylane subject delete`), and run the job "
-            "again",
-            path=folder,
+            f"{hidden_subject} has other rows than the job of {job_folder} has written: it was "
+            "created again, or others have written to it; delete it (`keylane subject delete`), and "
+            "run the job again",
+            path=job_folder,
         )
 
 
@@ -191,15 +203,19 @@ async def _fetch_stored(
     return stored_offsets
 
 
-def _check_subjects(manifest: Manifest, hidden: str, subject: str, folder: str) -> None:
+def _check_subjects(manifest: Manifest, hidden_subject: str, subject: str, job_folder: str) -> None:
     output = manifest.output
-    if not output or (output.hidden, output.target, manifest.subject) != (hidden, subject, subject):
+    if not output or (output.hidden, output.target, manifest.subject) != (
+        hidden_subject,
+        subject,
+        subject,
+    ):
         output_text = f"{output.hidden} for {output.target}" if output else "Parquet files"
         raise JobError(
             Reason.MANIFEST,
-            f"{folder} has a job from {manifest.subject} into {output_text}, "
-            f"not from {subject} into {hidden}",
-            path=folder,
+            f"{job_folder} has a job from {manifest.subject} into {output_text}, "
+            f"not from {subject} into {hidden_subject}",
+            path=job_folder,
         )
 
 

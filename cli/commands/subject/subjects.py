@@ -30,15 +30,15 @@ from ..operations import change_partitions
 COLUMNS = ("id#", "partition", "logical", "broker group", "state", "address")
 
 
-def show_created(view: SubjectView) -> None:
+def show_created_subject(view: SubjectView) -> None:
     """Show the open partitions of a new subject."""
     ordered = sorted(view.route.open_partitions(), key=lambda partition: partition.range_start)
     title = _subject_title(view, view.route.version)
     show_table(make_table(title, COLUMNS, [_partition_cells(partition) for partition in ordered]))
-    sealed = len(view.route.partitions) - len(ordered)
-    if sealed:
-        shown = f"keylane subject describe {view.subject} --all"
-        show_line(f"… and {counted(sealed, 'sealed partition')}: {shown}")
+    sealed_count = len(view.route.partitions) - len(ordered)
+    if sealed_count:
+        command = f"keylane subject describe {view.subject} --all"
+        show_line(f"… and {counted(sealed_count, 'sealed partition')}: {command}")
 
 
 def set_subject(
@@ -240,7 +240,7 @@ def show_parked(folder: str) -> None:
 async def publish_subject(
     meta: str,
     output: OutputFormat,
-    hidden: str,
+    hidden_subject: str,
     subject: str,
     *,
     replace: bool,
@@ -255,14 +255,14 @@ async def publish_subject(
         if groups_from:
             from .cut_over import cut_over
 
-            with showing(f"cutting the groups of {subject} over to {hidden}"):
+            with showing(f"cutting the groups of {subject} over to {hidden_subject}"):
                 starts, publication = await cut_over(
-                    admin, meta, hidden, subject, groups_from, wait=wait
+                    admin, meta, hidden_subject, subject, groups_from, wait=wait
                 )
         else:
-            with showing(f"publishing {hidden} in {subject}"):
+            with showing(f"publishing {hidden_subject} in {subject}"):
                 publication = await admin.publish_subject(
-                    hidden, subject, replace=replace, wait=wait
+                    hidden_subject, subject, replace=replace, wait=wait
                 )
     if output is not OutputFormat.TABLE:
         show_data(output, publication)
@@ -272,11 +272,14 @@ async def publish_subject(
                 f"{number}: {offset}" for number, offset in sorted(offsets.items())
             )
             show_line(f"{group} continues at (partition: offset) {offsets_text}")
-        show_line(f"{hidden} is published in {subject}")
+        show_line(f"{hidden_subject} is published in {subject}")
     elif publication.state is OperationState.CANCELED:
         show_line(
-            f"the publication of {hidden} in {subject} was canceled: its messages are given up"
+            f"the publication of {hidden_subject} in {subject} was canceled: its messages are "
+            "given up"
         )
     else:
         waiting = f": {publication.problem}" if publication.problem else ""
-        show_line(f"operation {publication.operation_id} publishes {hidden} in {subject}{waiting}")
+        show_line(
+            f"operation {publication.operation_id} publishes {hidden_subject} in {subject}{waiting}"
+        )

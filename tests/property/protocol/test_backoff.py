@@ -29,7 +29,7 @@ def test_wait_is_between_half_a_step_and_the_whole(first_ms, max_ms, factor, att
     assert int(step / 2) <= wait <= max(1, step)
 
 
-@given(st.lists(st.sampled_from(["next_ms", "skip", "reset"])), st.integers(0, 2**32))
+@given(st.lists(st.sampled_from(["next_pause_ms", "skip", "reset"])), st.integers(0, 2**32))
 def test_pauses_follow_the_failures_in_a_row(steps, seed):
     """Each pause is that of its number among the failures since the last success, with one draw for
     each.
@@ -39,7 +39,7 @@ def test_pauses_follow_the_failures_in_a_row(steps, seed):
     failures = 0
     for step in steps:
         failures = 0 if step == "reset" else failures + 1
-        expected = backoff.wait_ms(failures, rng) if step == "next_ms" else None
+        expected = backoff.wait_ms(failures, rng) if step == "next_pause_ms" else None
         assert getattr(pauses, step)() == expected
         assert pauses.failures == failures
 

@@ -88,7 +88,7 @@ class Following(World):
             host.name for host in self.followers if isinstance(host, ReadingHost)
         }
         for host in self.followers:
-            host.may_leave = not (self.swarm.strict or self.swarm.static)
+            host.may_reroute_keys = not (self.swarm.strict or self.swarm.static)
             host.subject = self.followed
 
     def _parts(self, name: str) -> tuple[object, ...]:

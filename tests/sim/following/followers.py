@@ -95,7 +95,7 @@ class FollowingHost(Host, ABC):
         """The subject is deleted at times, and created anew."""
         self.meets_creation = False
         """The subject does not exist at first."""
-        self.may_leave = False
+        self.may_reroute_keys = False
         """Messages of a key may be stored beside their range."""
         self.sees_copies = False
         """Brokers stand on older copies of their folders at times: there some of what it has seen
@@ -202,7 +202,7 @@ class ReadingHost(FollowingHost):
         if self._reader is None:
             return False
         partition = hosted.facts.partition
-        key = None if self.may_leave else self.manners.key
+        key = None if self.may_reroute_keys else self.manners.key
         if key and not partition.range_start <= logical_partition(key) < partition.range_end:
             return True
         partition_id = int(partition.partition_id)

@@ -163,7 +163,7 @@ def newer_do_not_wait(patches: Patches) -> None:
     def fill(self: Any) -> None:
         real(self)
         spare = self._fallback_candidates()
-        if self._route is not None and self._route.may_leave and spare:
+        if self._route is not None and self._route.may_reroute_keys and spare:
             self.table = [
                 executor if executor is None or executor.state.available else spare[0]
                 for executor in self.table

@@ -41,7 +41,7 @@ PASSING = [
 
 def decide(
     error,
-    may_leave,
+    may_reroute_keys,
     *,
     tries=1,
     failing_ms=0,
@@ -52,7 +52,7 @@ def decide(
 ):
     stage = decide_wait_stage(
         SETTINGS,
-        may_leave=may_leave,
+        may_reroute_keys=may_reroute_keys,
         tries=tries,
         waited_ms=max(waited_ms, failing_ms),
         failing_ms=failing_ms,

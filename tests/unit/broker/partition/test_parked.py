@@ -148,12 +148,12 @@ def test_page_has_its_rows_and_goes_on_in_a_key():
     parked.apply(Park(b"e", (), FAILURE), at_ms=1)
     page, following = build_adoption_page(parked, lambda _key: True)
     assert following == PARKED_ROWS_MAX
-    rest, end = build_adoption_page(parked, lambda _key: True, first=following)
+    rest, end = build_adoption_page(parked, lambda _key: True, first_row=following)
     assert end is None
     assert [key.key for key in page] == [b"a", b"k"]
     assert [key.key for key in rest] == [b"k", b"z", b"e"]
     assert page[1].rows + rest[0].rows == tuple(rows(parked, b"k"))
-    assert build_adoption_page(parked, lambda _key: True, first=99_999) == ([], None)
+    assert build_adoption_page(parked, lambda _key: True, first_row=99_999) == ([], None)
     assert [key.key for key in build_adoption_page(parked, lambda key: key == b"z")[0]] == [b"z"]
 
 
@@ -165,7 +165,7 @@ def test_pages_keep_their_length():
     )
     pages, first = [], 0
     while first is not None:
-        page, first = build_adoption_page(parked, lambda _key: True, first=first)
+        page, first = build_adoption_page(parked, lambda _key: True, first_row=first)
         pages.append(page)
     assert sum(len(page) for page in pages) == 1500
     assert all(len(msgspec.msgpack.encode(page)) < PARKED_PAGE_BYTES + 8_192 for page in pages)
@@ -363,7 +363,7 @@ def test_pages_hold_edits_up_to_their_size():
     )
     pages, first = [], 0
     while first is not None:
-        page, first = build_adoption_page(parked, lambda _key: True, first=first)
+        page, first = build_adoption_page(parked, lambda _key: True, first_row=first)
         pages.append(page)
     sizes = [[len(each.value) for key in page for each in key.edits] for page in pages]
     assert sizes == [[large] * 2, [large] * 2, [2 * PARKED_PAGE_BYTES]]

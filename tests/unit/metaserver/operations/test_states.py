@@ -71,8 +71,8 @@ def test_children_open_when_the_operation_stops_running():
     route.
     """
     for state, rule in RULES.items():
-        opened = rule.children is PartitionState.OPEN
-        assert opened == (rule.parents is PartitionState.SEALED)
+        opened = rule.child_state is PartitionState.OPEN
+        assert opened == (rule.parent_state is PartitionState.SEALED)
         assert opened == (state not in RUNNING_STATES and state is not CANCELED)
 
 
