@@ -175,8 +175,8 @@ def _check_rows(
         raise JobError(
             Reason.MANIFEST,
             f"{hidden_subject} has other rows than the job of {job_folder} has written: it was "
-            "created again, or others have written to it; delete it (`keylane subject delete`), and "
-            "run the job again",
+            "created again, or others have written to it; delete it (`keylane subject delete`), "
+            "and run the job again",
             path=job_folder,
         )
 
