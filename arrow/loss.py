@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol.errors import DataLossError
 from ..protocol.reading.bounds import PartitionBounds
-from ..protocol.scheduled.deliver_at import shown
+from ..protocol.scheduled.deliver_at import format_time
 from ..protocol.text import counted
 
 
@@ -18,7 +18,7 @@ def loss_error(subject: str, bounds: PartitionBounds, start: int, end: int) -> D
     rows = end - start
     removed = "them"
     if bounds.first_at_ms is not None:
-        removed = f"messages that were stored before {shown(bounds.first_at_ms)}"
+        removed = f"messages that were stored before {format_time(bounds.first_at_ms)}"
     text = (
         f"partition {bounds.partition_id} of subject {subject} has lost [{start}, {end}), "
         f"{counted(rows, 'row')}: retention has removed {removed}"

@@ -75,7 +75,7 @@ from ..protocol.parked import (
     decode_changes,
     encode_parked,
 )
-from ..protocol.scheduled.deliver_at import shown
+from ..protocol.scheduled.deliver_at import format_time
 from ..protocol.text import MAYBE_OLDER_COPY, key_digest, parse_number
 from ..rpc.plane.prompt import Handled
 from ..rpc.server import ControlRoute, Params, check_params, whole_number
@@ -355,7 +355,7 @@ class Parking:
         except CorruptBatchError as error:
             raise InvalidRequestError(error.message) from error
         packed_properties = pack_properties(
-            properties | {EDITED_PROPERTY: shown(at_ms)}, kept=properties
+            properties | {EDITED_PROPERTY: format_time(at_ms)}, kept=properties
         )
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed_properties), limit)

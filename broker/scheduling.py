@@ -44,8 +44,8 @@ from ..protocol.routing import Route
 from ..protocol.scheduled.deliver_at import (
     AHEAD_MS_MAX,
     check_deliver_at,
+    format_time,
     read_instant_ms,
-    shown,
 )
 from ..protocol.scheduled.receipt import (
     CanceledScheduled,
@@ -161,8 +161,8 @@ class Scheduling:
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise InvalidRequestError(
                 Reason.DELIVER_AT,
-                f"deliver_at is {shown(deliver_at_ms)}, but the broker's calendar says "
-                f"{shown(now_ms)}",
+                f"deliver_at is {format_time(deliver_at_ms)}, but the broker's calendar says "
+                f"{format_time(now_ms)}",
                 deliver_at_ms=deliver_at_ms,
                 now_ms=now_ms,
             )

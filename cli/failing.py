@@ -5,7 +5,7 @@ cause, and what an operator can do.
 from __future__ import annotations
 
 from ..protocol.parked import FailingMessage
-from ..protocol.scheduled.deliver_at import shown
+from ..protocol.scheduled.deliver_at import format_time
 from ..protocol.text import counted, format_seconds, printable
 
 TEXT_CHARS_SHOWN = 200
@@ -22,8 +22,8 @@ def failing_lines(
     summary = (
         f"partition {partition_id}: {group} fails at {_position(failing)}, "
         f"{failing.key_digest}, since "
-        f"{shown(failing.since_ms)}: {cause} ({counted(failing.attempts, 'try', 'tries')}, last at "
-        f"{shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
+        f"{format_time(failing.since_ms)}: {cause} ({counted(failing.attempts, 'try', 'tries')}, "
+        f"last at {format_time(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
         return summary, (
@@ -48,9 +48,9 @@ def _hanging_lines(
     summary = (
         f"partition {partition_id}: {group} waits at {_position(failing)}, "
         f"{failing.key_digest}, since "
-        f"{shown(failing.since_ms)}: {printable(failing.text)} for "
+        f"{format_time(failing.since_ms)}: {printable(failing.text)} for "
         f"{format_seconds(failing.running_ms or 0)} ({failures}seen last "
-        f"at {shown(failing.at_ms)}, consumer {failing.client or 'without a name'})"
+        f"at {format_time(failing.at_ms)}, consumer {failing.client or 'without a name'})"
     )
     if failing.source is not None:
         return summary, (

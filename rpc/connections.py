@@ -177,7 +177,7 @@ class Connections:
         self, meta: MetaClient, open_client: Callable[[], Awaitable[object]] = _no_op
     ) -> None:
         """
-        Wait up to `wait_s` for metaservers that are still starting, and await `begin()`.
+        Wait up to `wait_s` for metaservers that are still starting, and await `open_client()`.
 
         If `wait_s` is 0, it does not wait, and calls `open_client` once. Otherwise it calls
         `open_client` again until `wait_s` has passed if the server did not answer, for example

@@ -95,7 +95,7 @@ class LoopLogs:
         while True:
             self._wake.acquire()
             while self._queue:
-                item = self._queue[0]  # stays queued until it is handled, for `wait_handled`
+                item = self._queue[0]  # stays queued until it is handled, for `wait_until_handled`
                 try:
                     self._handle_item(item)
                 except ClosedError:

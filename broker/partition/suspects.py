@@ -1,8 +1,8 @@
 """Tracks suspects on the broker: messages that may have crashed the process of their consumer.
 Pure.
 
-    an owner pulls ─▶ pulled_to
-        ─ the next owner acquires without a release in between ─▶ once
+    an owner pulls ─▶ _pulled_to
+        ─ the next owner acquires without a release in between ─▶ _pulled_once_to
         ─ the same happens to the next owner ─▶ upto: all suspects are below it
     an owner begins a suspect, with no other message ─▶ begun, durable
         ─┬─ acked, or the try failed: it is no longer a suspect
@@ -19,9 +19,9 @@ report suspects:
 A single crash accuses no message. Most crashes have other causes, and everything that was pulled
 would then be handled one message at a time.
 
-`pulled_to`, `once` and `upto` are in memory only. After a restart of the broker, `pulled_to` is set
-by the next pull, which reports how far its owner has read. Begun messages are stored with the
-progress of the group.
+`_pulled_to`, `_pulled_once_to` and `upto` are in memory only. After a restart of the broker,
+`_pulled_to` is set by the next pull, which reports how far its owner has read. Begun messages are
+stored with the progress of the group.
 """
 
 from __future__ import annotations

@@ -386,8 +386,8 @@ class Store:
         sealed now.
         """
         partition.check_end_known()
-        # Set `own`: a disk that is too full for messages still has room for a seal, which moves
-        # them to another broker.
+        # Set `is_control`: a disk that is too full for messages still has room for a seal, which
+        # moves them to another broker.
         self.commit.check_room(CONTROL_RECORD_BYTES, is_control=True)
 
     # ── consumer groups ───────────────────────────────────────────────────────────────────────────

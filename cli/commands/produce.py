@@ -25,7 +25,7 @@ from ...protocol.clock import SystemClock
 from ...protocol.errors import ConfigError, Fate, InputError, KeylaneError, Reason
 from ...protocol.ids import check_name
 from ...protocol.message import Receipt
-from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, read_deliver_at, shown
+from ...protocol.scheduled.deliver_at import AHEAD_MS_MAX, format_time, read_deliver_at
 from ...protocol.scheduled.receipt import ScheduledReceipt
 from ...protocol.text import counted
 from ..options import WAIT_S, InputFormat, OutputFormat, parse_headers
@@ -127,9 +127,9 @@ class ReceiptTally:
         if isinstance(receipt, ScheduledReceipt):
             groups = ", ".join(sorted(self._broker_groups))
             if self.count == 1:
-                until = f"until {shown(receipt.deliver_at_ms)}: id {receipt.scheduled_id}"
+                until = f"until {format_time(receipt.deliver_at_ms)}: id {receipt.scheduled_id}"
             else:
-                until = f"for later; the first is delivered at {shown(receipt.deliver_at_ms)}"
+                until = f"for later; the first is delivered at {format_time(receipt.deliver_at_ms)}"
             count_text = counted(self.count, "message is kept", "messages are kept")
             show_line(f"{count_text} by {groups} ({receipt.durable}) {until}")
         elif self.count == 1 and receipt is not None:

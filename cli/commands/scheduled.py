@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from ...protocol.limits import SCHEDULED_LISTED_MAX
-from ...protocol.scheduled.deliver_at import shown
+from ...protocol.scheduled.deliver_at import format_time
 from ...protocol.text import counted
 from ..answer import CommonOptions, expand_options
 from ..groups import CommandGroup
@@ -62,7 +62,7 @@ def _show(scheduled: ScheduledMessages) -> None:
         (
             each.scheduled_id,
             each.subject,
-            shown(each.deliver_at_ms),
+            format_time(each.deliver_at_ms),
             each.broker_group,
             each.size_bytes,
             f"will be dropped: {each.drop}" if each.drop else "due" if each.due else "",

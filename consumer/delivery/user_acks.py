@@ -56,7 +56,7 @@ class UserAcks(ABC):
         """The consumer's unregistered messages; some may belong to this delivery although they are
         not in `_delivered_offsets`.
         """
-        self.may_be_unregistered = self.runs
+        self.may_be_unregistered = self.reports_runs
         """True if messages may be handed out without registering them: no message that was given
         back waits to be handed out again.
         """
@@ -72,7 +72,7 @@ class UserAcks(ABC):
     def __deepcopy__(self, _memo: object) -> Self:
         return self
 
-    runs = False
+    reports_runs = False
     """True for a delivery with `deadline_s`, whose handled messages may be reported together
     through `mark_all_handled`.
     """
@@ -91,7 +91,7 @@ class UserAcks(ABC):
         self._delivered_offsets.add(message.offset)
         if self._nacked:
             self._nacked.discard(message.offset)
-            self.may_be_unregistered = self.runs and not self._nacked
+            self.may_be_unregistered = self.reports_runs and not self._nacked
 
     def register_all_delivered(self, messages: list[Message]) -> None:
         """Register several messages that were given to the user."""
@@ -99,7 +99,7 @@ class UserAcks(ABC):
         self._delivered_offsets.update(offsets)
         if self._nacked:
             self._nacked.difference_update(offsets)
-            self.may_be_unregistered = self.runs and not self._nacked
+            self.may_be_unregistered = self.reports_runs and not self._nacked
 
     def _register_messages(self) -> None:
         if self.unregistered is not None:

@@ -485,7 +485,7 @@ def leased_id_of(message: Message) -> int:
 def _find_run_client(messages: Sequence[Message]) -> Any:
     """Return the pull client of the messages if all are its first attempts, otherwise None."""
     client: Any = messages[0].delivery if messages else None
-    if not getattr(client, "runs", False):
+    if not getattr(client, "reports_runs", False):
         return None
     is_run = all(message.delivery is client and message.attempt == 1 for message in messages)
     return client if is_run else None

@@ -1,7 +1,7 @@
 """
 Schedules failed messages for their next attempt, and limits how many run at the same time. Pure.
 
-    wait ─▶ waiting, by due time ─▶ take ─▶ in flight ─begin─▶ running ─▶ end
+    wait ─▶ waiting, by due time ─▶ take_due ─▶ in flight ─begin─▶ running ─▶ end
                        ├─▶ drop
                        ╰─▶ held while its partition is paused
 
@@ -9,7 +9,8 @@ Invariants
     A waiting message occupies no worker.
     Retries use at most 1/WORKERS_PER_TRY of the workers, but at least one. A retry that runs for
     longer than `LONG_NS` is no longer counted, so that others run beside it. While first attempts
-    wait, retries get at most 1/SHARE of the workers' time, one at a time for every SHARE workers.
+    wait, retries get at most 1/RETRY_TIME_DIVISOR of the workers' time, one at a time for every
+    RETRY_TIME_DIVISOR workers.
     Slow retries get more: the pause between two retries never exceeds PAUSE_MAX_NS.
 """
 
@@ -19,7 +20,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-SHARE = 40
+RETRY_TIME_DIVISOR = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
@@ -88,8 +89,8 @@ class Retries(Generic[T]):
         return due
 
     def next_ns(self, now_ns: int, *, first_attempts_wait: bool) -> int | None:
-        """Return when to call `take` again unless a retry ends earlier; None if a retry must end
-        first.
+        """Return when to call `take_due` again unless a retry ends earlier; None if a retry must
+        end first.
         """
         earliest_ns = (
             self._earliest_ns(now_ns, first_attempts_wait=first_attempts_wait)
@@ -103,13 +104,13 @@ class Retries(Generic[T]):
         earliest_ns = self.waiting[0][0]
         if first_attempts_wait:
             earliest_ns = max(earliest_ns, self._reserved_until_ns - BURST_NS)
-        share = SHARE if first_attempts_wait else WORKERS_PER_TRY
+        workers_per_retry = RETRY_TIME_DIVISOR if first_attempts_wait else WORKERS_PER_TRY
         active = [
             start_ns
             for start_ns in self._in_flight.values()
             if not 0 < start_ns <= now_ns - LONG_NS
         ]
-        if len(active) >= max(1, self._concurrency // share):
+        if len(active) >= max(1, self._concurrency // workers_per_retry):
             started = [start_ns for start_ns in active if start_ns]
             earliest_ns = max(earliest_ns, min(started) + LONG_NS) if started else NEVER
         return earliest_ns
@@ -122,7 +123,7 @@ class Retries(Generic[T]):
         """Record that the retry of `message` has ended, or will not start."""
         start_ns = self._in_flight.pop(id(message), 0)
         if start_ns:
-            reserved_ns = (now_ns - start_ns) * SHARE // self._concurrency
+            reserved_ns = (now_ns - start_ns) * RETRY_TIME_DIVISOR // self._concurrency
             reserved_until_ns = max(self._reserved_until_ns, start_ns) + reserved_ns
             self._reserved_until_ns = min(reserved_until_ns, now_ns + PAUSE_MAX_NS)
 

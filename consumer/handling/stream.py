@@ -570,7 +570,7 @@ class Stream:
 
     @property
     def ready_redelivery(self) -> Message | None:
-        """Return the message that is ready to be taken again; see `InHand.ready_message`."""
+        """The message that is ready to be taken again; see `UnackedMessages.ready_message`."""
         return self._unacked_messages.ready_message(self._boot_ns())
 
     # ── partitions that the user does not want now ────────────────────────────────────────────────

@@ -87,7 +87,7 @@ class PullClient(UserAcks):
         owner: receives the messages, and is notified of changes of the partition.
     """
 
-    runs = True
+    reports_runs = True
     token_is_single_use = True
     """True if a token has only one pull client ever, so that no message is handled twice under
     it.
@@ -226,7 +226,7 @@ class PullClient(UserAcks):
 
     def _update_deadlines(self) -> None:
         self.deadline_ns = self.lifetime.deadline_ns
-        """A copy of `life.deadline_ns`, which is read before every handler call."""
+        """A copy of `lifetime.deadline_ns`, which is read before every handler call."""
         self.deadline_s = deadline_seconds(self.deadline_ns)
         self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 

@@ -51,7 +51,7 @@ class PublicationService:
         Does not wait for the cut.
 
         Raises:
-            KeylaneError: any error of `plan_hidden`, `Catalogue.complete` or `begin_cut`.
+            KeylaneError: any error of `plan_hidden`, `Catalogue.complete_creation` or `begin_cut`.
         """
         row = await self._database.write(
             plan_hidden,

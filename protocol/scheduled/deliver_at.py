@@ -64,14 +64,15 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
         raise InvalidRequestError(
             Reason.DELIVER_AT,
-            f"deliver_at has passed: {shown(at_ms)}{seconds}; now is {shown(now_ms)}",
+            f"deliver_at has passed: {format_time(at_ms)}{seconds}; now is {format_time(now_ms)}",
             deliver_at_ms=_wire_int(at_ms),
             now_ms=now_ms,
         )
     if at_ms > (now_ms if latest_ms is None else latest_ms) + AHEAD_MS_MAX:
         raise InvalidRequestError(
             Reason.DELIVER_AT,
-            f"deliver_at is over 366 days ahead: {shown(at_ms)}; now is {shown(now_ms)}",
+            f"deliver_at is over 366 days ahead: {format_time(at_ms)}; now is "
+            f"{format_time(now_ms)}",
             deliver_at_ms=_wire_int(at_ms),
             now_ms=now_ms,
         )
@@ -104,12 +105,12 @@ def read_instant_ms(text: str) -> int:
     return _instant_ms(given)
 
 
-def shown(at_ms: int) -> str:
+def format_time(time_ms: int) -> str:
     """Format a time as ISO 8601 in UTC; as a number if it is outside the range of datetime."""
     try:
-        return (_BEGIN + at_ms * _MS).isoformat(timespec="milliseconds")
+        return (_BEGIN + time_ms * _MS).isoformat(timespec="milliseconds")
     except OverflowError:
-        return f"{at_ms:.3g} ms" if abs(at_ms) < 10**300 else "a meaningless number"
+        return f"{time_ms:.3g} ms" if abs(time_ms) < 10**300 else "a meaningless number"
 
 
 def _wire_int(at_ms: int) -> int | None:

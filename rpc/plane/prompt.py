@@ -16,8 +16,8 @@ Handled = tuple[Answer, bytes]
 
 
 class PromptCall(Protocol):
-    """A request that is answered without a task: by any number of `part`s, and then by exactly one
-    call of `answer`, `refuse` or `hand_to_task`.
+    """A request that is answered without a task: by any number of calls of `send_part`, and then by
+    exactly one call of `answer`, `refuse` or `hand_to_task`.
     """
 
     def answer(self, answer: Answer, data: bytes = b"") -> None:

@@ -44,7 +44,7 @@ class Client:
         return message.delivery is self
 
     sealed = False
-    runs = True
+    reports_runs = True
 
     @property
     def deadline_s(self) -> float:

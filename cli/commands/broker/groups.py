@@ -14,7 +14,7 @@ from ....protocol.control import Health
 from ....protocol.endpoints import READY
 from ....protocol.errors import ConfigError, ForeignServerError
 from ....protocol.membership.views import BrokerView, RefusedBroker
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....rpc.http_network import client_network
 from ....rpc.metaservers import check_program
 from ...connection import open_admin
@@ -131,7 +131,7 @@ def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
 
 def _format_cell(name: object, value: object) -> str | None:
     if name in TIME_LABELS and isinstance(value, int):
-        return shown(value)
+        return format_time(value)
     return format_value(value) or None
 
 
@@ -148,7 +148,7 @@ def format_value(value: object) -> str | None:
 
 def _format_field(name: str, value: object) -> str:
     if name in TIME_LABELS and isinstance(value, int):
-        return f"{TIME_LABELS[name]}: {shown(value)}"
+        return f"{TIME_LABELS[name]}: {format_time(value)}"
     return f"{TIME_LABELS.get(name, name.replace('_', ' '))}: {format_value(value) or '-'}"
 
 

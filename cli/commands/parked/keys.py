@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedKeyView, ParkState
 from ....protocol.errors import ConfigError
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...options import OutputFormat
@@ -135,13 +135,13 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
         key_text(view.key) if view.tries is None else "(dead letters)" if not view.tries else None,
         _state_text(view),
         view.messages,
-        shown(view.since_ms),
+        format_time(view.since_ms),
         None if view.first_offset < 0 else f"{view.first_source}:{view.first_offset}",
         view.tries or (None if failure is None else failure.attempts),
-        None if failure is None else shown(failure.at_ms),
+        None if failure is None else format_time(failure.at_ms),
         None if failure is None else failure_text(failure),
         None if failure is None else failure.client,
-        None if view.next_ms is None else shown(view.next_ms),
+        None if view.next_ms is None else format_time(view.next_ms),
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ....admin import Admin, ParkedMessage
 from ....protocol.errors import ConfigError, NotFoundError, Reason
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...connection import open_admin
 from ...message_json import message_fields
@@ -224,7 +224,7 @@ def _row(each: ParkedMessage) -> tuple[object, ...]:
     value = message.value[: 4 * VALUE_CHARS_SHOWN].decode(errors="backslashreplace")
     if len(value) > VALUE_CHARS_SHOWN or len(message.value) > 4 * VALUE_CHARS_SHOWN:
         value = f"{value[:VALUE_CHARS_SHOWN]}…"
-    sent = shown(message.sent_at_ns // 1_000_000)
+    sent = format_time(message.sent_at_ns // 1_000_000)
     return each.partition_id, each.offset, sent, key_text(message.key), value
 
 
@@ -232,7 +232,7 @@ def _failure(each: ParkedMessage) -> tuple[object, ...]:
     failure = each.failure
     if failure is None:
         return None, None, None
-    return failure.attempts, shown(failure.at_ms), failure_text(failure)
+    return failure.attempts, format_time(failure.at_ms), failure_text(failure)
 
 
 def _fields(each: ParkedMessage) -> dict[str, object]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ....protocol.clock import SystemClock
 from ....protocol.errors import ConfigError, KeylaneError
-from ....protocol.scheduled.deliver_at import shown
+from ....protocol.scheduled.deliver_at import format_time
 from ....protocol.text import counted
 from ...options import OutputFormat
 from ...screen import make_table, show_data, show_error, show_line, show_table
@@ -210,7 +210,7 @@ def removal_text(at_ms: int | None, *, now_ms: int) -> str:
     minutes = (at_ms - now_ms) // 60_000
     days, hours = minutes // 1_440, minutes // 60 % 24
     remaining = f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min"
-    return f"from {shown(at_ms)}, in {remaining}"
+    return f"from {format_time(at_ms)}, in {remaining}"
 
 
 def _run(
@@ -228,7 +228,7 @@ def _run(
 
     with showing("starting Spark"):
         spark = local_session(java_home=find_java().path, cores=os.cpu_count() or 1)
-    with _progress_bars(folder, shown=output is OutputFormat.TABLE) as add_bars:
+    with _progress_bars(folder, is_visible=output is OutputFormat.TABLE) as add_bars:
         manifest = run_job(
             spark,
             job,
@@ -265,7 +265,9 @@ def _run(
 
 
 @contextmanager
-def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[JobPlan], None]]:
+def _progress_bars(
+    folder: OutputFolder, *, is_visible: bool
+) -> Iterator[Callable[[JobPlan], None]]:
     """Show a progress bar per partition that follows the files in the folder; yield a function that
     adds the bars for a plan.
     """
@@ -278,7 +280,7 @@ def _progress_bars(folder: OutputFolder, *, shown: bool) -> Iterator[Callable[[J
         TimeElapsedColumn(),
     )
     stopped = threading.Event()
-    with Progress(*columns, disable=not shown) as progress:
+    with Progress(*columns, disable=not is_visible) as progress:
         bars: dict[int, object] = {}
 
         def add_bars(plan: JobPlan) -> None:

@@ -15,7 +15,7 @@ from keylane.protocol.message import Message
 class Own(UserAcks):
     """A delivery whose lease is valid."""
 
-    runs = True
+    reports_runs = True
     deadline_ns = 2**62
     acks_each, by_hand = False, True
 

@@ -256,7 +256,7 @@ def test_suspect_waits_when_its_partition_is_paused():
 
 
 class Pulling:
-    runs = True
+    reports_runs = True
 
 
 class WaitingBatch:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keylane.consumer.handling.retries import LONG_NS, PAUSE_MAX_NS, SHARE, Retries
+from keylane.consumer.handling.retries import LONG_NS, PAUSE_MAX_NS, RETRY_TIME_DIVISOR, Retries
 from keylane.protocol.message import Message
 
 SECOND_NS = 1_000_000_000
@@ -70,7 +70,11 @@ def test_retries_get_their_share_of_the_time_while_first_tries_wait():
     retries.end(first, 2 * SECOND_NS)
     next_ns = retries.next_ns(2 * SECOND_NS, first_attempts_wait=True)
     assert next_ns is not None
-    assert (SHARE / 2 + 1.4) * SECOND_NS < next_ns < (SHARE / 2 + 1.6) * SECOND_NS
+    assert (
+        (RETRY_TIME_DIVISOR / 2 + 1.4) * SECOND_NS
+        < next_ns
+        < (RETRY_TIME_DIVISOR / 2 + 1.6) * SECOND_NS
+    )
     assert retries.take_due(next_ns - 1, first_attempts_wait=True) == []
     assert retries.next_ns(2 * SECOND_NS, first_attempts_wait=False) == 0
     assert len(retries.take_due(2 * SECOND_NS, first_attempts_wait=False)) == 1

@@ -36,7 +36,7 @@ def test_each_partition_has_a_bar_of_the_messages_that_are_done(
     """Pieces of an earlier run count."""
     folder = OutputFolder(str(tmp_path))
     note(folder, 3, 10)
-    with reprocess._progress_bars(folder, shown=True) as begin:
+    with reprocess._progress_bars(folder, is_visible=True) as begin:
         begin(plan())
         note(folder, 3, 30)
         note(folder, 4, 10)
@@ -46,6 +46,6 @@ def test_each_partition_has_a_bar_of_the_messages_that_are_done(
 
 
 def test_no_bar_is_shown_beside_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with reprocess._progress_bars(OutputFolder(str(tmp_path)), shown=False) as begin:
+    with reprocess._progress_bars(OutputFolder(str(tmp_path)), is_visible=False) as begin:
         begin(plan())
     assert capsys.readouterr().out == ""
