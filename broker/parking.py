@@ -349,13 +349,13 @@ class Parking:
 
     async def _handle_edit(self, request: EditParked, payload: memoryview) -> Handled:
         partition, group = self._find_group(request.partition_id, request.group)
-        value, at_ms = bytes(payload), self._clock.wall_ms()
+        value, edited_at_ms = bytes(payload), self._clock.wall_ms()
         try:
             properties = dict(unpack_properties(request.properties))
         except CorruptBatchError as error:
             raise InvalidRequestError(error.message) from error
         packed_properties = pack_properties(
-            properties | {EDITED_PROPERTY: format_time(at_ms)}, kept=properties
+            properties | {EDITED_PROPERTY: format_time(edited_at_ms)}, kept=properties
         )
         limit = partition.facts.message_bytes_max or MESSAGE_BYTES_MAX
         check_message_size(len(request.key or b""), len(value), len(packed_properties), limit)

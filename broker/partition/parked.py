@@ -356,8 +356,8 @@ class Parked:
         for each in failure_ranges:
             each.renumber_faults(new_numbers)
 
-    def _create_key(self, key: ParkKey, at_ms: int) -> Undo:
-        self._keys[key] = ParkedKey(at_ms)
+    def _create_key(self, key: ParkKey, since_ms: int) -> Undo:
+        self._keys[key] = ParkedKey(since_ms)
         return lambda: self._free(key)
 
     def _set_state(self, key: ParkKey, state: ParkState | None) -> Undo:

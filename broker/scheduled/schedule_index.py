@@ -191,21 +191,21 @@ class ScheduleIndex:
     def _schedule_entry(self, entry: ScheduledEntry) -> None:
         entry.in_delivery = False
         self._serial += 1
-        heap, at_ms = self._due_heap, entry.deliver_at_ms
+        heap, due_ms = self._due_heap, entry.deliver_at_ms
         if entry.retry_at_ms:
-            heap, at_ms = self._retry_heap, entry.retry_at_ms
-        heappush(heap, (at_ms, self._serial, entry.scheduled_id))
+            heap, due_ms = self._retry_heap, entry.retry_at_ms
+        heappush(heap, (due_ms, self._serial, entry.scheduled_id))
         if len(heap) > 2 * len(self.entries) + STALE_TIMERS_MAX:
             heap[:] = {timer[2]: timer for timer in heap if self._is_current(timer, heap)}.values()
             heapify(heap)
 
     def _is_current(self, timer: _Timer, heap: list[_Timer]) -> bool:
         """Return True if a message still waits for this timer of a heap."""
-        at_ms, _, scheduled_id = timer
+        due_ms, _, scheduled_id = timer
         entry = self.entries.get(scheduled_id)
         if entry is None or entry.in_delivery:
             return False
-        return at_ms == (entry.retry_at_ms or entry.deliver_at_ms) and (
+        return due_ms == (entry.retry_at_ms or entry.deliver_at_ms) and (
             heap is self._retry_heap
         ) == bool(entry.retry_at_ms)
 

@@ -120,6 +120,8 @@ def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hol
             continue
         start, end = bounds[1], partition.next_offset
         state.add_lost_range(partition, start, end, position=hole.start)
-        at_ms = partition.appended_at_ms
-        fillers.append((partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, at_ms)))
+        appended_at_ms = partition.appended_at_ms
+        fillers.append(
+            (partition_id, Unit(start, end - start, hole.start, HEADER_BYTES, appended_at_ms))
+        )
     queues.dispatch(fillers)

@@ -241,8 +241,10 @@ class Store:
             check_unpacks(record, header)
         base_offset = partition.next_offset
         now_ms = self._clock.wall_ns() // 1_000_000
-        at_ms = now_ms if base_offset else self.state.first_time_ms(partition, now_ms)
-        undo = partition.apply_append(header, base_offset=base_offset, appended_at_ms=at_ms)
+        appended_at_ms = now_ms if base_offset else self.state.first_time_ms(partition, now_ms)
+        undo = partition.apply_append(
+            header, base_offset=base_offset, appended_at_ms=appended_at_ms
+        )
         entry = Entry(
             record,
             partition_id=partition_id,

@@ -150,13 +150,13 @@ class ParkQueue:
         """
         tries = []
         for waiting in self._in_flight:
-            change, at_ms = waiting.change, waiting.next_try_ms
-            if at_ms is None:
+            change, next_try_ms = waiting.change, waiting.next_try_ms
+            if next_try_ms is None:
                 continue
             if isinstance(change, Park) and isinstance(change.key, int):
-                tries.append((change.key, partition_id, change.ranges[0][0], at_ms))
+                tries.append((change.key, partition_id, change.ranges[0][0], next_try_ms))
             elif isinstance(change, Shift) and change.to is not None:
-                tries.append((change.to, change.source, change.ranges[0][0], at_ms))
+                tries.append((change.to, change.source, change.ranges[0][0], next_try_ms))
         return tuple(tries)
 
     def _take_parks(self) -> None:

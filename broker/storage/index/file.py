@@ -75,17 +75,17 @@ class FileConsumeQueues:
             self._check_contiguous(units)  # all of them, before the first is added
         with self._lock:
             for partition_id, unit in units:
-                base_offset, count, position, length, at_ms = unit
+                base_offset, count, position, length, appended_at_ms = unit
                 queue = queues.get(partition_id)
                 if queue is None:
                     queue = queues[partition_id] = Queue(base_offset)
                 if base_offset != queue.next_offset:
                     raise gap_error(partition_id, unit, queue.next_offset)
-                at_ms = max(at_ms, queue.last_ms)
+                appended_at_ms = max(appended_at_ms, queue.last_ms)
                 tail = queue.state[2]
-                tail += pack_unit(base_offset, position, at_ms, length, count)
+                tail += pack_unit(base_offset, position, appended_at_ms, length, count)
                 queue.next_offset = base_offset + count
-                queue.last_ms = at_ms
+                queue.last_ms = appended_at_ms
                 self._changed_ids.add(partition_id)
                 if len(tail) >= UNITS_BYTES:
                     self._write_blocks(partition_id, queue)

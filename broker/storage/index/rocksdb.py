@@ -97,14 +97,16 @@ class RocksConsumeQueues:
         rows = []
         for partition_id, unit in units:
             end = ends[partition_id]
-            at_ms = unit.appended_at_ms
+            appended_at_ms = unit.appended_at_ms
             if end is not None:
                 if unit.base_offset != end.next_offset:
                     raise gap_error(partition_id, unit, end.next_offset)
-                at_ms = max(at_ms, end.last_ms)
-            is_raised = at_ms != unit.appended_at_ms
-            rows.append((partition_id, unit._replace(appended_at_ms=at_ms) if is_raised else unit))
-            ends[partition_id] = End(unit.next_offset, unit.position, at_ms)
+                appended_at_ms = max(appended_at_ms, end.last_ms)
+            is_raised = appended_at_ms != unit.appended_at_ms
+            rows.append(
+                (partition_id, unit._replace(appended_at_ms=appended_at_ms) if is_raised else unit)
+            )
+            ends[partition_id] = End(unit.next_offset, unit.position, appended_at_ms)
         try:
             self._write_waiting()
             self._write(rows, new_partitions)
@@ -132,13 +134,13 @@ class RocksConsumeQueues:
         has_first = set()
         ends = {}
         for partition_id, unit in rows:
-            base_offset, count, position, length, at_ms = unit
+            base_offset, count, position, length, appended_at_ms = unit
             if partition_id in new_partitions and partition_id not in has_first:
                 has_first.add(partition_id)
                 tables.put_first(batch, partition_id, base_offset, position)
-            value = UNIT_VALUE.pack(position, at_ms, length, count)
+            value = UNIT_VALUE.pack(position, appended_at_ms, length, count)
             batch.put(KEY.pack(partition_id, base_offset), value)
-            ends[partition_id] = End(base_offset + count, position, at_ms)
+            ends[partition_id] = End(base_offset + count, position, appended_at_ms)
         for partition_id, end in ends.items():
             tables.put_end(batch, partition_id, end)
         tables.put_position(batch, rows[-1][1].end_position)
