@@ -15,7 +15,7 @@ from ..rpc.access.token_file import TokenSource, token_from_file, token_variable
 from ..rpc.http_network import HttpNetwork, client_network
 from ..rpc.network import Network
 from ..rpc.tls.settings import tls_of_environment
-from .secured import PLAIN, ConnectionSecurity
+from .connection_security import PLAIN, ConnectionSecurity
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class EffectiveSecurity(NamedTuple):
     It differs after a change of the environment, so a reader does not reuse earlier connections.
     """
 
-    secured: ConnectionSecurity
+    security: ConnectionSecurity
     tls: TlsSettings | None
     environment: tuple[str, str]
     """The environment's token file and token; both are empty if the options contain a token."""

@@ -23,8 +23,8 @@ from ..rpc.client import BrokerClient
 from ..rpc.http_network import HttpNetwork
 from ..rpc.loop_binding import LoopBinding
 from ..rpc.network import Network
+from .connection_security import ConnectionSecurity
 from .opening import EffectiveSecurity, effective_security, open_network
-from .secured import ConnectionSecurity
 
 T = TypeVar("T")
 CLOSE_S = 3.0
@@ -68,30 +68,30 @@ class ProcessLoop:
             (self._networks, self._brokers, self._loop), ProcessLoop._after_fork
         )
 
-    def network(self, secured: ConnectionSecurity) -> Network:
+    def network(self, security: ConnectionSecurity) -> Network:
         """
         Return the network that is shared by readers with this TLS and token; call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        security = effective_security(secured)
-        network = self._networks.get(security)
+        effective = effective_security(security)
+        network = self._networks.get(effective)
         if network is None:
-            network = self._networks[security] = open_network(secured)
+            network = self._networks[effective] = open_network(security)
         return network
 
-    def broker(self, secured: ConnectionSecurity, address: str) -> BrokerClient:
+    def broker(self, security: ConnectionSecurity, address: str) -> BrokerClient:
         """
         Return the client of the broker at `address`; call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
         """
-        key = effective_security(secured), address
+        key = effective_security(security), address
         client = self._brokers.get(key)
         if client is None:
-            client = self._brokers[key] = BrokerClient(self.network(secured), address)
+            client = self._brokers[key] = BrokerClient(self.network(security), address)
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

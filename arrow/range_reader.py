@@ -191,7 +191,7 @@ class RangeStream:
         bytes_max = min(PULL_BYTES_MAX, self._pace.bytes_max)
         request = Read(planned_range.partition_id, offset, bytes_max, background=True)
         address = self._addresses[planned_range.partition_id]
-        broker = self._loop.broker(self._options.secured, address)
+        broker = self._loop.broker(self._options.security, address)
         try:
             reply, payload = await broker.call(request)
         except OffsetOutOfRangeError as error:
@@ -206,7 +206,7 @@ class RangeStream:
     async def _refresh_address(self, planned_range: PlannedRange) -> None:
         """Get the partition's address from a metaserver; keep the old one if none answers."""
         if self._meta is None:
-            network = self._loop.network(self._options.secured)
+            network = self._loop.network(self._options.security)
             self._meta = MetaClient(network, self._options.meta)
         try:
             route = await self._meta.route(planned_range.subject)

@@ -20,11 +20,11 @@ from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.ids import Subject, check_name, check_offset
 from ..protocol.reading.instants import parse_instant_ms
+from .connection_security import ConnectionSecurity
 from .json_decoder import build_json_decoder
 from .planner import PlannedRange
 from .process_loop import ProcessLoop
 from .schema import COLUMNS, EVERY_COLUMN, arrow_schema
-from .secured import ConnectionSecurity
 from .selection import (
     BATCH_ROWS_DEFAULT,
     CursorOf,
@@ -111,7 +111,7 @@ def read(
         else _check_positive("bytes_per_second", bytes_per_second),
         json_schema=schema,
         bad_values=bad_values,
-        secured=_connection_security(tls, token),
+        security=_connection_security(tls, token),
     )
     value_decoder = build_json_decoder(options)
     loop = ProcessLoop.current()
@@ -123,7 +123,7 @@ def read(
 
 
 async def _plan_ranges(loop: ProcessLoop, options: ReadOptions) -> list[PlannedRange]:
-    return await take_snapshot_over(loop.network(options.secured), options)
+    return await take_snapshot_over(loop.network(options.security), options)
 
 
 def _connection_security(tls: TlsSettings | None, token: str | None) -> ConnectionSecurity:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ..protocol.ids import Subject
+from .connection_security import PLAIN, ConnectionSecurity
 from .schema import COLUMNS
-from .secured import PLAIN, ConnectionSecurity
 
 BATCH_ROWS_DEFAULT = 16_384
 """The default number of rows of a batch: above 10,000, the cost of a batch is negligible; see
@@ -112,7 +112,7 @@ class ReadOptions:
     returns null.
     """
     gc_freeze: bool = True
-    secured: ConnectionSecurity = PLAIN
+    security: ConnectionSecurity = PLAIN
     """TLS and token of every connection, on the driver and in tasks."""
     max_rows_per_trigger: int | None = None
     """Limit of the rows in a stream's batch; None: no limit."""

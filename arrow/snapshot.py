@@ -56,7 +56,7 @@ def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
             lost.
         UnreachableError: no metaserver, or a broker did not answer within `options.retry_s`.
     """
-    return run_with_network(partial(take_snapshot_over, options=options), options.secured)
+    return run_with_network(partial(take_snapshot_over, options=options), options.security)
 
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
@@ -67,7 +67,7 @@ def has_expired(options: ReadOptions, partition_id: int) -> bool:
     This blocks, and needs a thread without an event loop.
     """
     try:
-        histories = run_with_network(partial(_fetch_histories, options=options), options.secured)
+        histories = run_with_network(partial(_fetch_histories, options=options), options.security)
     except KeylaneError:
         return False
     return any(

@@ -152,7 +152,7 @@ async def _fetch_bounds(
     loop: ProcessLoop, options: ReadOptions, planned_range: PlannedRange
 ) -> PartitionBounds:
     body = AskBounds(partitions=[BoundsOf(partition_id=planned_range.partition_id)])
-    broker = loop.broker(options.secured, planned_range.address)
+    broker = loop.broker(options.security, planned_range.address)
     reply = await broker.control(endpoints.PARTITION_BOUNDS, body)
     if not reply.partitions:
         raise KeylaneError

@@ -73,7 +73,7 @@ from .shared_options import (
     SECURITY_PARSERS,
     advice,
     parse_flag,
-    parse_secured,
+    parse_security,
     parse_values,
     raise_problems,
 )
@@ -126,7 +126,7 @@ def parse_options(given_options: Mapping[str, str], *, now_ms: int) -> ReadOptio
     }
     values = parse_values(texts, parsers, problems)
     problems |= _find_conflicts(values)
-    values["secured"] = parse_secured(values, problems)
+    values["security"] = parse_security(values, problems)
     if problems:
         raise_problems(problems)
     if len(values["subjects"]) > 1:

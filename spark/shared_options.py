@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from ..arrow.secured import PLAIN, ConnectionSecurity
+from ..arrow.connection_security import PLAIN, ConnectionSecurity
 from ..protocol.errors import ConfigError, KeylaneError
 from ..protocol.http.tls_settings import TlsSettings
 
@@ -139,7 +139,7 @@ def raise_problems(problems: Mapping[str, str], addition: str = "") -> NoReturn:
     raise ConfigError(f"the options cannot work: {descriptions}{addition}", **problems)
 
 
-def parse_secured(values: dict[str, Any], problems: dict[str, str]) -> ConnectionSecurity:
+def parse_security(values: dict[str, Any], problems: dict[str, str]) -> ConnectionSecurity:
     """
     Return the TLS settings and the token file for a source's connections.
 

@@ -84,7 +84,7 @@ class PartitionWatcher:
         """
         network = self._environment.network
         if network is None:
-            network = self._own_network = open_network(self._options.secured)
+            network = self._own_network = open_network(self._options.security)
         self._connections = Connections(network, timeout_ms=CALL_TIMEOUT_MS, what="stream")
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 

@@ -157,7 +157,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         check_columns(schema)
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
         writer = cls(options, job=secrets.token_hex(8), started_at_ns=SystemClock.wall_ns())
-        run_with_network(writer._create, options.secured)
+        run_with_network(writer._create, options.security)
         return writer
 
     async def _create(self, network: Network) -> None:
@@ -210,7 +210,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             subject_id=self._subject_id,
         )
         with readable_errors():
-            return TaskDone(run_with_network(work, self.options.secured))
+            return TaskDone(run_with_network(work, self.options.security))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Check and publish the rows that the tasks have written; idempotent."""
@@ -230,7 +230,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             await subject.publish()
 
         with readable_errors():
-            run_with_network(work, self.options.secured)
+            run_with_network(work, self.options.security)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the rows that the tasks have written."""
@@ -238,7 +238,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return
         with readable_errors():
             run_with_network(
-                lambda network: self._hidden_subject(network).delete(), self.options.secured
+                lambda network: self._hidden_subject(network).delete(), self.options.security
             )
 
     def _hidden_subject(self, network: Network) -> HiddenSubject:

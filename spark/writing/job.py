@@ -20,7 +20,7 @@ from typing import Literal
 
 import xxhash
 
-from ...arrow.secured import PLAIN, ConnectionSecurity
+from ...arrow.connection_security import PLAIN, ConnectionSecurity
 from ...protocol.address import parse_addresses
 from ...protocol.errors import ConfigError, Reason, RowsError, SubjectDeletedError
 from ...protocol.ids import Subject, check_name
@@ -32,7 +32,7 @@ from ..shared_options import (
     Parsers,
     advice,
     parse_flag,
-    parse_secured,
+    parse_security,
     parse_values,
     raise_problems,
 )
@@ -81,7 +81,7 @@ class WriteOptions:
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
-    secured: ConnectionSecurity = PLAIN
+    security: ConnectionSecurity = PLAIN
 
 
 def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
@@ -98,7 +98,7 @@ def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
         if name not in ADDED_BY_SPARK and not name.startswith(("option.", "spark.")):
             problems[name[:80]] = advice(name, NAMES)
     values = parse_values(options, _PARSERS, problems)
-    values["secured"] = parse_secured(values, problems)
+    values["security"] = parse_security(values, problems)
     if not problems and values.get("publish") is False and "hidden" not in values:
         problems["hidden"] = "required with publish=false"
     if "once" in values:

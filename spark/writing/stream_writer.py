@@ -79,7 +79,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         guarded_columns(schema.names, options.order, key_was_read=key_was_read(schema))
         run_with_network(
             lambda network: MetaClient(network, options.meta).route(options.subject),
-            options.secured,
+            options.security,
         )
         return cls(options)
 
@@ -103,7 +103,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
             rng=random.Random(),
         )
         with readable_errors():
-            return TaskDone(run_with_network(work, self._options.secured))
+            return TaskDone(run_with_network(work, self._options.security))
 
     def commit(
         self,

@@ -128,7 +128,7 @@ def test_task_writes_with_the_files_of_its_options(options):
             rng=random.Random(),
         )
 
-    report = run_with_network(work, given.secured)
+    report = run_with_network(work, given.security)
     assert sum(report.rows.values()) == 3
     assert rows_of({**options, "keys": "k"}) == list(range(COUNT, COUNT + 3))
 

@@ -8,8 +8,8 @@ import platform
 import pytest
 
 from keylane import TlsSettings
+from keylane.arrow.connection_security import PLAIN, ConnectionSecurity
 from keylane.arrow.opening import effective_security, open_network
-from keylane.arrow.secured import PLAIN, ConnectionSecurity
 from keylane.protocol.errors import Reason
 from support.raising import raises
 

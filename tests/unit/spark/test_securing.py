@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from keylane import TlsSettings
-from keylane.arrow.secured import PLAIN, ConnectionSecurity
+from keylane.arrow.connection_security import PLAIN, ConnectionSecurity
 from keylane.protocol.errors import ConfigError
 from keylane.spark.options import parse_options
 from keylane.spark.writing.job import parse_write_options
@@ -20,7 +20,7 @@ def secured_by(request):
     """How a read or a write with these options is secured."""
 
     def secured_by(**given: str) -> ConnectionSecurity:
-        return request.param(LEAST | given).secured
+        return request.param(LEAST | given).security
 
     return secured_by
 

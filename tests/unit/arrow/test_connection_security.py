@@ -10,7 +10,7 @@ import pytest
 
 import keylane.arrow
 from keylane import TlsSettings
-from keylane.arrow.secured import ConnectionSecurity
+from keylane.arrow.connection_security import ConnectionSecurity
 from keylane.protocol.errors import ConfigError, InvalidRequestError, Reason
 from support.raising import raises
 
