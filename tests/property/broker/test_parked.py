@@ -305,7 +305,7 @@ def test_carried_over_changes_make_the_state_of_what_is_left_of_the_log(requests
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), RANGES), max_size=40))
-def test_offset_runs_are_a_set(steps):
+def test_offset_ranges_are_a_set(steps):
     runs, model = OffsetRanges(), set()
     for add, (start, end) in steps:
         asked = set(range(start, end))
@@ -339,7 +339,7 @@ def test_offset_runs_are_a_set(steps):
 @example(  # a try of message 0 stood on the gap behind it
     [(True, (0, 1), 1, 1, 1), (True, (2, 3), 1, 1, 0), (True, (0, 1), 1, 1, 0)], 31
 )
-def test_failure_runs_tell_what_was_said_last_of_each_message(steps, coarse):
+def test_failure_ranges_tell_what_was_said_last_of_each_message(steps, coarse):
     """In no more rows than twice the messages; what is coarse has the fault, and no earlier
     time.
     """

@@ -18,7 +18,7 @@ def test_added_offsets_are_told_once():
     assert (runs.messages, runs.range_count, runs.first) == (10, 1, 0)
 
 
-def test_runs_that_touch_are_joined():
+def test_ranges_that_touch_are_joined():
     runs = OffsetRanges([(0, 1), (1, 2), (4, 5), (2, 4)])
     assert list(runs) == [(0, 5)]
 
@@ -32,7 +32,7 @@ def test_removed_offsets_are_told():
     assert (list(runs), runs.messages) == ([(0, 2), (8, 9)], 3)
 
 
-def test_run_is_split_when_its_middle_is_removed():
+def test_range_is_split_when_its_middle_is_removed():
     runs = OffsetRanges([(0, 9), (20, 30)])
     assert runs.remove(3, 5) == [(3, 5)]
     assert list(runs) == [(0, 3), (5, 9), (20, 30)]
@@ -57,7 +57,7 @@ def test_offsets_below_the_head_can_be_added_again():
     assert list(runs) == [(0, 1), (3, 4), (10, 11), (12, 13), (14, 15)]
 
 
-def test_some_runs_are_given_from_a_place_on():
+def test_some_ranges_are_given_from_a_place_on():
     runs = OffsetRanges([(0, 1), (2, 3), (4, 5), (6, 7)])
     runs.remove(0, 1)
     assert list(runs.page(1, 1)) == [(4, 5)]
@@ -66,7 +66,7 @@ def test_some_runs_are_given_from_a_place_on():
     assert runs.intersection(5, 6) == []
 
 
-def test_packed_runs_read_back():
+def test_packed_ranges_read_back():
     runs = OffsetRanges([(0, 1), (2, 3), (9, 2**62)])
     runs.remove(0, 1)
     again = OffsetRanges.from_packed(*runs.pack())
@@ -74,6 +74,6 @@ def test_packed_runs_read_back():
 
 
 @pytest.mark.parametrize("packed", [(b"1234567", b"1234567"), (bytes(8), bytes(16))])
-def test_bytes_that_are_no_runs_are_refused(packed: tuple[bytes, bytes]):
+def test_bytes_that_are_no_ranges_are_refused(packed: tuple[bytes, bytes]):
     with pytest.raises(ValueError, match="bytes"):
         OffsetRanges.from_packed(*packed)
