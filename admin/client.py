@@ -105,7 +105,7 @@ from ..protocol.reading.instants import check_unit
 from ..protocol.reprocess.holds import HoldView, SetHold
 from ..protocol.routing import ConsumeStrategy, OrderStrategy, Partition, PartitionState
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledPage
-from ..protocol.settings import flag_problems, is_within, range_problems, refuse_call
+from ..protocol.settings import check_no_call_problems, flag_problems, is_within, range_problems
 from ..protocol.verification import Verification
 from ..rpc.client import BrokerClient, MetaClient
 from ..rpc.connections import Connections, clean_up, gather_limited
@@ -285,7 +285,7 @@ class Admin(LoopBoundClient):
 
     async def list_subjects(self, *, hidden: bool = False) -> list[SubjectSummary]:
         """List the subjects by name, including hidden ones if `hidden` is set."""
-        refuse_call(flag_problems(hidden=hidden))
+        check_no_call_problems(flag_problems(hidden=hidden))
         subjects = (await self._metaserver_client.call(endpoints.SUBJECTS)).subjects
         return [subject for subject in subjects if hidden or not subject.hidden_for]
 
@@ -452,7 +452,7 @@ class Admin(LoopBoundClient):
                 subject has live consumers.
         """
         check_name("subject", hidden)
-        refuse_call(flag_problems(wait=wait))
+        check_no_call_problems(flag_problems(wait=wait))
         group_starts = {
             group: convert_mapping(f"starts of {group!r:.60}", offsets)
             for group, offsets in convert_mapping(
@@ -949,7 +949,9 @@ class Admin(LoopBoundClient):
             NotFoundError
             ConflictError: the operation has started sealing, and can only be completed.
         """
-        refuse_call(range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)}))
+        check_no_call_problems(
+            range_problems({"operation_id": operation_id}, {"operation_id": (1, MAX_I64)})
+        )
         return await self._metaserver_client.call(endpoints.CANCEL_OPERATION, id=operation_id)
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
@@ -1063,7 +1065,7 @@ class Admin(LoopBoundClient):
             PartitionUnknownError: the subject has no partition `partition_id`.
             UnreachableError: a broker does not answer, so its parked keys are unknown.
         """
-        refuse_call(flag_problems(retrying=retrying, by_error=by_error))
+        check_no_call_problems(flag_problems(retrying=retrying, by_error=by_error))
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
         async for view in self._iter_parked_keys(
             subject,
@@ -1142,7 +1144,7 @@ class Admin(LoopBoundClient):
                 again.
             The errors of `parked`.
         """
-        refuse_call(flag_problems(all=all))
+        check_no_call_problems(flag_problems(all=all))
         if not (all or _is_selective(key, dead, partition_id, older_than_ms, error)):
             raise InvalidRequestError("select the keys to redrive, or pass all=True")
         if key is not ...:
@@ -1825,7 +1827,7 @@ class Admin(LoopBoundClient):
         dead: bool | None,
     ) -> tuple[int, int]:
         """Return the partition and offset of a message that is named by them or by its key."""
-        refuse_call([] if dead is None else flag_problems(dead=dead))
+        check_no_call_problems([] if dead is None else flag_problems(dead=dead))
         if key is None:
             if partition_id is None or offset is None:
                 raise InvalidRequestError(

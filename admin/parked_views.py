@@ -13,7 +13,7 @@ from ..protocol.ids import MAX_I64
 from ..protocol.limits import KEY_BYTES_MAX
 from ..protocol.message import Message
 from ..protocol.parked import PARKED_ROWS_MAX, Failure, ParkedView, ParkState
-from ..protocol.settings import flag_problems, is_within, refuse_call
+from ..protocol.settings import check_no_call_problems, flag_problems, is_within
 
 KeySelector = bytes | EllipsisType | None
 Row = tuple[int, int, int]
@@ -116,7 +116,7 @@ class ParkedFilter:
         if older_than_ms is not None and not is_within(older_than_ms, 0, MAX_I64):
             raise InvalidRequestError(f"not a time in milliseconds: {older_than_ms!r:.40}")
         if dead is not None:
-            refuse_call(flag_problems(dead=dead))
+            check_no_call_problems(flag_problems(dead=dead))
         if error is not None and not (isinstance(error, str) and error):
             raise InvalidRequestError(f"not a text of an error: {error!r:.80}")
         self.key = key

@@ -11,7 +11,7 @@ from ..protocol.address import parse_addresses
 from ..protocol.errors import ConfigError, InvalidRequestError
 from ..protocol.ids import check_name
 from ..protocol.limits import BATCH_BYTES_MAX, CONNECTIONS_MAX, HTTP_CONNECTIONS_MAX
-from ..protocol.settings import cluster_problems, field_values, range_problems, refuse
+from ..protocol.settings import check_no_problems, cluster_problems, field_values, range_problems
 from ..rpc.access.settings import access_problems
 from ..rpc.operating.log_lines import log_problems
 from ..rpc.settings import SettingSources
@@ -135,7 +135,7 @@ class BrokerSettings(ServingSettings):
     )
 
     def __post_init__(self) -> None:
-        refuse(_find_problems(field_values(self)))
+        check_no_problems(_find_problems(field_values(self)))
 
 
 _RANGES = {

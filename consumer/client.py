@@ -31,9 +31,9 @@ from ..protocol.message import Message
 from ..protocol.reading.instants import GroupStartOption, group_start
 from ..protocol.routing import ConsumeStrategy
 from ..protocol.settings import (
+    check_no_call_problems,
     names_missing_address,
     range_problems,
-    refuse_call,
     refuse_unknown_arguments,
 )
 from ..rpc.client import MetaClient
@@ -911,7 +911,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             KeylaneError: an error ended the consumer.
         """
         limit = self._settings.max_records if max_records is None else max_records
-        refuse_call(
+        check_no_call_problems(
             range_problems(
                 {"max_records": limit, "timeout_ms": timeout_ms},
                 {"max_records": (1, RECORDS_MAX), "timeout_ms": (0, GETMANY_MS_MAX)},

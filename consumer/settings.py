@@ -21,7 +21,13 @@ from ..protocol.limits import (
 )
 from ..protocol.message import Message
 from ..protocol.routing import ConsumeStrategy
-from ..protocol.settings import CALL_TIMEOUT_MS, field_values, range_problems, refuse, type_problems
+from ..protocol.settings import (
+    CALL_TIMEOUT_MS,
+    check_no_problems,
+    field_values,
+    range_problems,
+    type_problems,
+)
 
 __all__ = [
     "RECORDS_MAX",
@@ -246,7 +252,7 @@ class ConsumerSettings:
             problems.append("ack='before' never retries a message, so on_failure does not apply")
         backoffs = ("backoff", "handler_backoff", "retry_backoff")
         problems += type_problems(values, dict.fromkeys(backoffs, Backoff))
-        refuse(problems)
+        check_no_problems(problems)
 
     @property
     def failure_policy(self) -> FailurePolicy:

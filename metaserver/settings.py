@@ -11,7 +11,7 @@ from typing import Any
 
 from ..protocol.errors import DataFolderError
 from ..protocol.limits import CONNECTIONS_MAX, PARTITIONS_MAX
-from ..protocol.settings import cluster_problems, field_values, range_problems, refuse
+from ..protocol.settings import check_no_problems, cluster_problems, field_values, range_problems
 from ..protocol.text import mask_password, url_problem
 from ..rpc.access.settings import (
     LEEWAY_S_MAX,
@@ -176,9 +176,9 @@ class MetaserverSettings(ServingSettings):
     )
 
     def __post_init__(self) -> None:
-        refuse(_problems(field_values(self)))
+        check_no_problems(_problems(field_values(self)))
         if self.broker_ttl_ms < 2 * self.broker_heartbeat_ms:
-            refuse(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
+            check_no_problems(["broker_ttl_ms must be at least twice broker_heartbeat_ms"])
 
     @property
     def outside_issuer(self) -> IssuerSettings | None:

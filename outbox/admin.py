@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from ..protocol.address import parse_addresses
 from ..protocol.errors import ConflictError, Reason, SubjectDeletedError, SubjectUnknownError
 from ..protocol.ids import check_name
-from ..protocol.settings import flag_problems, refuse_call
+from ..protocol.settings import check_no_call_problems, flag_problems
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import environment_of
@@ -154,7 +154,7 @@ async def purge_waiting(
         As `outbox_status`.
     """
     check_name("subject", subject)
-    refuse_call(flag_problems(force=force, dry_run=dry_run))
+    check_no_call_problems(flag_problems(force=force, dry_run=dry_run))
     addresses = parse_addresses(meta)
     if not force:
         await _check_absent(addresses, subject)
@@ -167,7 +167,7 @@ def _check_arguments(subject: str | None, **flags: bool) -> None:
     """Raise InvalidRequestError for an invalid argument."""
     if subject is not None:
         check_name("subject", subject)
-    refuse_call(flag_problems(**flags))
+    check_no_call_problems(flag_problems(**flags))
 
 
 async def _check_absent(addresses: list[str], subject: str) -> None:

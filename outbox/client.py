@@ -23,7 +23,7 @@ from ..protocol.ids import check_name
 from ..protocol.limits import LOGICAL_PARTITIONS
 from ..protocol.message import check_message_size, encode_key, pack_properties, refuse_text
 from ..protocol.routing import logical_partition
-from ..protocol.settings import refuse, type_problems
+from ..protocol.settings import check_no_problems, type_problems
 from ..rpc.client import MetaClient
 from ..rpc.connections import Connections, clean_up
 from ..rpc.environment import Environment, environment_of
@@ -99,7 +99,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         self._tables = OutboxTables(prefix)
         self._codec = check_codecs(codec)
         self._settings = OutboxSettings() if settings is None else settings
-        refuse(type_problems({"settings": self._settings}, {"settings": OutboxSettings}))
+        check_no_problems(type_problems({"settings": self._settings}, {"settings": OutboxSettings}))
         self._environment = environment_of(_environment)
         self._database = _database or OutboxDatabase(engine_or_url, self._tables)
         self._connections = Connections(

@@ -6,7 +6,13 @@ from dataclasses import dataclass, field
 
 from ..protocol.backoff import Backoff
 from ..protocol.limits import BATCH_BYTES_MAX, BATCH_COUNT_MAX, BATCHES_IN_FLIGHT_MAX
-from ..protocol.settings import CALL_TIMEOUT_MS, field_values, range_problems, refuse, type_problems
+from ..protocol.settings import (
+    CALL_TIMEOUT_MS,
+    check_no_problems,
+    field_values,
+    range_problems,
+    type_problems,
+)
 
 LEASE_MS_MAX = 600_000
 _RANGES = {
@@ -60,4 +66,6 @@ class OutboxSettings:
 
     def __post_init__(self) -> None:
         values = field_values(self)
-        refuse(range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff}))
+        check_no_problems(
+            range_problems(values, _RANGES) + type_problems(values, {"backoff": Backoff})
+        )

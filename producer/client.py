@@ -28,9 +28,9 @@ from ..protocol.message import TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
 from ..protocol.settings import (
+    check_no_call_problems,
     flag_problems,
     names_missing_address,
-    refuse_call,
     refuse_unknown_arguments,
 )
 from ..protocol.text import counted
@@ -352,7 +352,7 @@ class Producer(MessageSender[V], Generic[V]):
             ClosedError, UsageError: the producer is not open, or not open in this process and event
                 loop.
         """
-        refuse_call(flag_problems(partial=partial))
+        check_no_call_problems(flag_problems(partial=partial))
         if self._partitioner is not None:
             raise ConfigError(
                 "send_arrow uses the hash of the keys; use a producer without a partitioner"
@@ -471,7 +471,7 @@ class Producer(MessageSender[V], Generic[V]):
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
             UsageError: the producer was opened in another event loop.
         """
-        refuse_call(flag_problems(flush=flush))
+        check_no_call_problems(flag_problems(flush=flush))
         if not self._loop_binding.is_open_here:
             return
         self._loop_binding.check()

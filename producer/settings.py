@@ -16,11 +16,11 @@ from ..protocol.record import Compression
 from ..protocol.routing import OrderStrategy
 from ..protocol.settings import (
     CALL_TIMEOUT_MS,
+    check_no_problems,
     field_values,
     is_within,
     range_problem,
     range_problems,
-    refuse,
     type_problems,
 )
 from .placing import Partitioner
@@ -108,7 +108,7 @@ class ProducerSettings:
                 f"compression must be one of {', '.join(COMPRESSIONS)}, not "
                 f"{self.compression!r:.40}"
             )
-        refuse(problems)
+        check_no_problems(problems)
 
     @property
     def large_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from .settings import field_values, range_problems, refuse
+from .settings import check_no_problems, field_values, range_problems
 
 PAUSE_MS_MAX = 86_400_000
 FACTOR_MAX = 1_000
@@ -33,7 +33,7 @@ class Backoff:
             problems.append(
                 f"factor must be a number from 1 to {FACTOR_MAX}, not {self.factor!r:.40}"
             )
-        refuse(problems)
+        check_no_problems(problems)
 
     def pauses(self, rng: random.Random) -> Pauses:
         """Return the pauses of a new retry loop."""

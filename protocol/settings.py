@@ -96,13 +96,13 @@ def cluster_problems(values: Mapping[str, object]) -> list[str]:
     return []
 
 
-def refuse(problems: Sequence[str]) -> None:
+def check_no_problems(problems: Sequence[str]) -> None:
     """Raise ConfigError with all problems, if there are any."""
     if problems:
         raise ConfigError("; ".join(problems), problems=len(problems))
 
 
-def refuse_call(problems: Sequence[str]) -> None:
+def check_no_call_problems(problems: Sequence[str]) -> None:
     """Raise InvalidRequestError with all problems of a call on an open client, if there are any."""
     if problems:
         raise InvalidRequestError("; ".join(problems))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
 from ..protocol.errors import ConfigError
-from ..protocol.settings import refuse
+from ..protocol.settings import check_no_problems
 from ..protocol.text import parse_number
 from .reasons import reason
 
@@ -148,7 +148,7 @@ class SettingSources(Generic[Settings]):
             for name, (value, _) in given_values.items()
             if name in names
         }
-        refuse(
+        check_no_problems(
             [
                 *(
                     f"{name}: no such setting ({origin})"

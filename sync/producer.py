@@ -26,7 +26,7 @@ from ..protocol.http.tls_settings import TlsSettings
 from ..protocol.message import Receipt, TableReceipt
 from ..protocol.routing import OrderStrategy
 from ..protocol.scheduled.receipt import CancelOutcome, ScheduledReceipt
-from ..protocol.settings import flag_problems, names_missing_address, refuse_call
+from ..protocol.settings import check_no_call_problems, flag_problems, names_missing_address
 from ..rpc.loop_binding import NonCopyable
 from .loop_thread import ExitHook, LoopThread
 
@@ -193,7 +193,7 @@ class SyncProducer(NonCopyable, Generic[V]):
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
             UsageError: called by a codec or partitioner of this producer, which stays open.
         """
-        refuse_call(flag_problems(flush=flush))
+        check_no_call_problems(flag_problems(flush=flush))
         close = partial(self._producer.close, flush=flush)
         self._thread.close_client(close, self._exit_hook)
 

@@ -6,7 +6,7 @@ import inspect
 
 from ...protocol.codecs.codec import Codec, V, check_codec
 from ...protocol.errors import ConfigError
-from ...protocol.settings import flag_problems, is_within, refuse
+from ...protocol.settings import check_no_problems, flag_problems, is_within
 
 _DEFERRED_KINDS = (
     inspect.iscoroutinefunction,
@@ -20,7 +20,7 @@ def check_arguments(
     *, key: object, partition: object, where: object, follow: object, codec: Codec[V] | None
 ) -> None:
     """Check a reader's arguments other than `start` and `stop`. Raises ConfigError."""
-    refuse(flag_problems(follow=follow))
+    check_no_problems(flag_problems(follow=follow))
     if codec is not None:
         check_codec(codec)
     if key is not None and (not isinstance(key, bytes | str) or not key):

@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy.engine import Connection
 
 from ..sql.database import Database
-from ..sql.group_write import GroupWriter
+from ..sql.group_write import GroupCommitWriter
 from .sessions import find_group_id
 
 P = ParamSpec("P")
@@ -38,7 +38,7 @@ class KeyedQueue:
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
         self._run = run
-        self._writers: dict[Hashable, GroupWriter] = {}
+        self._writers: dict[Hashable, GroupCommitWriter] = {}
 
     async def run(self, key: Hashable, work: Work) -> Any:
         """
@@ -52,7 +52,7 @@ class KeyedQueue:
         """
         writer = self._writers.get(key)
         if writer is None:
-            writer = self._writers[key] = GroupWriter(
+            writer = self._writers[key] = GroupCommitWriter(
                 lambda each, _durable: self._run(each),
                 wait_ms_max=WAIT_MS,
                 on_idle=partial(self._writers.pop, key),

@@ -34,7 +34,7 @@ from ...protocol.text import UNREADABLE_URL
 from .clock_restart import restart_times_after_boot
 from .cluster_facts import open_cluster
 from .dialect import BUSY_MS, prepare_sqlite
-from .group_write import GroupWriter
+from .group_write import GroupCommitWriter
 from .open_files import lacks_file_descriptors
 from .sqlite_driver import SqliteTransactions
 
@@ -101,7 +101,9 @@ class SqliteDatabase:
         self._write = write
         self._renew = renew
         self._reads = reads
-        self._writer = GroupWriter(lambda work, durable: (write if durable else renew).run(work))
+        self._writer = GroupCommitWriter(
+            lambda work, durable: (write if durable else renew).run(work)
+        )
         self._file: tuple[Path, int] | None = None
         """Path and inode of the database file; set by `remember_file`."""
 

@@ -58,7 +58,7 @@ class _Failure:
     error: Exception
 
 
-class GroupWriter:
+class GroupCommitWriter:
     """Batches queued work into transactions: urgent work first, otherwise in order of arrival."""
 
     def __init__(
@@ -120,8 +120,8 @@ class GroupWriter:
         """Run batches until the queues are empty."""
         try:
             while batch := self._take_batch():
-                unstarted = await self._run_batch(batch)
-                self._normal_queue.extendleft(reversed(unstarted))
+                unstarted_units = await self._run_batch(batch)
+                self._normal_queue.extendleft(reversed(unstarted_units))
         finally:
             self._task = None
             self._on_idle()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..settings import field_values, refuse
+from ..settings import check_no_problems, field_values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class TlsSettings:
             object.__setattr__(self, name, path)
         if not problems and bool(self.cert) != bool(self.key):
             problems.append("a client certificate needs both its file and that of its key")
-        refuse(problems)
+        check_no_problems(problems)
 
 
 def _is_path(value: object) -> bool:

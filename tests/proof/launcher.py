@@ -83,7 +83,7 @@ def watch_broker(path: Path) -> None:
 
 def watch_grants() -> None:
     """Compare the leases before and after each transaction; what is new goes into it as well."""
-    from keylane.metaserver.sql.group_write import GroupWriter
+    from keylane.metaserver.sql.group_write import GroupCommitWriter
     from proof.recording import GRANTS, boot_ns
     from support.sql.grants import Leases
 
@@ -105,12 +105,12 @@ def watch_grants() -> None:
 
         return noted
 
-    real = GroupWriter.submit
+    real = GroupCommitWriter.submit
 
     async def submit(self: Any, work: Any, **options: Any) -> Any:
         return await real(self, noting(work), **options)
 
-    GroupWriter.submit = submit  # type: ignore[method-assign]
+    GroupCommitWriter.submit = submit  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import pytest
 from keylane.metaserver.cluster import announcements
 from keylane.metaserver.running import running_metaserver
 from keylane.metaserver.settings import MetaserverSettings
-from keylane.metaserver.sql.group_write import GroupWriter
+from keylane.metaserver.sql.group_write import GroupCommitWriter
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Heartbeat, Join
 from keylane.rpc.client import MetaClient
@@ -62,7 +62,7 @@ async def test_first_join_of_a_group_takes_two_commits(
 ):
     """One makes the session and its group, one notes what brokers have answered and grants."""
     written: list[str] = []
-    submit = GroupWriter.submit
+    submit = GroupCommitWriter.submit
 
     async def noted(self: Any, work: Any, *, durable: bool, urgent: bool = False) -> Any:
         answer = await submit(self, work, durable=durable, urgent=urgent)
@@ -70,7 +70,7 @@ async def test_first_join_of_a_group_takes_two_commits(
             written.append(type(answer).__name__)
         return answer
 
-    monkeypatch.setattr(GroupWriter, "submit", noted)
+    monkeypatch.setattr(GroupCommitWriter, "submit", noted)
     assert await cluster.granted(SESSION) == PARTITIONS
     assert written == ["dict", "_FirstGrants"]
     assert cluster.broker.known == {key: {"g"} for key in cluster.broker.hosted}
