@@ -77,12 +77,12 @@ class ScriptedSubjects(Subjects):
         *,
         sent_at_ns: Sequence[int],
         key: str,
-        logical: int,
+        logical_partition: int,
         subject_id: int,
         tried: bool,
     ) -> None:
         assert tried or key not in self.tries
-        assert (subject, logical, len(sent_at_ns)) == ("s", 5, len(messages))
+        assert (subject, logical_partition, len(sent_at_ns)) == ("s", 5, len(messages))
         self.tries.append(key)
         values = [message.value for message in messages]
         if self.errors:
