@@ -54,16 +54,24 @@ def _english(
 ) -> list[str]:
     faster, sooner = rates[0] > rates[1], latencies[0] < latencies[1]
     return [
-        f"* Simulation: {totals.faults:,} faults in {totals.seeds:,} simulated runs and in runs of "
-        f"real programs; {_counted(totals.bad, 'violation')}.",
-        f"* Real processes: {totals.acked:,} acked messages, "
-        f"{_counted(totals.wrong, 'of them', 'none')} lost or out of order, by two judges.",
+        (
+            f"* Simulation: {totals.faults:,} faults in {totals.seeds:,} simulated runs and in runs of "
+            f"real programs; {_counted(totals.bad, 'violation')}."
+        ),
+        (
+            f"* Real processes: {totals.acked:,} acked messages, "
+            f"{_counted(totals.wrong, 'of them', 'none')} lost or out of order, by two judges."
+        ),
         f"* {totals.bugs:,} bugs built in on purpose, {totals.caught:,} caught.",
-        f"* {'Faster' if faster else 'Slower'} than Kafka with every receipt awaited: "
-        f"{rates[0] / 1e6:.2f} M/s against {rates[1] / 1e6:.2f} M/s; each receipt means fsync, "
-        "Kafka's means page cache.",
-        f"* {'Faster' if sooner else 'Slower'} than Kafka for one send to its ack: "
-        f"{latencies[0]:.2f} ms against {latencies[1]:.2f} ms (median).",
+        (
+            f"* {'Faster' if faster else 'Slower'} than Kafka with every receipt awaited: "
+            f"{rates[0] / 1e6:.2f} M/s against {rates[1] / 1e6:.2f} M/s; each receipt means fsync, "
+            "Kafka's means page cache."
+        ),
+        (
+            f"* {'Faster' if sooner else 'Slower'} than Kafka for one send to its ack: "
+            f"{latencies[0]:.2f} ms against {latencies[1]:.2f} ms (median)."
+        ),
     ]
 
 
@@ -72,14 +80,20 @@ def _chinese(
 ) -> list[str]:
     faster, sooner = rates[0] > rates[1], latencies[0] < latencies[1]
     return [
-        f"* 仿真：{totals.seeds:,} 次仿真运行加上真实程序的运行，共 {totals.faults:,} 个故障，"
-        f"{totals.bad:,} 次违规。",
+        (
+            f"* 仿真：{totals.seeds:,} 次仿真运行加上真实程序的运行，共 {totals.faults:,} 个故障，"
+            f"{totals.bad:,} 次违规。"
+        ),
         f"* 真实进程：{totals.acked:,} 条已确认的消息，两个裁判查出 {totals.wrong:,} 条丢失或乱序。",
         f"* 故意放进代码的 {totals.bugs:,} 个错误，抓到 {totals.caught:,} 个。",
-        f"* 逐条等待回执的发送比 Kafka {'快' if faster else '慢'}：{rates[0] / 1e6:.2f} M/s 对 "
-        f"{rates[1] / 1e6:.2f} M/s；keylane 的回执表示已经 fsync，Kafka 的只表示在页缓存里。",
-        f"* 单条发送到确认比 Kafka {'快' if sooner else '慢'}：{latencies[0]:.2f} ms 对 "
-        f"{latencies[1]:.2f} ms（中位数）。",
+        (
+            f"* 逐条等待回执的发送比 Kafka {'快' if faster else '慢'}：{rates[0] / 1e6:.2f} M/s 对 "
+            f"{rates[1] / 1e6:.2f} M/s；keylane 的回执表示已经 fsync，Kafka 的只表示在页缓存里。"
+        ),
+        (
+            f"* 单条发送到确认比 Kafka {'快' if sooner else '慢'}：{latencies[0]:.2f} ms 对 "
+            f"{latencies[1]:.2f} ms（中位数）。"
+        ),
     ]
 
 

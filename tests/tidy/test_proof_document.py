@@ -18,7 +18,5 @@ def test_proof_document_is_made_of_the_shares():
 def test_readme_has_the_figures_of_the_proof_and_of_the_peers(page):
     """`PYTHONPATH=tests .venv/bin/python -m proof.readme` writes them."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    lines = lines_of(
-        page, SHARES.read_text(encoding="utf-8"), PEERS.read_text(encoding="utf-8")
-    )
+    lines = lines_of(page, SHARES.read_text(encoding="utf-8"), PEERS.read_text(encoding="utf-8"))
     assert with_lines(page, text, lines) == text
