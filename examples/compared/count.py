@@ -56,7 +56,10 @@ def table() -> str:
     """Return the table, as Markdown."""
     by_hand = count_lines((HERE / BY_HAND).read_text())
     rows = [
-        "| the same service with | lines of code | what of it cannot be promised | messages of a dead disk |",
+        (
+            "| the same service with | lines of code | what of it cannot be promised | "
+            "messages of a dead disk |"
+        ),
         "| --- | --- | --- | --- |",
     ]
     for name, (file, lacking, disk) in VERSIONS.items():
