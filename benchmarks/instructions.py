@@ -1,8 +1,9 @@
 """Counts the instructions that a client executes for a message, by callgrind; prints JSON.
 
-A count does not depend on what else the machine does, so two versions can be compared on a busy
-one. Each figure is the difference of a long and a short run, so the start of the client is left
-out. Needs valgrind; `--roles send,handle` measures only these, and takes three minutes a role.
+A count depends on other work of the machine only through the size of batches, so two versions can
+be compared on a busy one. Each figure is the difference of a long and a short run, so the start of
+the client is left out. Needs valgrind; `--roles send,handle` measures only these, and takes three
+minutes a role.
 """
 
 from __future__ import annotations

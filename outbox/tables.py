@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from ..protocol.errors import Reason
+from ..protocol.errors import Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 from ..protocol.limits import KEY_BYTES_MAX
 from ..user_database.tables import LONG, TABLE_OPTIONS, VersionedTables
@@ -47,9 +47,9 @@ class OutboxTables(VersionedTables):
         super().__init__(
             prefix,
             FIRST_LEASE,
-            missing=Reason.OUTBOX_MISSING,
-            older=Reason.OUTBOX_OLDER,
-            newer=Reason.OUTBOX_NEWER,
+            missing=lambda *text, **details: SchemaError(Reason.OUTBOX_MISSING, *text, **details),
+            older=lambda *text, **details: SchemaError(Reason.OUTBOX_OLDER, *text, **details),
+            newer=lambda *text, **details: SchemaError(Reason.OUTBOX_NEWER, *text, **details),
         )
         self.rows = sa.Table(
             prefix,

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import sqlalchemy as sa
 
-from ..protocol.errors import Reason
+from ..protocol.errors import Reason, SchemaError
 from ..protocol.ids import NAME_CHARS_MAX
 from ..user_database.tables import LONG, TABLE_OPTIONS, VersionedTables
 
@@ -34,9 +34,9 @@ class SinkTables(VersionedTables):
         super().__init__(
             prefix,
             VERSION_ROW,
-            missing=Reason.SINK_MISSING,
-            older=Reason.SINK_OLDER,
-            newer=Reason.SINK_NEWER,
+            missing=lambda *text, **details: SchemaError(Reason.SINK_MISSING, *text, **details),
+            older=lambda *text, **details: SchemaError(Reason.SINK_OLDER, *text, **details),
+            newer=lambda *text, **details: SchemaError(Reason.SINK_NEWER, *text, **details),
         )
         self.fences = sa.Table(
             prefix,

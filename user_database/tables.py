@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..protocol.errors import ConfigError, Reason, SchemaError
+from ..protocol.errors import ConfigError, SchemaError
 
 LONG = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # SQLite increments only an INTEGER
 TABLE_OPTIONS: dict[str, Any] = {
@@ -27,8 +28,8 @@ class VersionedTables:
 
     Args:
         first_row: the initial values of the only row of `version_table`, with the version.
-        missing, older, newer: the reasons of a SchemaError for tables that do not exist, or have
-            another version.
+        missing, older, newer: make the SchemaError for tables that do not exist, or have another
+            version.
     """
 
     version_table: sa.Table
@@ -38,9 +39,9 @@ class VersionedTables:
         prefix: str,
         first_row: dict[str, Any],
         *,
-        missing: Reason,
-        older: Reason,
-        newer: Reason,
+        missing: Callable[..., SchemaError],
+        older: Callable[..., SchemaError],
+        newer: Callable[..., SchemaError],
     ) -> None:
         """
         Raises:
@@ -51,7 +52,9 @@ class VersionedTables:
         self.metadata = sa.MetaData()
         self.prefix = prefix
         self.first_row = first_row
-        self._missing, self._older, self._newer = missing, older, newer
+        self._missing_error = missing
+        self._older_error = older
+        self._newer_error = newer
 
     def create(self, connection: Connection) -> None:
         """
@@ -78,11 +81,11 @@ class VersionedTables:
         except SQLAlchemyError as error:
             raise self.missing_error(error) or error from error
         if version is None:
-            raise SchemaError(self._missing, f"{table.name} has no row", table=table.name)
+            raise self._missing_error(f"{table.name} has no row", table=table.name)
         wanted = self.first_row["version"]
         if version != wanted:
-            reason = self._older if version < wanted else self._newer
-            raise SchemaError(reason, table=self.prefix, version=version, wanted=wanted)
+            make_error = self._older_error if version < wanted else self._newer_error
+            raise make_error(table=self.prefix, version=version, wanted=wanted)
 
     def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
         """Return a SchemaError if `error` is about a missing table, else None."""
@@ -90,4 +93,4 @@ class VersionedTables:
         text = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in text for state in _MISSING_STATES):
             return None
-        return SchemaError(self._missing, table=self.prefix)
+        return self._missing_error(table=self.prefix)

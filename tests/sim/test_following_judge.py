@@ -106,7 +106,7 @@ def test_broadcast_may_be_given_messages_of_other_keys_in_any_order():
     truth = Truth(stored=other, ranges=TRUTH.ranges)
     notes = [FIRST, Given(1, 2, b"k1", b"p0.1:9"), *ALL]
     assert "behind offset 2" in told(notes, truth)
-    assert not told(notes, truth, is_admitted=False)
+    assert not told(notes, truth, in_turn=False)
 
 
 ROWS = ((1, 0), (1, 1), (3, 0))

@@ -94,7 +94,7 @@ def test_unit_starts_the_program_with_the_settings_of_its_host(tmp_path: Path, p
     service = parse_unit(text_of(program))["Service"]
     executable, *command = shlex.split(service["ExecStart"])
     assert executable == "/usr/local/bin/keylane"
-    assert command[0] in {group.name for group in app.registered_groups}
+    assert command[0] in app.commands
     settings = settings_in(tmp_path / "made" / "a.example", command, {})
     assert settings.is_guarded
     assert settings.tls_cert

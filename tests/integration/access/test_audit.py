@@ -162,7 +162,7 @@ async def test_bounds_of_the_log_change_while_the_metaserver_runs(tmp_path: Path
     async with running_metaserver(settings) as metaserver:
         audit = metaserver._access.audit  # type: ignore[union-attr]
         read = [replace(settings, audit_retention_ms=60_000, audit_rows_max=1_000)]
-        ReloadableSettings(settings, read.pop, RELOADED, metaserver.adopt).reload()
+        ReloadableSettings(settings, read.pop, RELOADED, metaserver.apply_settings).reload()
         assert (audit.retention_ms, audit.rows_max) == (60_000, 1_000)
 
 

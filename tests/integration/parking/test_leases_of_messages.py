@@ -22,7 +22,7 @@ class Store:
 
     def __init__(self) -> None:
         self.highest: dict[int, int] = {}
-        self.done_ranges: list[bytes] = []
+        self.done_keys: list[bytes] = []
         self.borrowed = 0
 
     def write(self, message: Message) -> None:
@@ -33,7 +33,7 @@ class Store:
             raise RuntimeError("a late owner")
         self.highest[lease.partition_id] = lease.token
         self.borrowed += lease.partition_id != message.partition_id
-        self.done_ranges.append(message.key)
+        self.done_keys.append(message.key)
 
 
 async def park_all_behind_a_split(cluster: VirtualCluster, store: Store) -> None:
@@ -66,7 +66,7 @@ async def park_all_behind_a_split(cluster: VirtualCluster, store: Store) -> None
 def test_store_refuses_no_owner_when_children_redrive_what_their_parent_has_parked():
     store = Store()
     run(lambda cluster: park_all_behind_a_split(cluster, store), seed=7)
-    assert sorted(store.done_ranges) == KEYS
+    assert sorted(store.done_keys) == KEYS
     assert store.borrowed == len(KEYS), "under the leases of the children"
     assert len(store.highest) == 2
 
@@ -100,7 +100,7 @@ def test_redriven_messages_of_two_children_are_fenced_in_one_transaction():
                 parked += len(messages)
                 await consumer.nack(messages)
             resizing = asyncio.create_task(_resize(admin))
-            while not resizing.done_ranges():
+            while not resizing.done():
                 await consumer.getmany(timeout_ms=1_000)
             await admin.redrive("s", "g", all=True)
             while len(written) < len(KEYS):

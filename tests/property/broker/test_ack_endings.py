@@ -69,7 +69,7 @@ class Owner:
         if self.waiting:
             offset = self.waiting.pop(number % len(self.waiting))
             self.handled.add(offset)
-            self.acks.done(offset)
+            self.acks.mark_handled(offset)
 
     def send_acks(self, *, heard: bool = True, answered: bool = True) -> bool:
         """Send one request; returns False if the broker takes no ranges now."""

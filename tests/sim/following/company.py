@@ -201,7 +201,7 @@ class Following(World):
                 host.notes,
                 truth,
                 key=manners.key if manners else None,
-                is_admitted=manners is not None,
+                in_turn=manners is not None,
                 notes_removals=manners is not None,
                 whole=whole,
             )

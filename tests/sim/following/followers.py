@@ -425,6 +425,6 @@ def _is_through(hosted: HostedPartition, position: int | None, lineage: LineageO
     """
     end, partition_id = hosted.readable_offset, int(hosted.facts.partition.partition_id)
     if position is None:
-        finished = partition_id in lineage._parents and partition_id not in lineage.left
+        finished = partition_id in lineage._parents and partition_id not in lineage.unread_ids
         return finished or end == 0
     return position >= end

@@ -139,7 +139,7 @@ class FollowingLife:
         """
         if not self._truth.is_member(place[0]):
             return False
-        end = max(self._truth.first_offsets.get(place[0], 0), self._truth.removing.get(place[0], 0))
+        end = max(self._truth.firsts.get(place[0], 0), self._truth.removing.get(place[0], 0))
         if self._told is not None:
             end = min(end, self._told.get(place[0], 0))
         return place[1] >= end
@@ -336,9 +336,7 @@ def check_follower(
             brokers removed.
         whole: the run was quiet at the end, and the follower had time to read everything.
     """
-    new_life = partial(
-        FollowingLife, truth, name, is_admitted=in_turn, notes_removals=notes_removals
-    )
+    new_life = partial(FollowingLife, truth, name, in_turn=in_turn, notes_removals=notes_removals)
     lives = [new_life()]
     for note in notes:
         match note:

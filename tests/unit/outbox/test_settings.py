@@ -23,4 +23,4 @@ async def test_outbox_names_the_call_that_makes_bytes_of_a_text():
         InvalidRequestError, match=r"value must be bytes, not str: use value\.encode"
     ):
         outbox._build_row("orders", "text", b"", None)
-    assert outbox._row("orders", b"v", "Zoë", None)["order_key"] == "Zoë".encode()
+    assert outbox._build_row("orders", b"v", "Zoë", None)["order_key"] == "Zoë".encode()

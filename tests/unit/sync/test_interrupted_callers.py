@@ -148,7 +148,7 @@ def test_last_line_of_a_client_is_dropped_when_its_handler_sends_it_through_that
     async def end() -> None:
         log.warning("1 message was given up")
 
-    client = LoopThread("client", end=end)
+    client = LoopThread("client", close_client=end)
 
     def send_through() -> None:
         try:
@@ -162,7 +162,7 @@ def test_last_line_of_a_client_is_dropped_when_its_handler_sends_it_through_that
         client.start()
         client.stop()
         assert tried.wait(60)
-        loop_logs.LOGS.wait_handled()
+        loop_logs.LOGS.wait_until_handled()
     finally:
         log.removeHandler(sender)
     assert (sender.texts, raised) == ([], [])

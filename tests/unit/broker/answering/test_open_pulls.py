@@ -323,7 +323,7 @@ async def test_fault_of_one_pull_leaves_the_others_of_its_commit_to_go_on(desk):
     def fails(*_args: object) -> None:
         raise RuntimeError("a bug")
 
-    broken.part = broken.refuse = fails
+    broken.send_part = broken.refuse = fails
     await append(desk, 0)
     assert offsets(other.parts) == [0]
 

@@ -63,7 +63,7 @@ def _fields(answer: Acquired) -> tuple[Any, ...]:
 
 
 class HandlingOwner(NotingOwner):
-    redrives = True
+    allows_redrives = True
     dead_letters_when_full = False
 
     async def takes_messages(self) -> bool:
