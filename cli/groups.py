@@ -178,8 +178,8 @@ class PeerCommandGroup(CommandGroup):
     def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
         """Raise UsageError; a name that only another system has gets the name that it has here."""
         if name in self.EQUIVALENTS:
-            raise click.BadParameter(
-                f"it is `keylane {self.EQUIVALENTS[name]}` here", ctx=ctx, param_hint=name
+            ctx.fail(
+                f"No such command {name!r}: in keylane it is `keylane {self.EQUIVALENTS[name]}`."
             )
         super().refuse_command(ctx, name)
 

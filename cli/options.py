@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 from ..protocol.errors import ConfigError
 from .completion import complete_group, complete_subject
 from .parameters import Argument, Option
-from .template import EXAMPLE, Template
+from .template import Template
 
 META_DEFAULT = "127.0.0.1:7000"
 BROKERS_MAX = 32
@@ -79,8 +79,8 @@ OutputOption = Annotated[
         "-o",
         parser=OutputFormat.parse,
         metavar="table|json|TEMPLATE",
-        help=f"For people, for programs, or a line for each row, such as '{EXAMPLE}'; its fields "
-        "are those of the JSON.",
+        help="For people, for programs, or a line for each row: text with fields of the JSON in "
+        "braces.",
         complete=lambda _ctx, _param, _incomplete: ["table", "json"],
     ),
 ]

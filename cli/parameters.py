@@ -146,6 +146,8 @@ def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
         return argument
     assert isinstance(declared, Option)
     settings |= declared.settings
+    if default == "" and settings["show_default"] is True:
+        settings["show_default"] = False  # the help would show `[default: ""]`
     if kind is bool:
         assert declared.names, f"name the flag {parameter.name}"
         settings |= {"is_flag": True}

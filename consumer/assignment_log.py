@@ -1,13 +1,13 @@
 """Says which partitions a consumer has, and how far it is behind, as lines for a log. Pure.
 
-AssignmentLog.partitions(ids, now_ms)      "has partitions 1, 2; got 2", once for each change
-AssignmentLog.lag(messages, seconds, now_ms)    after a minute, then ever more rarely
+AssignmentLog.format_partitions(ids, now_ms)    "has partitions 1, 2; got 2", once for each change
+AssignmentLog.format_lag(messages, seconds, now_ms)    after a minute, then ever more rarely
 waiting_text(group)                        who has the partitions for which a member waits
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from ..protocol.control import GroupView
 from ..protocol.text import counted, format_seconds, listed
@@ -29,8 +29,14 @@ class AssignmentLog:
     def __init__(self) -> None:
         self._logged: frozenset[int] | None = None
         self._logged_ms = -LINE_MS_MIN
+        self._causes: dict[int, str] = {}
+        """Why partitions ended since the last line."""
         self._lag_due_ms = 0
         self._lag_pause_ms = LAG_EACH_MS
+
+    def note_end(self, partition_id: int, cause: str) -> None:
+        """Note why a partition ends, for the next line."""
+        self._causes[partition_id] = cause
 
     def format_partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
         """Return the line for these partitions, or "" if the last line is still true or recent.
@@ -46,12 +52,22 @@ class AssignmentLog:
             if assigned_ids := sorted(current_ids - previous_ids):
                 changes.append(f"got {listed(assigned_ids)}")
             if revoked_ids := sorted(previous_ids - current_ids):
-                changes.append(f"no longer has {listed(revoked_ids)}")
+                changes.append(f"no longer has {self._with_causes(revoked_ids)}")
+        self._causes.clear()
         if not current_ids:
             state = "has no partition" + (" yet" if previous_ids is None else " now")
             return "; ".join([f"{state}; {waits_for}", *changes])
         noun = "partition" if len(current_ids) == 1 else "partitions"
         return "; ".join([f"has {noun} {listed(sorted(current_ids))}", *changes])
+
+    def _with_causes(self, ids: Sequence[int]) -> str:
+        """Return the ids as "3, 4 (rebalance), 7 (lease ran out)"."""
+        ids_by_cause: dict[str, list[int]] = {}
+        for partition_id in ids:
+            ids_by_cause.setdefault(self._causes.get(partition_id, ""), []).append(partition_id)
+        return ", ".join(
+            listed(ids) + f" ({cause})" * bool(cause) for cause, ids in ids_by_cause.items()
+        )
 
     def format_lag(self, messages: int, seconds: float, now_ms: int) -> str:
         """Return the line for a lag, or "" if it is short, or was logged recently."""

@@ -317,6 +317,7 @@ class Assignments:
         if self._clients.get(partition_id) is not client:
             return
         del self._clients[partition_id]
+        self._lines.note_end(partition_id, self._cause_of_end(client))
         client.stop()
         if client.token_is_single_use or client.fenced:
             self._retire_token(partition_id, client.token)
@@ -324,6 +325,18 @@ class Assignments:
         self._hand_overs[partition_id] = start_task(
             self._run_hand_over(client), name=f"hand over {partition_id}"
         )
+
+    def _cause_of_end(self, client: PullClient) -> str:
+        """Return in a few words why a partition is handed over."""
+        if client.fenced:
+            return "fenced"
+        if client.lapsed:
+            return "lease ran out"
+        if client.session != self._membership.session:
+            return "session ended"
+        if client.drained:
+            return "handled to its end"
+        return "suspended" if self._membership.suspended else "rebalance"
 
     def _retire_token(self, partition_id: int, token: int) -> None:
         """Remember a token that must not be used again; forget the oldest ones, which are no longer

@@ -1,8 +1,8 @@
 """Pauses a worker before it writes to its database, until another worker has its partition; then
 lets it continue, and shows that its write is refused.
 
-keylane dev --subject transfers        (in another terminal)
-python examples/refuse_a_paused_owner.py bank.db
+keylane dev --subject payments        (in another terminal)
+python examples/refuse_a_paused_owner.py billing.db
 """
 
 import asyncio
@@ -26,8 +26,8 @@ META = os.environ.get("KEYLANE_META", "127.0.0.1:7000")
 class Base(DeclarativeBase): ...
 
 
-class Entry(Base):
-    __tablename__ = "entries"
+class Payment(Base):
+    __tablename__ = "payments"
     id: Mapped[int] = mapped_column(primary_key=True)
     amount: Mapped[int]
     worker: Mapped[str]
@@ -38,22 +38,24 @@ def say(text: str) -> None:
 
 
 async def work(name: str, engine: sa.Engine) -> None:
-    """Add each transfer to the entries, and say what happens."""
+    """Add each payment to the table, and say what happens."""
 
-    def add(message: Message) -> None:
-        say(f"{name} has transfer {message.offset}, with token {message.lease.token}")
+    def record(message: Message) -> None:
+        say(f"{name} has payment {message.offset}, with token {message.lease.token}")
         time.sleep(1)  # it computes; this is where it may be paused
         try:
             with Session(engine) as session, FencedSession(session, message) as todo:
                 if todo:
-                    session.add(Entry(amount=int(message.value), worker=name))
+                    session.add(Payment(amount=int(message.value), worker=name))
         except LeaseLostError as error:
             say(f"{name} is refused: {error.message}")
             raise
-        say(f"{name} has written transfer {message.offset}")
+        say(f"{name} has written payment {message.offset}")
 
     settings = ConsumerSettings(ttl_ms=2_000, threads=1, name=name)
-    consumer = Consumer(META, subject="transfers", group="ledger", handler=add, settings=settings)
+    consumer = Consumer(
+        META, subject="payments", group="billing", handler=record, settings=settings
+    )
     await consumer.run()
 
 
@@ -82,10 +84,10 @@ async def show(path: str, engine: sa.Engine) -> None:
     await create_tables(engine)
     Base.metadata.create_all(engine)
     async with Producer(META) as producer:
-        await producer.send("transfers", b"10", key=b"account-1")
+        await producer.send("payments", b"10", key="customer-7")
     with ExitStack() as workers:
         first = workers.enter_context(started("A", path))
-        await asyncio.to_thread(show_until, first, "A has transfer")
+        await asyncio.to_thread(show_until, first, "A has payment")
         say("-- SIGSTOP A")
         first.send_signal(signal.SIGSTOP)
         second = workers.enter_context(started("B", path))
@@ -94,8 +96,8 @@ async def show(path: str, engine: sa.Engine) -> None:
         first.send_signal(signal.SIGCONT)
         await asyncio.to_thread(show_until, first, "A is refused")
     with Session(engine) as session:
-        for entry in session.scalars(sa.select(Entry)):
-            say(f"the database has: {entry.amount} by {entry.worker}")
+        for payment in session.scalars(sa.select(Payment)):
+            say(f"the database has: {payment.amount} by {payment.worker}")
 
 
 if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):

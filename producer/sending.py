@@ -16,7 +16,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Final, Generic, Never, TypeVar, cast, overload
 
 import xxhash
 
@@ -52,6 +52,8 @@ from .settings import (
 CLOCK_NOT_READ = -1
 """The time of a turn of the event loop in which the clock has not been read."""
 NOT_OPEN = "the producer is not open"
+_MISSING: Final[Any] = object()
+"""The default of an argument that every call must give."""
 _hash = xxhash.xxh3_64_intdigest
 _TUPLE, _BYTES = {tuple}, {bytes}
 
@@ -64,12 +66,13 @@ def _empty_columns() -> tuple[list[bytes], list[bytes]]:
 F = TypeVar("F", bound=Callable[..., object])
 
 
-def keyword_only_after(positional: int) -> Callable[[F], F]:
+def keyword_only_after(positional: int, hidden: Collection[str]) -> Callable[[F], F]:
     """
-    Make the signature of a method show the parameters after the first `positional` ones as
-    keyword-only, which Python does not enforce.
+    Make the signature of a method show the first `positional` parameters as required, and the
+    others as keyword-only, which Python does not enforce.
 
-    The parameter after the positional ones is hidden; the method must refuse any value for it.
+    The method must refuse any value for the hidden parameters; the first of them catches an
+    argument too many by position.
     """
 
     def decorate(method: F) -> F:
@@ -77,8 +80,8 @@ def keyword_only_after(positional: int) -> Callable[[F], F]:
         positional_parameters, keyword_parameters = [], []
         for number, parameter in enumerate(signature.parameters.values()):
             if number <= positional:  # self is one more
-                positional_parameters.append(parameter)
-            elif number > positional + 1:
+                positional_parameters.append(parameter.replace(default=inspect.Parameter.empty))
+            elif parameter.name not in hidden:
                 keyword_parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         public_signature = signature.replace(
             parameters=[*positional_parameters, *keyword_parameters]
@@ -87,6 +90,23 @@ def keyword_only_after(positional: int) -> Callable[[F], F]:
         return method
 
     return decorate
+
+
+def _refuse_arguments(subject: object, topic: object, partition: object) -> Never:
+    """Raise TypeError for arguments of `send` that it does not take, or for a missing value."""
+    if partition is not None:
+        raise TypeError(
+            "Producer.send() got an unexpected keyword argument 'partition': the key chooses it; "
+            "queue= for a static subject"
+        )
+    if topic is not None and subject is _MISSING:
+        raise TypeError("Producer.send() got an unexpected keyword argument 'topic': give subject=")
+    if topic is not None:
+        raise TypeError(
+            "pass only subject and value to send by position, the others by name: key=; a subject "
+            "has no topic="
+        )
+    raise TypeError("Producer.send() missing 1 required positional argument: 'value'")
 
 
 class _NoSender:
@@ -208,18 +228,19 @@ class MessageSender(LoopBoundClient, Generic[V]):
         queue: int | None = None,
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
-    @keyword_only_after(2)
+    @keyword_only_after(2, hidden=("topic", "partition"))
     def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
-        subject: str,
-        value: Any,
-        topic: None = None,
+        subject: str = _MISSING,
+        value: Any = _MISSING,
+        topic: object = None,
         key: bytes | str = b"",
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
         queue: int | None = None,
         timeout_ms: int | None = None,
+        partition: object = None,
     ) -> SendFuture | ScheduledFuture:
         """
         Queue a message after the earlier messages of its key.
@@ -263,7 +284,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 loop.
         """
         # The parameters are not keyword-only, because such defaults are slower: Python looks them
-        # up at each call. `topic` catches a third argument by position too.
+        # up at each call. `topic` and `partition` are names that users of other systems give; one
+        # comparison finds either. `topic` catches a third argument by position too.
         try:
             sender = self._plain_senders[subject]
         except (KeyError, TypeError, ValueError):  # the first message, a full queue, or not a name
@@ -276,22 +298,24 @@ class MessageSender(LoopBoundClient, Generic[V]):
             or timeout_ms is not None
             or queue is not None
             or deliver_at is not None
-            or topic is not None
+            or topic is not partition
             or not may_send_plain()
             or type(value) is not bytes
             or type(key) is not bytes
         ):
+            if topic is not partition or value is _MISSING:
+                _refuse_arguments(subject, topic, partition)
             return self._send_carefully(
-                subject, value, topic, key, deliver_at, properties, tags, queue, timeout_ms
+                subject, value, key, deliver_at, properties, tags, queue, timeout_ms
             )
         size = len(value) + len(key) + BYTES_PER_MESSAGE
         if size > self._plain_bytes and (
             size > self._large_bytes or size > sender.message_bytes_max or len(key) > KEY_BYTES_MAX
         ):
-            return self._send_carefully(subject, value, None, key)
+            return self._send_carefully(subject, value, key)
         executor = sender.plain_table[_hash(key) & 1023 if key else self._draw(10)]
         if executor is None:
-            return self._send_carefully(subject, value, None, key)
+            return self._send_carefully(subject, value, key)
         batch = executor.open
         if size < batch.remaining_bytes:
             return BatchFuture(batch, batch.put(key, value, size))
@@ -394,7 +418,6 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self,
         subject: str,
         value: Any,
-        topic: object,
         key: bytes | str,
         deliver_at: datetime | int | None = None,
         properties: Mapping[str, str | bytes] | None = None,
@@ -405,9 +428,9 @@ class MessageSender(LoopBoundClient, Generic[V]):
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
         """Send a message with all checks; with `over_limit`, even while the queue is full."""
-        if topic is not None or type(key) is not bytes:
+        if type(key) is not bytes:
             named = (deliver_at, properties, tags, queue, timeout_ms)
-            return self._send_by_text_key(subject, value, topic, key, *named)
+            return self._send_by_text_key(subject, value, key, *named)
         if deliver_at is not None or (self._budget.full and not over_limit):
             return self._send_scheduled_or_over_limit(
                 deliver_at,
@@ -461,14 +484,9 @@ class MessageSender(LoopBoundClient, Generic[V]):
         return BatchFuture(batch, index)
 
     def _send_by_text_key(
-        self, subject: str, value: Any, topic: object, key: object, *named: object
+        self, subject: str, value: Any, key: object, *named: object
     ) -> SendFuture | ScheduledFuture:
         """Send a message again with its key as bytes: it may be a plain message."""
-        if topic is not None:
-            raise TypeError(
-                "pass only subject and value to send by position, the others by name: key=; a "
-                "subject has no topic="
-            )
         send: Any = self.send
         future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
         return future
@@ -532,13 +550,15 @@ class MessageSender(LoopBoundClient, Generic[V]):
         budget, task = self._budget, asyncio.current_task()
         if not budget.may_exceed(task):
             raise QueueFullError(queued_bytes=budget.bytes)
-        future = self._send_carefully(subject, value, None, key, **named, over_limit=True)
+        future = self._send_carefully(subject, value, key, **named, over_limit=True)
         assert isinstance(future, SendFuture)
         budget.record_unawaited(task)
         return OverLimitFuture(future._batch, future._index, budget, task)
 
     def _create_sender(self, subject: str) -> SubjectSender:
         """Create the sender for a subject, if the producer is open and the name is valid."""
+        if subject is _MISSING:
+            raise TypeError("Producer.send() missing 1 required positional argument: 'subject'")
         self._loop_binding.check()
         if not self._open or self._meta is None or self._identity is None:
             raise ClosedError(NOT_OPEN)

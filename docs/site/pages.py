@@ -1,5 +1,5 @@
-"""Generates pages of the site from the code: the home page from README.md, the API, the settings,
-the errors and the commands. MkDocs calls `on_files` and `on_page_markdown`.
+"""Generates pages of the site from the code: the home page from README.md, the API, the errors, the
+commands, and those of servers.py. MkDocs calls `on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from servers import http_lines, limit_lines, metric_lines, setting_lines, table_cell
 
 from keylane import errors
 from keylane.cli.main import app
@@ -40,6 +41,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "index.md": home_page(),
         "reference/errors.md": "\n".join(error_lines()),
         "reference/commands.md": "\n".join(command_lines()),
+        "reference/settings.md": "\n".join(setting_lines()),
+        "reference/metrics.md": "\n".join(metric_lines()),
+        "reference/http.md": "\n".join(http_lines()),
+        "reference/limits.md": "\n".join(limit_lines()),
         **{f"reference/{page}.md": api_page(page, names) for page, names in CLIENTS.items()},
     }
     for name, content in pages.items():
@@ -110,11 +115,6 @@ def error_lines() -> Iterator[str]:
             yield f"| {each.code} | `{each.name}` | {cells} |"
 
 
-def table_cell(text: str) -> str:
-    """Escape a text for a table cell."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
-
-
 def command_lines() -> Iterator[str]:
     """Yield the lines of a section for each command, with its arguments and options."""
     yield "# Commands"
@@ -139,9 +139,11 @@ def _command_lines(command: Any, parent: Any, name: str) -> Iterator[str]:
 def _parameter_row(parameter: Any) -> str:
     if getattr(parameter, "hidden", False) or parameter.name == "help":
         return ""
-    default = parameter.default
-    has_default = not parameter.required and default is not None and default != ()
-    shown_default = f"`{default}`" if has_default else ""
+    default = parameter.to_info_dict().get("default")  # None, not click's mark, if there is none
+    has_default = not parameter.required and default not in (None, "", (), [])
+    shown_default = f"`{str(default).lower() if default in (True, False) else default}`"
+    described = getattr(parameter, "show_default", None)  # such as "never"
+    shown_default = described if isinstance(described, str) else shown_default * has_default
     text = getattr(parameter, "summary", "") or getattr(parameter, "help", "")
     names = ", ".join(f"`{each}`" for each in parameter.opts)
     return f"| {names} | {shown_default} | {table_cell(text or '')} |"

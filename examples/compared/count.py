@@ -10,15 +10,23 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BY_HAND = "by_hand.py"
+NOTHING = "–"
+ORDER = "order of a key when partitions are added"
 VERSIONS = {
-    "keylane": ("with_keylane.py", "replication: there is one copy of the log"),
-    "Kafka, aiokafka": ("with_aiokafka.py", "order of a key when partitions are added"),
+    "keylane": ("with_keylane.py", NOTHING, "they are lost: there is one copy"),
+    "Kafka, aiokafka": ("with_aiokafka.py", ORDER, "replicas have them"),
     "Kafka, FastStream": (
         "with_faststream.py",
-        "the same; and other keys of a partition wait while a message is retried",
+        f"{ORDER}; that other keys of the partition go on while an order is retried",
+        "replicas have them",
     ),
-    "Redis, Celery": ("with_celery.py", "any order: early messages go back to the queue, and poll"),
+    "Redis, Celery": (
+        "with_celery.py",
+        "any order: a task that arrives early is put back and retried",
+        "a replica has them, but perhaps not the last ones",
+    ),
 }
+"""File, what of the service it cannot promise, and what becomes of messages on a lost disk."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -48,13 +56,16 @@ def table() -> str:
     """Return the table, as Markdown."""
     by_hand = count_lines((HERE / BY_HAND).read_text())
     rows = [
-        "| the same service with | lines of code | what it cannot promise |",
-        "| --- | --- | --- |",
+        (
+            "| the same service with | lines of code | what of it cannot be promised | "
+            "messages of a dead disk |"
+        ),
+        "| --- | --- | --- | --- |",
     ]
-    for name, (file, lacking) in VERSIONS.items():
+    for name, (file, lacking, disk) in VERSIONS.items():
         code = (HERE / file).read_text()
         shared = by_hand if "import by_hand" in code else 0
-        rows.append(f"| {name} | {count_lines(code) + shared} | {lacking} |")
+        rows.append(f"| {name} | {count_lines(code) + shared} | {lacking} | {disk} |")
     return "\n".join(rows)
 
 

@@ -44,7 +44,7 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
     summary = "a package is not installed"
     hint = "Install the extra that the message names into the environment of this program."
     extra = Detail(str)
-    """Extra, such as "outbox" of `pip install 'keylane[outbox]'`."""
+    """Extra, such as "outbox" of `pip install '.[outbox]'`."""
     package = Detail(str)
     """Module that cannot be imported."""
 
@@ -56,7 +56,10 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if not package or package == __name__.partition(".")[0]:
             return error
-        text = f"{part} needs {package}: pip install 'keylane[{extra}]'"
+        text = (
+            f'{part} needs {package}, which the extra "{extra}" brings. In your clone of keylane: '
+            f"pip install '.[{extra}]'"
+        )
         missing = cls(text, extra=extra, package=package)
         missing.name = package
         return missing

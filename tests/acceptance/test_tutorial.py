@@ -31,6 +31,7 @@ def free_ports() -> dict[str, str]:
 def test_tutorial_prints_what_it_shows(tmp_path: Path):
     ports = free_ports()
     walk = Walk(tmp_path, ports | {"keylane dev": f"keylane dev --port {ports['7000']}"})
+    walk.environment["KEYLANE_META"] = f"127.0.0.1:{ports['7000']}"  # the page has the default
     try:
         walk.follow(TUTORIAL)
     finally:

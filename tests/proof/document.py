@@ -5,6 +5,7 @@ paths.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,18 +196,60 @@ def _parts(read: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
     return [share[name] for share in _by_version(read, name)[0]]
 
 
-def _summary(read: list[dict[str, Any]]) -> str:
-    """The page in five lines."""
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the newest shares of each part."""
+
+    seeds: int
+    with_users: int
+    drawn: int
+    faults: int
+    """Those of simulated runs and of runs of real programs."""
+    bad: int
+    """Simulated runs that ended with a fault."""
+    messages: int
+    """Those of runs of real programs."""
+    violations: int
+    """What the checker counted in runs of real programs."""
+    acked: int
+    """Acked messages that the second judge looked at."""
+    found: int
+    """What the second judge found wrong."""
+    bugs: int
+    caught: int
+
+    @property
+    def wrong(self) -> int:
+        """What either judge found wrong in runs of real programs."""
+        return self.violations + self.found
+
+
+def totals_of(read: list[dict[str, Any]]) -> Totals:
+    """Sum up the newest shares of each part."""
     sims = [part for name in SIMULATED for part in _parts(read, name)]
     runs = _parts(read, "processes")
     hunt = next((share["mutants"]["found"] for share in reversed(read) if "mutants" in share), [])
     judged = [run["judge"] for run in runs if run.get("judge")]
-    faults = _sum(sims, "faults") + sum(sum(run["faults"].values()) for run in runs)
-    drawn = sum(sim["seeds"] for sim in sims if "drawing" in sim)
-    bad = sum(len(sim["bad_seeds"]) for sim in sims)
+    return Totals(
+        seeds=_sum(sims, "seeds"),
+        with_users=_sum(sims, "with_users"),
+        drawn=sum(sim["seeds"] for sim in sims if "drawing" in sim),
+        faults=_sum(sims, "faults") + sum(sum(run["faults"].values()) for run in runs),
+        bad=sum(len(sim["bad_seeds"]) for sim in sims),
+        messages=_sum(runs, "messages"),
+        violations=sum(sum(run["counts"].values()) for run in runs),
+        acked=_sum(judged, "acked"),
+        found=sum(sum(verdict["findings"].values()) for verdict in judged),
+        bugs=len(hunt),
+        caught=sum(mutant["caught"] for mutant in hunt),
+    )
+
+
+def _summary(read: list[dict[str, Any]]) -> str:
+    """The page in five lines."""
+    totals = totals_of(read)
     before = [share[name] for name in SIMULATED for share in _by_version(read, name)[1]]
     bad_before = sum(len(sim["bad_seeds"]) for sim in before)
-    wrong = sum(sum(run["counts"].values()) for run in runs)
     lines = [
         (
             "**Promised**: a message that was acked is kept; messages of one key are handled in "
@@ -214,33 +257,33 @@ def _summary(read: list[dict[str, Any]]) -> str:
             "were sent; no consumer handles what was granted to another."
         ),
         (
-            f"**Done to break it**: {faults:,} faults (programs killed, power cut, disks and "
+            f"**Done to break it**: {totals.faults:,} faults (programs killed, power cut, disks and "
             f"networks broken, clocks set "
-            f"wrong) in {_sum(sims, 'seeds'):,} simulated runs and in runs of real programs with "
-            f"{_sum(runs, 'messages'):,} messages; in {_sum(sims, 'with_users'):,} of the "
+            f"wrong) in {totals.seeds:,} simulated runs and in runs of real programs with "
+            f"{totals.messages:,} messages; in {totals.with_users:,} of the "
             f"simulated ones users did what "
             "manuals warn of."
         ),
         (
-            f"**Random**: {drawn:,} of the simulated runs have seeds drawn from a thousand "
+            f"**Random**: {totals.drawn:,} of the simulated runs have seeds drawn from a thousand "
             f"million; the others have "
             "numbers that follow each other."
         ),
         (
-            f"**Found**: {bad:,} of the simulated runs ended with a fault, of the product or of "
+            f"**Found**: {totals.bad:,} of the simulated runs ended with a fault, of the product or of "
             f"the simulation itself; "
             f"before, on earlier versions, {_sum(before, 'seeds'):,} runs had {bad_before:,}.\n"
             "   Each was repaired, and has been "
             "replayed by the tests since.\n   In the runs of real programs one judge counted "
-            f"{wrong:,} violations, and another, which shares no code with the product and reads "
+            f"{totals.violations:,} violations, and another, which shares no code with the product and reads "
             f"the disks, "
-            f"{sum(sum(verdict['findings'].values()) for verdict in judged):,} among "
-            f"{_sum(judged, 'acked'):,} acked messages."
+            f"{totals.found:,} among "
+            f"{totals.acked:,} acked messages."
         ),
         (
-            f"**The judge, judged**: of {len(hunt):,} faults built into the programs on purpose, "
+            f"**The judge, judged**: of {totals.bugs:,} faults built into the programs on purpose, "
             f"one at a time, "
-            f"{sum(mutant['caught'] for mutant in hunt):,} were caught."
+            f"{totals.caught:,} were caught."
         ),
     ]
     return "".join(f"\n{number}. {line}" for number, line in enumerate(lines, 1)) + "\n"

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from proof import readme
 from proof.controls import run_without_drain_rule, run_without_fence
 from proof.document import DOCUMENT, SHARES, SIMULATED, document
 from proof.second_opinion import second_opinion
@@ -216,6 +217,7 @@ def main() -> int:
     with SHARES.open("a", encoding="utf-8") as file:
         file.write(json.dumps(share) + "\n")
     DOCUMENT.write_text(document(SHARES.read_text(encoding="utf-8")), encoding="utf-8")
+    readme.main()
     return _tell(share)
 
 

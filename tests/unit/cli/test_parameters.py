@@ -144,7 +144,7 @@ def test_unknown_command_of_another_system_names_ours():
     group = PeerCommandGroup("keylane")
     done = CliRunner().invoke(group, ["topic", "list"])
     assert done.exit_code == 2
-    assert "it is `keylane subject` here" in done.output
+    assert "No such command 'topic': in keylane it is `keylane subject`." in done.output
 
 
 def test_flag_that_acts_at_once_leaves_out_the_rest():

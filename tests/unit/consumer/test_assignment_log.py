@@ -33,6 +33,26 @@ def test_line_says_that_a_member_waits_when_it_has_no_partition():
     )
 
 
+def test_line_says_why_partitions_ended():
+    log = AssignmentLog()
+    assert log.format_partitions({1, 2, 3, 4}, 0)
+    for partition_id, cause in ((2, "rebalance"), (3, "lease ran out"), (4, "rebalance")):
+        log.note_end(partition_id, cause)
+    assert log.format_partitions({1}, 5_000) == (
+        "has partition 1; no longer has 2, 4 (rebalance), 3 (lease ran out)"
+    )
+
+
+def test_cause_is_that_of_the_last_end_when_a_partition_came_back():
+    log = AssignmentLog()
+    assert log.format_partitions({1, 2}, 0)
+    log.note_end(2, "lease ran out")
+    assert log.format_partitions({1}, 5_000).endswith("no longer has 2 (lease ran out)")
+    assert log.format_partitions({1, 2}, 10_000) == "has partitions 1, 2; got 2"
+    log.note_end(2, "suspended")
+    assert log.format_partitions({1}, 15_000).endswith("no longer has 2 (suspended)")
+
+
 def test_lines_of_a_rebalance_are_one_when_they_come_at_once():
     log = AssignmentLog()
     assert log.format_partitions({1}, 0)

@@ -306,8 +306,23 @@ def test_send_says_where_the_subject_belongs_when_a_topic_is_named():
     producer: Any = keylane.Producer(META)
     with pytest.raises(TypeError, match="a subject has no topic="):
         producer.send("orders", b"v", topic="orders")
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'subject'"):
+    with pytest.raises(TypeError, match="keyword argument 'topic': give subject="):
         producer.send(topic="orders", value=b"v")
+
+
+def test_send_says_that_the_key_chooses_when_a_partition_is_named():
+    producer: Any = keylane.Producer(META)
+    with pytest.raises(TypeError, match="'partition': the key chooses it; queue= for a static"):
+        producer.send("orders", b"v", partition=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing"), [({"subject": "orders"}, "value"), ({"value": b"v"}, "subject")]
+)
+def test_send_names_the_argument_that_is_missing(arguments: dict[str, Any], missing: str):
+    producer: Any = keylane.Producer(META)
+    with pytest.raises(TypeError, match=f"missing 1 required positional argument: '{missing}'"):
+        producer.send(**arguments)
 
 
 def test_messages_in_hand_are_equal_as_their_messages_are():
