@@ -1,5 +1,6 @@
 """
-Messages of one partition that a handler gets together and that workers treat as one message. Pure.
+Messages of one partition that a handler gets together, and that workers treat as one message.
+Pure.
 
     workers read of a message:   partition_id  offset  key  attempt
                                  delivery.deadline_ns  delivery.done  delivery.forget
@@ -33,8 +34,8 @@ class BatchClient(Protocol):
 
 
 class BatchKey(bytes):
-    """The key of a batch's first message, with a reference to the batch: lanes need it when a
-    worker reports that the key is finished.
+    """The key of a batch's first message, with a reference to the batch. Lanes need the reference
+    when a worker reports that the key is finished.
     """
 
     batch: Batch
@@ -46,11 +47,11 @@ class Batch:
 
     Args:
         messages: at least one, in offset order.
-        keys: the distinct keys without b""; empty if the messages have no order; None: computed on
+        keys: the distinct keys except b""; empty if the messages are unordered; None: computed on
             demand.
         one_delivery: True if all messages are under the same lease.
-        acks_per_delivery: True: each message is acked and forgotten through its own delivery;
-            False: all through their pull client.
+        acks_per_delivery: True: each message is acked or discarded through its own delivery; False:
+            all through their pull client.
         attempt: the number of attempts of the batch, including the next one.
     """
 
@@ -78,8 +79,8 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """Return the first message's key with a reference to this batch. It is not cached, because
-        a reference cycle would delay freeing the messages.
+        """The first message's key with a reference to this batch. It is not cached, because a
+        reference cycle would delay freeing the messages.
         """
         key = BatchKey(self.messages[0].key)
         key.batch = self
@@ -87,7 +88,7 @@ class Batch:
 
     @property
     def keys(self) -> set[bytes]:
-        """Return the distinct keys without b""; empty if the messages have no order."""
+        """The distinct keys except b""; empty if the messages are unordered."""
         if self._keys is None:
             self._keys = {message.key for message in self.messages if message.key}
         return self._keys
@@ -116,8 +117,8 @@ class Batch:
 
     @property
     def attempt(self) -> int:
-        """Return the number of attempts of the batch, including the next one; single messages may
-        have had more.
+        """The number of attempts of the batch, including the next one; individual messages may have
+        had more.
         """
         return self._attempt
 
@@ -131,7 +132,7 @@ class Batch:
     # ── as the delivery of its messages ───────────────────────────────────────────────────────────
     @property
     def delivery(self) -> Batch:
-        """Return the object that takes the outcome: the batch itself."""
+        """The object that receives the outcome: the batch itself."""
         return self
 
     @property
@@ -141,7 +142,7 @@ class Batch:
 
     @property
     def is_loose(self) -> bool:
-        """Return True if no later message waits for these, for log lines."""
+        """True if no later message waits for these; for log lines."""
         first: Any = self.messages[0].delivery
         return bool(first.is_loose)
 
@@ -178,13 +179,13 @@ class Batch:
         return {message.delivery: message.offset for message in self.messages}
 
     def report_failure(self, _message: Message, failure: Failure) -> None:
-        """Make the broker record a failed attempt of each message, and its error."""
+        """Record a failed attempt of each message, and its error, at the broker."""
         for message in self.messages:
             own_failure = replace(failure, attempts=message.attempt)
             message.delivery.report_failure(message, own_failure)  # type: ignore[union-attr]
 
     def report_hang(self, _message: Message, failure: Failure, running_ms: int) -> None:
-        """Make the broker show, at the first message, for how long the batch has been with its
+        """Report to the broker, for the first message, how long the batch has been in its
         handler.
         """
         first = self.messages[0]
@@ -192,7 +193,7 @@ class Batch:
         first.delivery.report_hang(first, first_failure, running_ms)  # type: ignore[union-attr]
 
     def discard_in_flight(self, _count: int) -> None:
-        """Stop counting all messages: none will be handled by this consumer."""
+        """Stop counting all messages, because this consumer will handle none of them."""
         if not self.acks_per_delivery:
             self.client.discard_in_flight(len(self.messages))
             return

@@ -1,5 +1,5 @@
-"""Decides when a failing message is no longer retried in place, and what is recorded of its error.
-Pure.
+"""Decides when a failing message is no longer retried in place, and what is recorded about its
+error. Pure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class FailureRules:
     The failure policy of a consumer, which may change while handlers run.
 
     Attributes:
-        tries_max: the number of attempts after which `policy` applies; under RETRY it applies after
-            the first, and `retry_tries_max` is the last.
+        tries_max: the number of attempts after which `policy` applies. Under RETRY the policy
+            applies after the first attempt, and `retry_tries_max` limits the attempts.
         retry_backoff: the pauses under RETRY.
         in_place: True if messages under RETRY stay in memory between attempts, as in a shared
             group, where no message waits for another.
-        client: the consumer's name for people.
+        client: the consumer's display name.
         wall_ms: the wall clock, in milliseconds since 1970.
     """
 
