@@ -292,7 +292,7 @@ class BatchLanes:
         return 0 if queue is None or queue.linger_id != linger_id else queue.end_linger()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, except due retries; see `take_due`."""
+        """Start no message of a partition until `resume`, except due retries; see `take_due`."""
         self._paused.add(partition_id)
 
     def take_due(self, partition_id: int) -> list[Batch]:

@@ -6,10 +6,10 @@ Schedules failed messages for their next attempt, and limits how many run at the
                        ╰─▶ held while its partition is paused
 
 Invariants
-    A waiting message occupies no worker.
-    Retries use at most 1/WORKERS_PER_TRY of the workers, but at least one. A retry that runs for
-    longer than `LONG_NS` is no longer counted, so that others run beside it. While first attempts
-    wait, retries get at most 1/SHARE of the workers' time, one at a time for every SHARE workers.
+    A waiting message occupies no worker. Retries use at most 1/WORKERS_PER_TRY of the workers, but
+    always at least one. A retry that runs for more than `LONG_NS` is no longer counted, so that
+    other retries can start. While first attempts wait, retries get at most 1/SHARE of the workers'
+    time, one at a time for every SHARE workers.
     Slow retries get more: the pause between two retries never exceeds PAUSE_MAX_NS.
 """
 
@@ -23,8 +23,8 @@ SHARE = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
-"""How much of their share retries may use in advance, in nanoseconds, so that short ones need no
-timer between them.
+"""How much of their share retries may use in advance, in nanoseconds, so that no timer is needed
+between short ones.
 """
 PAUSE_MAX_NS = 30_000_000_000
 
@@ -34,7 +34,7 @@ class Retryable(Protocol):
 
     @property
     def delivery(self) -> Any:
-        """Return the delivery, which has the id of the leased partition."""
+        """The delivery, which has the id of the leased partition."""
         ...
 
 
@@ -42,20 +42,20 @@ T = TypeVar("T", bound=Retryable)
 
 
 class Retries(Generic[T]):
-    """The failed messages of one consumer; all times are nanoseconds of the boot clock."""
+    """The failed messages of one consumer; all times are in nanoseconds on the boot clock."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
         self.waiting: list[tuple[int, int, T]] = []
         """A heap of (due time, sequence number, message)."""
         self._paused: dict[int, list[tuple[int, T]]] = {}
-        """The due time and the message, by paused partition."""
+        """The (due time, message) pairs of each paused partition."""
         self._sequence = 0
         self._in_flight: dict[int, int] = {}
         """The start time of each attempt, by `id(message)`; 0 before it starts."""
         self._reserved_until_ns = 0
-        """The time until which workers are reserved for first attempts, to make up for retries that
-        ran.
+        """The time until which workers are reserved for first attempts, to compensate for retries
+        that ran.
         """
 
     def __len__(self) -> int:
@@ -72,8 +72,8 @@ class Retries(Generic[T]):
 
     def take_due(self, now_ns: int, *, first_attempts_wait: bool) -> list[T]:
         """
-        Remove and return the messages to retry now, those overdue for longest first; each is in
-        flight until `end`.
+        Remove and return the messages to retry now, the longest overdue first; each is in flight
+        until `end`.
 
         Args:
             first_attempts_wait: True if first attempts of other messages wait for a worker.
@@ -88,8 +88,8 @@ class Retries(Generic[T]):
         return due
 
     def next_ns(self, now_ns: int, *, first_attempts_wait: bool) -> int | None:
-        """Return when to call `take` again unless a retry ends earlier; None if a retry must end
-        first.
+        """Return when to call `take_due` again unless a retry ends earlier, or None if a retry must
+        end first.
         """
         earliest_ns = (
             self._earliest_ns(now_ns, first_attempts_wait=first_attempts_wait)
@@ -99,7 +99,9 @@ class Retries(Generic[T]):
         return None if earliest_ns == NEVER else earliest_ns
 
     def _earliest_ns(self, now_ns: int, *, first_attempts_wait: bool) -> int:
-        """Return when the first waiting message may be retried; NEVER if a retry must end first."""
+        """Return when the first waiting message may be retried, or NEVER if a retry must end
+        first.
+        """
         earliest_ns = self.waiting[0][0]
         if first_attempts_wait:
             earliest_ns = max(earliest_ns, self._reserved_until_ns - BURST_NS)
@@ -115,7 +117,7 @@ class Retries(Generic[T]):
         return earliest_ns
 
     def begin(self, message: T, now_ns: int) -> None:
-        """Record that a worker starts the retry of `message`."""
+        """Record that a worker has started the retry of `message`."""
         self._in_flight[id(message)] = now_ns
 
     def end(self, message: T, now_ns: int) -> None:
@@ -127,7 +129,7 @@ class Retries(Generic[T]):
             self._reserved_until_ns = min(reserved_until_ns, now_ns + PAUSE_MAX_NS)
 
     def pause(self, partition_id: int) -> None:
-        """Retry no message of a partition until `resume`."""
+        """Retry no messages of a partition until `resume`."""
         if partition_id not in self._paused:
             waiting = [
                 entry for entry in self.waiting if entry[2].delivery.leased_id == partition_id

@@ -7,9 +7,9 @@ longer needed.
 Invariants
     A child pulls nothing before it has adopted the parked messages of its range from each parent.
     Messages are given up only if the metaserver reports that they are gone: a broker that does not
-    have an ancestor may run on an older copy of its data folder. A parent that was lost after the
-    grant is given up only under a later grant, which names the messages to adopt from its
-    ancestors.
+        have an ancestor may be running on an older copy of its data folder. A parent that was lost
+        after the grant is given up only under a later grant, which names the messages to adopt from
+        its ancestors.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ class Ancestors:
         self, context: ParkContext, sender: ParkSender, refresh: Callable[[], Awaitable[object]]
     ) -> None:
         self.unneeded: tuple[int, ...] = ()
-        """The ancestors that keep messages for the group, of which none is parked any more."""
+        """The ancestors that keep messages for the group although none of these is parked any
+        more.
+        """
         self._context = context
         self._sender = sender
         self._refresh = refresh
         self._called: set[int] = set()
-        """The parents that were called at the address in the grant."""
+        """The parents that were called at the address given in the grant."""
         self._lost: set[int] = set()
         """The parents whose loss was accepted."""
         self._adopted = False
         self._notify_task: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Adopt the parked messages of all parents that are not adopted yet. Return the broker's
-        version.
+        """Adopt the parked messages of all parents that have not been adopted yet. Return the
+        broker's version.
         """
         version = answer.parked_version
         grant, adopted_under = self._context.grant, dict(answer.adopted_under)
@@ -79,8 +81,8 @@ class Ancestors:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ():
-        those of this partition.
+        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ()
+        means those of this partition.
         """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
@@ -125,7 +127,7 @@ class Ancestors:
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        Return the current address of a partition's broker; None if its messages are gone.
+        Return the current address of a partition's broker, or None if its messages are gone.
 
         Raises:
             UnreachableError: the broker is down.
@@ -148,7 +150,7 @@ class Ancestors:
         return None
 
     def notify_unneeded(self) -> None:
-        """Start to notify ancestors that none of their messages is parked any more; the next call
+        """Start notifying ancestors that none of their messages is parked any more. The next call
         retries after failures.
         """
         if self._context.grant.partition.parents and self._notify_task is None:

@@ -6,8 +6,8 @@ instead of being handled.
     the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free
 
 Invariant
-    After the call of `park`, no message of the key is handed out until the broker has confirmed
-    that the key is free.
+    After `park` is called, no message of the key is handed out until the broker has confirmed that
+    the key is free.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .retry_runner import RetryRunner
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""Up to 1/FEW_SHARE of a batch, parked messages are deleted from a copy of the list one by one;
-each deletion moves the messages after it.
+"""Parked messages that make up at most 1/FEW_SHARE of a batch are deleted from a copy of the list
+one by one, because each deletion moves the messages after it.
 """
 
 
@@ -48,16 +48,16 @@ class KeyParking:
         self.has_parked = False
         """True once any message of the group was parked on the partition."""
         self.version = 0
-        """The broker's version at the last listing of its keys; 0 if nothing is parked."""
+        """The broker's version at the last listing of parked keys; 0 if nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._release_key)
         self._retrying = RetryRunner(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._releasing_keys: dict[ParkKey, list[Message]] = {}
-        """The keys that are being freed, with the messages that arrived meanwhile."""
+        """The keys that are being freed, with the messages that have arrived in the meantime."""
         self._released_keys: set[ParkKey] = set()
-        """The keys freed since the last listing began, which may still contain them."""
+        """The keys freed since the last listing began; the listing may still contain them."""
         self._warned = False
         self.stop = context.stop
         self.flush = self._sender.flush
@@ -79,7 +79,9 @@ class KeyParking:
 
     # ── state of the broker ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
-        """Adopt the parents' parked messages, unless that is done, and fetch the parked keys."""
+        """Adopt the parents' parked messages, unless that is already done, and fetch the parked
+        keys.
+        """
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.unreleased and not blocks
         self._redrives.keys_are_inherited = True
@@ -96,7 +98,7 @@ class KeyParking:
         self._ancestors.update_grant(grant)
 
     def record_version(self, version: int) -> None:
-        """Record from the broker's version whether anything was ever parked."""
+        """Record, from the broker's version, whether any message was ever parked."""
         if version:
             self.has_parked = True
 
