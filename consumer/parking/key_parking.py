@@ -103,17 +103,17 @@ class KeyParking:
             self.has_parked = True
 
     def is_current(self, version: int) -> bool:
-        """Return True if `check` would change nothing."""
+        """Return True if `check` would have no effect."""
         return version <= self.version
 
     async def check(self, version: int) -> None:
-        """Fetch an operator's changes, if `version` is newer than the known one."""
+        """Fetch an operator's changes, if `version` is newer than the known version."""
         if not self.is_current(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
-        """Fetch and return the parked keys, and start to redrive those that an operator
-        has chosen.
+        """Fetch and return the parked keys, and start redriving those that an operator has
+        chosen.
         """
         self.has_parked = True
         self._released_keys.clear()
@@ -168,7 +168,7 @@ class KeyParking:
 
     def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:
         """
-        Park messages because the first one failed; later ones of the key will be parked too.
+        Park messages because the first one failed. Later messages of the key will be parked too.
 
         Args:
             offsets: sorted offsets in this partition.
@@ -187,7 +187,9 @@ class KeyParking:
         self._sender.park(key, offsets, failure)
 
     def _release_key(self, key: ParkKey) -> None:
-        """Free a redriven key: hand out its messages again once the broker has confirmed it."""
+        """Free a redriven key, and hand out its messages again once the broker has confirmed the
+        release.
+        """
         self._releasing_keys[key] = []
         self._sender.release_key(key, lambda: self._on_key_released(key))
 
@@ -203,8 +205,8 @@ class KeyParking:
 def _without_parked(
     messages: list[Message], parked: list[Message], keys: set[ParkKey]
 ) -> list[Message]:
-    """Return the messages without `parked`, which are those of `keys`. A few are deleted by index
-    if the offsets have no gaps, as in a batch.
+    """Return the messages without `parked`, which are the messages of `keys`. If the offsets have
+    no gaps, as in a batch, a few messages are deleted by index.
     """
     first, other_messages = messages[0].offset, messages.copy()
     if len(parked) <= len(messages) // FEW_SHARE:
