@@ -1,4 +1,4 @@
-"""Sends the recorded batches of one partition in order; later batches wait for one that failed."""
+"""Sends the recorded batches of one partition in order; later batches wait for a failed one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")
 WARN_AT = 8
-"""The number of consecutive failures, some seconds, after which a warning is logged."""
+"""The number of consecutive failures, equivalent to a few seconds, after which a warning is
+logged.
+"""
 
 
 class SenderOwner(Protocol):
-    """The drainer, as seen by its senders."""
+    """The interface of the drainer to its senders."""
 
     def on_stored(self, batch: OutboxBatch) -> None:
         """Delete a stored batch in the next round."""

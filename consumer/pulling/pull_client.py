@@ -893,7 +893,7 @@ class PullClient(UserAcks):
     # ───────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
         """Send the last acks and release the pull lock, within `flush_ms` milliseconds. The client
-        is stopped, and its handlers have ended.
+        must be stopped, and its handlers must have ended.
         """
         self._on(PullEvent.CLOSED)
         await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
