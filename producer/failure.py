@@ -1,7 +1,7 @@
-"""Decides what an executor does after a batch failed; only here do STRICT and BEST_TRIED differ.
-Pure.
+"""Decides what an executor does after a batch has failed. This is the only place where STRICT and
+BEST_TRIED differ. Pure.
 
-The time for which a partition has failed, not the number of tries, decides when messages leave it.
+Messages leave a partition depending on how long it has been failing, not on the number of attempts.
 All messages of a partition leave together, in order, when the oldest is due, so newer messages of a
 logical partition never overtake older ones.
 """
@@ -65,20 +65,20 @@ _TRANSIENT_ERRORS = (
     StorageError,
 )
 WRONG_BROKER_ERRORS = (PartitionUnknownError, WrongBrokerError)
-"""Refusals that may come from the wrong broker, one that has taken over the right one's address."""
+"""Refusals that may come from the wrong broker, which has taken over the right broker's address."""
 
 
 def decide_wait_stage(
     settings: ProducerSettings, *, may_leave: bool, tries: int, waited_ms: int, failing_ms: int
 ) -> WaitStage:
     """
-    Return the stage that the wait of a failing partition's messages has reached.
+    Return the stage of the wait that a failing partition's messages have reached.
 
     Args:
-        may_leave: whether the subject lets messages leave their partition, as BEST_TRIED does.
-        tries: failed tries of the oldest batch, in this partition and in others.
-        waited_ms: milliseconds since the first of these tries.
-        failing_ms: milliseconds since the first failure of the oldest message in this partition.
+        may_leave: True if the subject allows messages to leave their partition, as BEST_TRIED does.
+        tries: the number of failed attempts of the oldest batch, in this partition and in others.
+        waited_ms: milliseconds since the first of these attempts.
+        failing_ms: milliseconds since the oldest message first failed in this partition.
     """
     if not may_leave:
         return WaitStage.ENDLESS
@@ -88,8 +88,8 @@ def decide_wait_stage(
 
 
 def _is_transient(error: KeylaneError) -> bool:
-    """Return True if the broker may accept the same batch later, for example when a quota allows it
-    again.
+    """Return True if the broker may accept the same batch later, for example once a quota allows
+    it.
     """
     if isinstance(error, UnpackError):  # the same bytes would be sent again
         return False
@@ -100,19 +100,19 @@ def decide_after_failure(
     error: KeylaneError, stage: WaitStage, *, doubtful: bool, closed: bool, unrecoverable: bool
 ) -> Step:
     """
-    Return the next step for the oldest batch of a partition and all batches after it, when a try
-    has failed.
+    Return the next step for the oldest batch of a partition and all batches after it, after an
+    attempt has failed.
 
-    Under STRICT a batch leaves its partition only through a route change, and is not given up for
-    a transient error. A doubtful batch keeps its sequence until the right broker has answered,
-    because only that broker recognizes it. A batch that is not doubtful leaves a partition that is
-    no longer open without waiting for the partition's broker.
+    Under STRICT, a batch leaves its partition only through a route change, and is not given up
+    because of a transient error. A doubtful batch keeps its sequence until the right broker has
+    replied, because only that broker recognizes it. A batch that is not doubtful leaves a partition
+    that is no longer open without waiting for the partition's broker.
 
     Args:
-        doubtful: the batch may be stored in the partition, because a try got no reply.
-        closed: the partition is no longer open in the route.
-        unrecoverable: the route does not list the partition at all, and the metaserver confirmed
-            after the refusal that its loss is not accepted.
+        doubtful: True if the batch may be stored in the partition, because an attempt got no reply.
+        closed: True if the partition is no longer open in the route.
+        unrecoverable: True if the route does not list the partition at all, and the metaserver
+            confirmed after the refusal that its loss has not been accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
         # The broker would recognize the batch only under the old epoch, which is fenced.

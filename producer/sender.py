@@ -1,5 +1,5 @@
-"""Dispatches the messages of a subject to executors by its route, and holds messages without a
-partition.
+"""Dispatches the messages of a subject to executors according to its route, and holds messages
+without a partition.
 
     send() ─▶ table[logical partition] ─▶ executor
     held: batches of messages without a partition
@@ -8,8 +8,8 @@ Invariants
     The messages of a key are in one executor at a time, in the order of their `send` calls. When
     messages leave a partition, older ones are sent first; newer ones are held until there is a
     newer route, and until the old partition has acked or refused all of its messages. A None in the
-    table means that messages are held; when the entry gets an executor, they are released, the
-    oldest first.
+    table means that messages are held; when the entry gets an executor, they are released, oldest
+    first.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 _OLDER_ROUTE = "older"
-"""The key, in the failure log, for routes that are older than the current one."""
+"""The key, in the failure log, of routes that are older than the current one."""
 URGENT_WAIT_MS = 500
 EXPIRY_INTERVAL_MS_MIN, EXPIRY_INTERVAL_MS_MAX = 10, 1_000
 NO_EXECUTORS: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRY_SHARE = 10
-"""A message is given up at most this fraction of its time-out late: a tenth."""
+"""A message is given up late by at most 1/EXPIRY_SHARE of its timeout."""
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
     "Send it again, unless its fate is unknown: it may be stored. Await `send` before the "
