@@ -95,7 +95,7 @@ class GrantHolder(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """Close the consumer with `error`."""
+        """Close the consumer because of a fatal `error`."""
         ...
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of an outbox. Does nothing if they exist.
+    Create the tables of an outbox. This does nothing if they exist.
 
     Raises:
         SchemaError: the tables exist but belong to an older or newer version of keylane; nothing

@@ -77,11 +77,11 @@ class PartitionSender:
         self.subject = subject
         self.partition_id = partition_id
         self.partition: Partition | None = None
-        """The partition with its broker's address; None until a route has listed it."""
+        """The partition and its broker's address; None until a route has listed it."""
         self.listed = False
         """True if the partition is open in the latest route."""
         self.sealed = False
-        """The partition and its broker's address; None until a route has listed it."""
+        """True if the broker has refused a batch because the partition is sealed."""
         self.gone: KeylaneError | None = None
         """The reason why no broker can answer for the partition any more; None while one can."""
         self.limit_bytes = MESSAGE_BYTES_MAX

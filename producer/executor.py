@@ -202,7 +202,7 @@ class Executor:
 
     @property
     def idle(self) -> bool:
-        """Return True while no message is open, queued or in flight."""
+        """True while no message is open, queued or in flight."""
         return not (self._in_flight or self._queue or self.open.values)
 
     @property

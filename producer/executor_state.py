@@ -129,12 +129,12 @@ class ExecutorState(NamedTuple):
 
     @property
     def closed(self) -> bool:
-        """Return True once the route no longer lists the partition as open."""
+        """True once the route no longer lists the partition as open."""
         return self.listing is not RouteListing.OPEN
 
     @property
     def unlisted(self) -> bool:
-        """Return True while the route does not list the partition."""
+        """True while the route does not list the partition."""
         return self.listing is RouteListing.UNLISTED
 
     @property

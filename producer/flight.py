@@ -160,12 +160,10 @@ class SendScheduler:
         self._sent_early = False
         self._due_executors: dict[PushableExecutor, None] = {}
         self._broker_loads: WeakValueDictionary[str | None, BrokerLoad] = WeakValueDictionary()
-        """The load of each broker, by its address; executors keep the loads of their brokers
-        alive.
-        """
+        """The load of each broker, by address. Executors keep the loads of their brokers alive."""
 
     def begin_turn(self) -> None:
-        """The load of each broker, by address. Executors keep the loads of their brokers alive."""
+        """Schedule `on_end` for the end of this turn."""
         if not self.is_scheduled:
             self._loop.call_soon(self._end_turn)
             self.is_scheduled = True

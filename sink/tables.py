@@ -24,7 +24,7 @@ VERSION_ROW = {"id": 1, "version": VERSION}
 
 
 class SinkTables(VersionedTables):
-    """The tables whose names begin with `prefix`."""
+    """The tables, whose names start with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
@@ -71,7 +71,7 @@ class SinkTables(VersionedTables):
 
 @lru_cache(maxsize=64)
 def tables_of(prefix: str) -> SinkTables:
-    """Return the tables of a prefix, cached.
+    """Return the tables for a prefix, from a cache if possible.
 
     Raises:
         ConfigError: the prefix is invalid.

@@ -23,12 +23,12 @@ _MISSING_STATES = ("42P01", "(1146,", "no such table")
 
 class VersionedTables:
     """
-    Tables whose names begin with `prefix`, which is the name of the first one.
+    Tables whose names start with `prefix`, which is also the name of the first one.
 
     Args:
         first_row: the initial values of the only row of `version_table`, with the version.
-        missing, older, newer: the reasons of a SchemaError for tables that do not exist, or have
-            another version.
+        missing, older, newer: the reason that a SchemaError gives if the tables do not exist, or
+            have an older or a newer version.
     """
 
     version_table: sa.Table
@@ -70,7 +70,7 @@ class VersionedTables:
         Check that the tables exist and have the right version.
 
         Raises:
-            SchemaError: they are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
         """
         table = self.version_table
         try:
@@ -85,7 +85,7 @@ class VersionedTables:
             raise SchemaError(reason, table=self.prefix, version=version, wanted=wanted)
 
     def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
-        """Return a SchemaError if `error` is about a missing table, else None."""
+        """Return a SchemaError if `error` is about a missing table, otherwise None."""
         cause = getattr(error, "orig", None)
         text = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in text for state in _MISSING_STATES):

@@ -23,7 +23,7 @@ class DeliveryClient(Protocol):
 
     @property
     def cursor(self) -> int:
-        """Return the group's cursor."""
+        """The group's cursor."""
         ...
 
     @property
@@ -86,7 +86,7 @@ class ClientDelivery(UserAcks):
 
     @property
     def deadline_ns(self) -> int:
-        """Return the boot time after which no handler may start."""
+        """The boot time after which no handler may start."""
         return self.client.deadline_ns
 
     @property

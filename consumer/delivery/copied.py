@@ -30,7 +30,7 @@ class CopiedDelivery:
 
     @property
     def is_copied(self) -> bool:
-        """Return True: this is the delivery of a copy."""
+        """True: this is the delivery of a copy."""
         return True
 
     def refusal(self, message: Message) -> ClosedError:
@@ -54,8 +54,8 @@ class CopiedDelivery:
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
-    """Return the reconstruction tuple that `delivery.__reduce_ex__` needs for pickling. If its
-    codec cannot be pickled, pickling raises the codec's error.
+    """Return the value that `__reduce_ex__` should return for `delivery`. If its codec cannot be
+    pickled, pickling raises the codec's error.
     """
     return CopiedDelivery, (
         delivery.queue,

@@ -46,7 +46,7 @@ class ArrowStream:
 
     @property
     def waiting(self) -> int:
-        """Return the number of messages that are not in hand."""
+        """The number of messages that are not in hand."""
         return sum(map(_waiting, self._partitions.values()))
 
     def put(self, batch: PulledBatch) -> None:

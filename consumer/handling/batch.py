@@ -95,24 +95,24 @@ class Batch:
 
     @property
     def subject(self) -> str:
-        """Return the subject of the messages."""
+        """The subject of the messages."""
         return self.messages[0].subject
 
     @property
     def partition_id(self) -> int:
-        """Return the partition of the messages."""
+        """The partition of the messages."""
         return self.messages[0].partition_id
 
     @property
     def leased_id(self) -> int:
-        """Return the id of the partition whose pull client handed the messages out."""
+        """The id of the partition whose pull client handed the messages out."""
         first: Any = self.messages[0].delivery
         leased_id: int = first.leased_id
         return leased_id
 
     @property
     def offset(self) -> int:
-        """Return the offset of the first message."""
+        """The offset of the first message."""
         return self.messages[0].offset
 
     @property
@@ -137,7 +137,7 @@ class Batch:
 
     @property
     def group(self) -> str:
-        """Return the consumer group, for log lines."""
+        """The consumer group, for log lines."""
         return self.messages[0].group
 
     @property
@@ -148,7 +148,7 @@ class Batch:
 
     @property
     def deadline_ns(self) -> int:
-        """Return the boot time after which the handler must not start."""
+        """The boot time after which the handler must not start."""
         first: Any = self.messages[0].delivery
         if self._one_delivery:
             return int(first.deadline_ns)

@@ -218,12 +218,12 @@ class BatchLanes:
 
     @property
     def arrivals(self) -> bool:
-        """Return True if a batch may be available."""
+        """True if a batch may be available."""
         return bool(self._due_batches) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
-        """Return True if a batch may be available."""
+        """True if a batch may be available."""
         return self.arrivals
 
     def _is_due(self, queue: _Queue) -> bool:

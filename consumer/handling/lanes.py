@@ -129,12 +129,12 @@ class Lanes:
 
     @property
     def has_waiting(self) -> bool:
-        """Return True if `take` may return a message."""
+        """True if `take` may return a message."""
         return bool(self.arrivals or self.due_retries or self._stored)
 
     @property
     def may_take_unregistered(self) -> bool:
-        """Return True if a message has arrived and may run next without being registered."""
+        """True if a message has arrived and may run next without being registered."""
         return (
             self.unregistered is None
             and self.run is None
@@ -144,7 +144,7 @@ class Lanes:
 
     @property
     def may_begin_run(self) -> bool:
-        """Return True if `begin_run` may return a run."""
+        """True if `begin_run` may return a run."""
         if self.unregistered is not None or self.run is not None or self.due_retries:
             return False
         return self._run_client is not None if self.arrivals else bool(self._stored)
@@ -459,7 +459,7 @@ class Lanes:
 
     @property
     def runnable(self) -> int:
-        """Return the number of messages of a shared group that wait for a worker."""
+        """The number of messages of a shared group that wait for a worker."""
         return len(self.arrivals) + len(self.due_retries)
 
     def __len__(self) -> int:

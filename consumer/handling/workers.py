@@ -191,7 +191,7 @@ class Workers:
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
-        """Return the callback for a worker that becomes idle."""
+        """The callback for a worker that becomes idle."""
         return self._idle_workers.on_idle
 
     @on_idle.setter

@@ -113,7 +113,7 @@ class LineageOrder:
 
     @property
     def parents(self) -> Mapping[int, Collection[int]]:
-        """Return the parents of every known and wanted partition, by id."""
+        """The parents of every known and wanted partition, by id."""
         return self._parents
 
     @property

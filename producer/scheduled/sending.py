@@ -328,11 +328,12 @@ class ScheduledSender:
 
     async def _choose_broker(self, subject: str, doubtful_group: str) -> tuple[str, str]:
         """
-        Return the broker group to send to, and its address: `doubtful_group`, which may already
-        keep the message, or else any available one.
+        Return the broker group to send to, and its address. This is `doubtful_group`, which may
+        already keep the message, or else any available one.
 
         Raises:
-            KeylaneError: no broker group is available now, or the subject is refused.
+            KeylaneError: no broker group is available now, or the request for the subject is
+                refused.
         """
         if doubtful_group:
             return doubtful_group, await self._fetch_broker_address(doubtful_group)
@@ -427,7 +428,7 @@ class ScheduledSender:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if no message waits for a broker."""
+        """True if no message waits for a broker."""
         return not self._pending
 
     async def wait_until_settled(self) -> None:
