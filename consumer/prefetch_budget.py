@@ -7,9 +7,9 @@ memory each time, and would leave the processor's cache before they are decoded.
 
 Invariants
     A partition that has been pulled to its end never waits: a reservation is for bytes that a
-        broker has ready. Waiting partitions are served in order of arrival. A reservation without
-        progress, for example because the partition is paused or its broker does not reply, delays
-        other partitions for less than twice `STALL_S`, no matter how much progress they make.
+    broker has ready. Waiting partitions are served in order of arrival. A reservation without
+    progress, for example because the partition is paused or its broker does not reply, delays other
+    partitions for less than twice `STALL_S`, no matter how much progress they make.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Tracks brokers that a consumer cannot connect to although the metaserver hears from them, so that
 the consumer's heartbeats can report them. Pure.
 
-    a pull client fails for `patience_ms` ─▶ does the metaserver hear from its broker? no  ─▶ wait
-    again yes ─▶ list it in each heartbeat, so that other members get its partitions ─▶ check again
-    ─▶ reached, or no longer a broker of the subject: no longer listed
+    a pull client fails for `patience_ms` ─▶ does the metaserver hear from its broker?
+        no  ─▶ wait again
+        yes ─▶ report it in each heartbeat, so that other members get its partitions ─▶ check again
+                  ─▶ reached, or no longer a broker of the subject: no longer reported
 
 A broker that is down is unreachable for every consumer. It is not listed, so partitions do not move
 back and forth while it restarts.

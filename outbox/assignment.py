@@ -2,11 +2,11 @@
 
 Invariants
     The rows of a key are in one partition at a time: while a partition that is no longer in the
-        route has unsettled batches, the rows of its range wait. A row is recorded after all rows of
-        its partition that have lower ids and were read together with it. The rows of a key with a
-        failed row are halted, so that no newer row overtakes the failed one. A row over its
-        subject's size limit is refused, and newer rows of its key are sent. Because the route may
-        be out of date, the row and the newer rows of its key wait until the limit is confirmed.
+    route has unsettled batches, the rows of its range wait. A row is recorded after all rows of its
+    partition that have lower ids and were read together with it. The rows of a key with a failed
+    row are halted, so that no newer row overtakes the failed one. A row over its subject's size
+    limit is refused, and newer rows of its key are sent. Because the route may be out of date, the
+    row and the newer rows of its key wait until the limit is confirmed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Counts messages that were given up, until they are reported to the caller. Pure.
 
 GivenUpOutcome       the outcome of messages that were given up together; their futures raise its
-cause
+                     cause
 UnreportedMessages   counts the messages given up since the last `flush` whose futures were not
-awaited
+                     awaited
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         timeout_ms: int | None = None,
     ) -> ScheduledFuture: ...
     @keyword_only_after(2)
-    def send(  # noqa: PLR0917 - passed by name; see `named_only`
+    def send(  # noqa: PLR0917 - passed by name; see `keyword_only_after`
         self,
         subject: str,
         value: Any,

@@ -8,9 +8,8 @@ both would deadlock.
 
 Invariants
     An event loop never waits for a handler: records beyond RECORDS_MAX are dropped, and their
-        number is logged. A record whose handler needs a client that is closed is dropped. Records
-        keep their order. Stopping a loop thread waits for at most SETTLE_S until its records are
-        handled.
+    number is logged. A record whose handler needs a client that is closed is dropped. Records keep
+    their order. Stopping a loop thread waits for at most SETTLE_S until its records are handled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
 Chooses the next Arrow batch: one per partition at a time, in offset order.
 
-    put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the partition's next batch ▲         │
-    ╰─────────╯ requeue: handed out again when it is due
+    put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the partition's next batch
+                                    ▲         │
+                                    ╰─────────╯ requeue: handed out again when it is due
 
 Invariant
     While a batch of a partition is in hand, no later message of the partition is handed out.

@@ -2,10 +2,11 @@
 Messages of one partition that a handler gets together, and that workers treat as one message.
 Pure.
 
-    workers read of a message:   partition_id  offset  key  attempt
-                                 delivery.deadline_ns  delivery.done  delivery.forget
-    a batch provides these for:  all its messages; its offset and the digest of its key are
-                                 those of the first message
+    workers read from a message:  partition_id  offset  key  attempt
+                                  delivery.deadline_ns  delivery.mark_handled
+                                  delivery.discard_in_flight
+    a batch provides these for    all its messages; its offset and the digest of its key are
+                                  those of the first message
 
 Invariant
     The messages are in offset order.

@@ -225,8 +225,8 @@ class UnackedMessages:
 
         Returns:
             Three lists: the removed messages that were in hand, the failed one first; other
-                messages that were handed out after it and are taken back; and the waiting messages
-                that match the predicate.
+            messages that were handed out after it and are taken back; and the waiting messages that
+            match the predicate.
         """
         self.unregistered.register()
         key = _key(failed)

@@ -3,7 +3,7 @@ Delivers messages to `async for`, `getmany` and `batches`: there is one queue an
 the user acks.
 
     pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
-                 │                     ▲          ╰─ given back, or later ones of a key:
+                 │                     ▲          ╰─ nacked, or later ones of a key:
                  `UnackedMessages` ╰─▶ Arrow batches     ╰──────────╯
 
 The hand-over of a partition waits until the messages taken from it are acked: for up to

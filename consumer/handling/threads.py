@@ -4,10 +4,10 @@ calls it.
 
 Invariants
     A running handler is always awaited, even after a cancellation: a thread cannot be stopped, so
-        its partition is kept until the handler returns. Threads are daemons: a hanging handler does
-        not keep the program from exiting. If the last thread ends unexpectedly, the consumer
-        closes; no message counts as failed because there was no thread for it. In a forked child, a
-        thread ends when its handler returns, because the event loop belongs to the parent.
+    its partition is kept until the handler returns. Threads are daemons: a hanging handler does not
+    keep the program from exiting. If the last thread ends unexpectedly, the consumer closes; no
+    message counts as failed because there was no thread for it. In a forked child, a thread ends
+    when its handler returns, because the event loop belongs to the parent.
 """
 
 from __future__ import annotations

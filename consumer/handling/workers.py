@@ -8,10 +8,10 @@ Cancelling
     Cancelling a handler therefore means cancelling its worker's task. asyncio counts such requests
     (`Task.cancelling`) until they are withdrawn (`Task.uncancel`). The worker withdraws all of them
     as soon as the handler has ended, whether it raised CancelledError or not: a pending request
-        would break task groups and timeouts in later handlers. The worker itself ends when its
-        consumer closes, or with the event loop, whose shutdown also cancels `_sentinel`, which
-        handlers cannot reach. At any other time a CancelledError is either for the hand-over of
-        `cancelled_message`, or raised by the handler itself, which counts as a failure.
+    would break task groups and timeouts in later handlers. The worker itself ends when its consumer
+    closes, or with the event loop, whose shutdown also cancels `_sentinel`, which handlers cannot
+    reach. At any other time a CancelledError is either for the hand-over of `cancelled_message`, or
+    raised by the handler itself, which counts as a failure.
 
 Invariants
     The lease's deadline is checked before every attempt; a handler never starts after it. A message

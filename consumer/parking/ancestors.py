@@ -7,9 +7,9 @@ longer needed.
 Invariants
     A child pulls nothing before it has adopted the parked messages of its range from each parent.
     Messages are given up only if the metaserver reports that they are gone: a broker that does not
-        have an ancestor may be running on an older copy of its data folder. A parent that was lost
-        after the grant is given up only under a later grant, which names the messages to adopt from
-        its ancestors.
+    have an ancestor may be running on an older copy of its data folder. A parent that was lost
+    after the grant is given up only under a later grant, which names the messages to adopt from its
+    ancestors.
 """
 
 from __future__ import annotations

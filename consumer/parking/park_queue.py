@@ -1,11 +1,12 @@
 """Queues changes of parked messages until the broker has stored them, and builds requests. Pure.
 
-    park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: call the callbacks ▲
-    │ the broker is full: send the other ╰─────────────────╯ changes alone, then one park at a time
+    park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: call the callbacks
+                             ▲                 │ the broker is full: send the other
+                             ╰─────────────────╯ changes alone, then one park at a time
 
 Invariants
     Messages of a key are parked in order, and none is lost: a failed request is sent again. While
-        the broker cannot park more messages, changes that free space are still sent.
+    the broker cannot park more messages, changes that free space are still sent.
 """
 
 from __future__ import annotations
