@@ -1,10 +1,12 @@
-"""The partitions assigned to a consumer: creates and ends pull clients until they match its grants.
+"""Manages the partitions assigned to a consumer: creates and ends pull clients until they match its
+grants.
 
     granted ─▶ new: create a client   known: renew it   revoked, lapsed, or another token: end it
                                                                                             │
              stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
 
-Each partition is handed over in a separate task, so a slow handler of one does not delay others.
+Each partition is handed over in a separate task, so that a slow handler of one does not delay the
+others.
 
 Invariants
     A partition has at most one client, or one hand-over in progress. A single-use or fenced token

@@ -117,14 +117,14 @@ class Consumer(LoopBoundClient, Generic[V]):
         await Consumer("127.0.0.1:7000", subject="orders", group="billing", handler=handle).run()
 
     Each partition belongs to one consumer of the group, unless the group is shared. `run` returns
-    at SIGTERM or SIGINT, once all partitions are handed over. To do other work meanwhile, use
+    at SIGTERM or SIGINT, once all partitions are handed over. To do other work in the meantime, use
     `async with Consumer(...)`, with or without `run` or `wait` inside; leaving the block also hands
     over all partitions.
 
     With a handler, a message is acked when its handler returns. If the handler raises, the message
     is retried in place, and later messages of its key wait. To reject a message without an error or
-    a traceback in the log, a handler raises `keylane.Retry`, with the seconds until the next try,
-    or returns `keylane.NACK`.
+    a traceback in the log, a handler raises `keylane.Retry`, with the number of seconds until the
+    next attempt, or returns `keylane.NACK`.
 
     A `batch_handler` gets a list of messages of one partition, sorted by offset; all of them are
     acked when it returns.

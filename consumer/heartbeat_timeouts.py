@@ -80,7 +80,7 @@ class HeartbeatTimeouts:
         """
         remaining_ms = self._lease_end_ms - now_ms
         if remaining_ms <= 0:
-            remaining_ms = self._lease_ms  # the lease has ended, so the next try is not urgent
+            remaining_ms = self._lease_ms  # the lease has ended, so the next attempt is not urgent
         share_ms = (remaining_ms - wait_ms) // (self._tries - self._failures % self._tries)
         limit_ms = max(GRACE_MS_MAX, wait_ms // 2) if wait_ms else self._timeout_max_ms
         limit_ms = min(limit_ms, self._timeout_max_ms)

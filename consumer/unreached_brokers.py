@@ -6,8 +6,8 @@ the consumer's heartbeats can report them. Pure.
         yes ─▶ report it in each heartbeat, so that other members get its partitions ─▶ check again
                   ─▶ reached, or no longer a broker of the subject: no longer reported
 
-A broker that is down is unreachable for every consumer. It is not listed, so partitions do not move
-back and forth while it restarts.
+A broker that is down is unreachable for every consumer. It is not reported, so that partitions do
+not move back and forth while it restarts.
 """
 
 from __future__ import annotations

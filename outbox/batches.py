@@ -4,7 +4,7 @@ A batch is recorded in the database before it is sent. Its bytes are determined 
 its rows, so every process that holds the lease sends the same bytes, and the broker recognizes a
 batch that it has already stored.
 
-`decide_send_step` decides the next step for a partition's batches after the oldest one failed:
+`decide_send_step` decides the next step for a partition's batches after the oldest one has failed:
 
 | the reply to the oldest batch | it may be stored | it is certainly not stored |
 | --- | --- | --- |

@@ -192,7 +192,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         This reads every row.
 
         Raises:
-            SchemaError: the tables are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
@@ -207,7 +207,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         polls should open the outbox, or pass an engine, whose pool keeps connections.
 
         Raises:
-            SchemaError: the tables are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()

@@ -44,6 +44,9 @@ class OutboxDatabase(UserDatabase):
 
     def __init__(self, engine_or_url: EngineOrUrl, tables: OutboxTables) -> None:
         """
+
+        Create the database for an outbox's tables.
+
         Raises:
             ConfigError: the argument is neither an engine nor the URL of a database whose driver is
                 installed.

@@ -1,10 +1,10 @@
 """The lease, which ensures that only one process sends. I/O: SQL.
 
 Taking the lease raises the token, and every write by a holder checks its token first. A holder that
-was suspended finds a higher token and stops; PostgreSQL ends the transaction in which it was
-suspended. Until then it can only send recorded batches, which the broker recognizes or refuses. The
-duration of the lease, by the database's clock, therefore only determines how soon another process
-takes over.
+was suspended finds a higher token and stops, and PostgreSQL ends the transaction during which it
+was suspended. Until then it can only send recorded batches, which the broker recognizes or refuses.
+The duration of the lease, by the database's clock, therefore only determines how soon another
+process takes over.
 """
 
 from __future__ import annotations

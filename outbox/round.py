@@ -65,7 +65,7 @@ class RoundOutcome:
     refused: dict[int, str] = field(default_factory=dict)
     """The reasons for refused rows, by row id."""
     unconfirmed: set[str] = field(default_factory=set)
-    """Subjects with a row over their size limit, which must be fetched again."""
+    """Subjects with a row over the size limit; the limit must be fetched again."""
     more: bool = False
     """True if more rows are waiting than were read, so that the next round is due immediately."""
 

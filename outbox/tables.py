@@ -41,6 +41,9 @@ class OutboxTables(VersionedTables):
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
+
+        Define the tables for a prefix.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """

@@ -1,9 +1,9 @@
 """Decides what an executor does after a batch has failed. This is the only place where STRICT and
 BEST_TRIED differ. Pure.
 
-Messages leave a partition depending on how long it has been failing, not on the number of attempts.
-All messages of a partition leave together, in order, when the oldest is due, so newer messages of a
-logical partition never overtake older ones.
+How long a partition has been failing, not the number of attempts, determines when messages leave
+it. All messages of a partition leave together, in order, when the oldest is due, so newer messages
+of a logical partition never overtake older ones.
 """
 
 from __future__ import annotations

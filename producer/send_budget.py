@@ -32,7 +32,7 @@ class ProducerStats:
     acked, even if its broker stores it later.
     """
     retries: int
-    """The number of failed attempts after which batches were sent again."""
+    """How often batches were sent again after a failed attempt."""
     waiting: dict[str, str]
     """Why messages are waiting, by the name of their partition; by subject for messages without a
     partition.
@@ -67,7 +67,7 @@ class SendBudget:
         self.acked = 0
         self.failed = 0
         self.retries = 0
-        """The number of failed attempts after which batches were sent again."""
+        """How often batches were sent again after a failed attempt."""
         self._unreported = UnreportedMessages()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()

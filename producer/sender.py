@@ -6,10 +6,9 @@ without a partition.
 
 Invariants
     The messages of a key are in one executor at a time, in the order of their `send` calls. When
-    messages leave a partition, older ones are sent first; newer ones are held until there is a
-    newer route, and until the old partition has acked or refused all of its messages. A None in the
-    table means that messages are held; when the entry gets an executor, they are released, oldest
-    first.
+    messages leave a partition, older ones are sent first. Newer ones are held until there is a
+    newer route and the old partition has acked or refused all of its messages. A None in the table
+    means that messages are held; when the entry gets an executor, they are released, oldest first.
 """
 
 from __future__ import annotations

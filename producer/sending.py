@@ -123,8 +123,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._batch_count = self._settings.batch_count
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
-        """The size, in bytes, up to which a message needs neither a check of its key's size nor a
-        batch of its own.
+        """The maximum size, in bytes, of a message that needs neither a check of its key's size nor
+        a batch of its own.
         """
         self._environment = environment
         self._connections = Connections(

@@ -91,6 +91,9 @@ class EffectRows:
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
         """
+
+        Prepare statements for the dialect of the connection's database.
+
         Raises:
             InvalidRequestError: the database is not supported.
         """

@@ -28,6 +28,9 @@ class SinkTables(VersionedTables):
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
+
+        Define the tables for a prefix.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """

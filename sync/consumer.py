@@ -214,8 +214,8 @@ _HANDLER_SETTINGS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
 
 class SyncConsumer(NonCopyable, Generic[V]):
     """
-    Receives messages in programs without an event loop, and in notebooks alongside the notebook's
-    own loop.
+    Receives messages in programs without an event loop, and in notebooks, which run a loop of their
+    own.
 
         with Consumer("127.0.0.1:7000", subject="orders", group="billing") as consumer:
             for message in consumer:
@@ -399,14 +399,14 @@ class SyncConsumer(NonCopyable, Generic[V]):
         self._thread.run(partial(self._consumer.nack, _unwrap(messages), after_s=after_s))
 
     def pause(self, *partition_ids: int) -> None:
-        """Receive no messages of these partitions until `resume`, as `keylane.Consumer.pause`
+        """Receive no messages from these partitions until `resume`, as `keylane.Consumer.pause`
         does.
         """
         self._thread.run(partial(self._consumer.pause, *partition_ids))
 
     def resume(self, *partition_ids: int) -> None:
-        """Receive messages of these partitions again, or of all partitions if no ids are given, as
-        `keylane.Consumer.resume` does.
+        """Receive messages from these partitions again, or from all partitions if no ids are given,
+        as `keylane.Consumer.resume` does.
         """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 

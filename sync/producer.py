@@ -114,8 +114,8 @@ class ScheduledMessage(_QueuedSend[ScheduledReceipt]):
 
 class SyncProducer(NonCopyable, Generic[V]):
     """
-    Sends messages from programs without an event loop, and from notebooks alongside the notebook's
-    own loop.
+    Sends messages from programs without an event loop, and from notebooks, which run a loop of
+    their own.
 
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("orders", b"paid", key="customer-7").result()

@@ -43,6 +43,9 @@ class VersionedTables:
         newer: Reason,
     ) -> None:
         """
+
+        Prepare the metadata for a prefix; subclasses define the tables.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """

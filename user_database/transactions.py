@@ -44,8 +44,8 @@ class UserDatabase:
         missing_error: Callable[[SQLAlchemyError], KeylaneError | None],
         **options: Any,
     ) -> None:
-        """Raise ConfigError if the argument is neither an engine nor the URL of a database whose
-        driver is installed.
+        """Create the engine if it is given as a URL. Raises ConfigError if the argument is neither
+        an engine nor the URL of a database whose driver is installed.
         """
         self._missing_error = missing_error
         self._owns_engine = not isinstance(engine_or_url, AsyncEngine | Engine)

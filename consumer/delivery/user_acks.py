@@ -158,12 +158,12 @@ class UserAcks(ABC):
             await self.wait_until_acks_durable([message])
 
     async def wait_until_acked(self, offset: int) -> bool:
-        """Wait until the ack of a handled message is durable; return False if it never will be."""
+        """Wait until the ack of a handled message is durable. Return False if it never will be."""
         durable: bool = await self.client.acks.wait_until_durable(offset)
         return durable
 
     async def wait_for_ack_reply(self, offset: int) -> bool:
-        """Wait for the broker's reply to the ack; return False if the ack is not durable yet."""
+        """Wait for the broker's reply to the ack. Return False if the ack is not durable yet."""
         durable: bool = await self.client.acks.wait_for_ack_reply(offset)
         return durable
 

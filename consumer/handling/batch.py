@@ -166,12 +166,12 @@ class Batch:
             message.delivery.mark_handled(message.offset)  # type: ignore[union-attr]
 
     async def wait_for_ack_reply(self, _offset: int) -> bool:
-        """Wait for the broker's replies to all acks; return False if some are not durable yet."""
+        """Wait for the broker's replies to all acks. Return False if some are not durable yet."""
         last_offsets = self._last_offsets().items()
         return all([await delivery.wait_for_ack_reply(offset) for delivery, offset in last_offsets])
 
     async def wait_until_acked(self, _offset: int) -> bool:
-        """Wait until all acks are durable; return False if some never will be."""
+        """Wait until all acks are durable. Return False if some never will be."""
         last_offsets = self._last_offsets().items()
         return all([await delivery.wait_until_acked(offset) for delivery, offset in last_offsets])
 

@@ -1,5 +1,5 @@
 """
-Lanes for batches: they decide which messages a handler gets together next. Pure.
+Lanes for batches, which decide which messages a handler gets together next. Pure.
 
     put_batch ─▶ stored, opened when less than a batch is ready
                    ▼
@@ -11,12 +11,12 @@ Lanes for batches: they decide which messages a handler gets together next. Pure
 
 Invariants
     No two batches have messages of the same key, and messages of a key run in the order in which
-    they were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch
+    they were added: the keys of a batch are busy from `take` until `finish` or `release`. A batch
     has messages of one partition, in offset order, and at most `max_records` of them. Redriven
-    messages are in separate batches. Messages without a key (b"") have no order and never wait
-    for each other. While a batch's worth of messages is held for a partition's running batches,
-    no further batch of it is started; messages held for failed batches do not count. A batch
-    whose keys are all free costs no Python code per message. The keys of a batch that ends
+    messages are in separate batches. Messages without a key (b"") have no order and never wait for
+    each other. While a batch's worth of messages is held for a partition's running batches, no
+    further batch of that partition is started; messages held for failed batches do not count. A
+    batch whose keys are all free costs no Python code per message. The keys of a batch that ends
     before anything else is taken are not checked.
 """
 
@@ -304,7 +304,7 @@ class BatchLanes:
         return due_batches
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; return True if there are any."""
+        """Let the messages of a partition run again. Return True if there are any."""
         self._paused.discard(partition_id)
         return any(
             queue.count for queue in self._queues.values() if queue.leased_id == partition_id

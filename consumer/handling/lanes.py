@@ -13,9 +13,9 @@ Lanes, one per order key, which decide which message may be handled next. Pure.
 
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order in which
-    they were put: a failed message that waits for its next attempt (`attempt` above 1) blocks
-    its lane until `finish` or `release`. Messages without a key (b"") have no order and never
-    wait for each other, except while the ack of one of them is refused.
+    they were added: a failed message that waits for its next attempt (`attempt` above 1) blocks its
+    lane until `finish` or `release`. Messages without a key (b"") have no order and never wait for
+    each other, except while the ack of one of them is refused.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Lanes:
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
         self.arrivals: deque[Message] = deque()
-        """The messages that no worker has examined yet, in the order in which they were put."""
+        """The messages that no worker has examined yet, in the order in which they were added."""
         self._run_client: Any = None
         """The pull client of all arrived messages if they can form runs: first attempts in offset
         order; otherwise None.
@@ -416,7 +416,7 @@ class Lanes:
         return due_messages
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; return True if there are any."""
+        """Let the messages of a partition run again. Return True if there are any."""
         self.register_running()
         paused = self._paused.pop(partition_id, [])
         self._requeue_front(paused)

@@ -5,9 +5,9 @@ after them.
         ─▶ … ─▶ none left ─▶ free the key
     handed out ─▶ failed too often ─▶ parked again: stop
 
-Messages that retention has removed are given up with a warning. Messages that are only missing
-because a broker runs on an older copy of its data folder are not. Messages without a key, and dead
-letters, are independent of each other; those that fail again stay parked.
+Messages that retention has removed are given up with a warning. This does not apply to messages
+that are only missing because a broker is running on an older copy of its data folder. Messages
+without a key, and dead letters, are independent of each other; those that fail again stay parked.
 
 If the previous owner ended without releasing the partition, a redriven message may have killed its
 process. In that case, keys are redriven one at a time, and each is parked again before its messages
@@ -15,9 +15,9 @@ are handed out, so that it stays parked if this process dies too. Dead letters t
 before that crash stay dead letters; those chosen later are redriven.
 
 Invariants
-    Handlers have the messages of at most one window of a key. A drained partition starts no window:
-    its children have adopted the rest, or will. Unreadable messages of a loose key do not block
-    others (`passed_over.py`).
+    Handlers have the messages of at most one window of a key. A drained partition starts no window,
+    because its children have adopted the remaining messages, or will. Unreadable messages of a
+    loose key do not block others (`passed_over.py`).
 """
 
 from __future__ import annotations

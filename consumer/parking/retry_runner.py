@@ -1,7 +1,7 @@
 """Retries messages that were set aside without their keys, when they are due, at the partition's
 owner.
 
-    failed ─▶ put: Park under its number of tries ─▶ durable ─▶ waiting, by due time
+    failed ─▶ put: Park under its number of attempts ─▶ durable ─▶ waiting, by due time
         ─▶ read, handed out ─▶ done: Unpark
                             ├─ failed: Shift to the next number ─▶ waiting
                             ╰─ failed too often: Shift to the dead letters
@@ -15,8 +15,9 @@ number, which durably records that an attempt has started: if this process dies 
 makes the message a dead letter.
 
 Invariants
-    A message is handed out only while its Park or Shift is durable, and to one handler at a time.
-    A drained partition starts no attempts: its children have adopted the waiting messages, or will.
+    A message is handed out only while its Park or Shift is durable, and to one handler at a time. A
+    drained partition starts no attempts, because its children have adopted the waiting messages, or
+    will.
 """
 
 from __future__ import annotations

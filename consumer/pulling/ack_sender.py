@@ -10,9 +10,8 @@ Meanwhile the sender's task waits; it opens channels, and handles errors and the
 something must be awaited.
 
 Invariants
-    A failed request loses nothing: the next one contains its acks.
-    One request is in flight at a time.
-    A wait for acks makes a request due.
+    A failed request loses nothing: the next one contains its acks. One request is in flight at a
+    time. Waiting for acks makes a request due.
 """
 
 from __future__ import annotations

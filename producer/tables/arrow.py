@@ -93,7 +93,7 @@ class Column:
 
 
 class StreamFailedError(Exception):
-    """Reading a stream of record batches raised an exception, which is the cause of this error."""
+    """Raised when reading a stream of record batches fails; the original exception is its cause."""
 
 
 class ArrowSource:

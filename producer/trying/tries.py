@@ -67,7 +67,7 @@ async def retry_until_done(
                 continue
             except Exception as error:  # noqa: BLE001 - handled, whatever it is
                 skip_pause = await on_failure(error)
-        except Exception as fault:  # noqa: BLE001 - the next try may succeed anyway
+        except Exception as fault:  # noqa: BLE001 - the next attempt may succeed anyway
             with suppress(Exception):
                 log_fault(fault)
         if skip_pause:
