@@ -52,7 +52,7 @@ _REFUSED = "refused"
 _LOST = "lost"
 """The key of lost sessions in that `LogFilter`."""
 LEAVE_TIMEOUT_MS = 500
-"""The timeout, in milliseconds, of each metaserver for a call by a closing consumer, once none of
+"""How long, in milliseconds, a call by a closing consumer waits for each metaserver, once none of
 them has replied to an earlier call.
 """
 ABANDON_TIMEOUT_S = 1.0

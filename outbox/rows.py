@@ -145,7 +145,7 @@ def _read_page(
 
 class SkippedRanges:
     """
-    Ranges of waiting rows, which a statement skips as far as it can hold them.
+    Ranges of waiting rows, of which a statement skips as many as it can hold.
 
     Subjects whose rows are all waiting are in one list, which the database searches once for each
     row. Other subjects are branches of a CASE expression, because a chain of ANDs would be too

@@ -100,7 +100,7 @@ class RowWaiters:
             _complete(future, MessageTooLargeError(f"row {row_id}: {reason}"))
 
     def _settle_row(self, row_id: int, failure: str) -> None:
-        """Wake the caller that waits for a row, which was sent, or failed for the reason in
+        """Wake the caller that waits for a row. The row was sent, or failed for the reason in
         `failure`.
         """
         future = self._futures.get(row_id)

@@ -133,8 +133,7 @@ class BrokerLoad:
 
 class SendScheduler:
     """
-    Schedules the executors of a producer that send at the end of the current turn of the event
-    loop.
+    Schedules a producer's executors to send at the end of the current event loop turn.
 
     Args:
         on_end: called at the end of the turn, before the executors send.

@@ -50,7 +50,7 @@ class SendBudget:
 
     A task that awaits each of its messages may continue to queue while the limit is exceeded,
     because it never has more than one message over the limit. A task that does not await its last
-    message over the limit may not.
+    message over the limit may not continue.
     """
 
     def __init__(self, bytes_max: int, on_full_changed: Callable[[], object] | None = None) -> None:

@@ -34,8 +34,8 @@ async def forget(
     engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Forget which effects of a consumer group are done. Redelivered messages then have their effects
-    again.
+    Forget which effects of a consumer group are done. The effects of redelivered messages are then
+    applied again.
 
     Call this while the group has no consumers, either before a `group reset` that is meant to
     repeat effects, or after the group or the subject was deleted.

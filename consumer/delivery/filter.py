@@ -58,8 +58,8 @@ class MessageFilter:
                 )
             self._predicate = wanted
         self.text = self._describe()
-        """Identifies the filter in comparisons: equal, as far as can be determined, for filters
-        that reject the same messages. A function is identified by its name, a lambda by its code.
+        """The filter's identity in comparisons: equal for filters that reject the same messages, as
+        far as this can be determined. A function is identified by its name, a lambda by its code.
         """
 
     def _describe(self) -> str:

@@ -73,8 +73,8 @@ class UserAcks(ABC):
         return self
 
     runs = False
-    """True for a delivery with `deadline_s`, whose handled messages may be reported together
-    through `mark_all_handled`.
+    """True for a delivery whose handled messages may be reported together through
+    `mark_all_handled`; it has a `deadline_s`.
     """
 
     @abstractmethod

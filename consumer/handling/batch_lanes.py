@@ -91,7 +91,7 @@ class _Queue:
         ignored.
         """
         self.is_lingering = False
-        """True until the latest such wait has ended."""
+        """True until the latest wait for a full batch has ended."""
         self.linger_upto = 0
         """The value of `put_count` at the start of the wait: the wait is for the messages added
         before it.

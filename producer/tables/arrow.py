@@ -354,7 +354,7 @@ class TableSender:
             name.
         send: queues one message, given its value and key.
         drain: waits for room in the producer's queue.
-        draw_bits: returns a random number of the given number of bits, for the partition of rows
+        draw_bits: returns the given number of random bits, which choose the partition of rows
             without a key.
     """
 
