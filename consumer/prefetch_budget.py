@@ -193,6 +193,7 @@ class BudgetShare:
             raise
 
     def _size(self, messages: int, bytes_max: int) -> int:
+        """Return the expected size of a pull, in bytes."""
         return min(bytes_max, max(0, messages) * self._message_bytes)
 
     def hold(self, count: int) -> None:

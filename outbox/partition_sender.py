@@ -199,6 +199,7 @@ class PartitionSender:
             raise
 
     def _settle(self, batch: OutboxBatch) -> None:
+        """Record that a batch is stored."""
         self._pauses.reset()
         self.problem = ""
         self.batches.remove(batch)

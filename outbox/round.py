@@ -131,6 +131,7 @@ def run_round(
 
 
 def _settle(connection: Connection, tables: OutboxTables, settled: SettledBatches) -> None:
+    """Delete the stored batches, requeue the returned ones, and mark the failed ones."""
     rows.delete_stored(connection, tables, settled.stored)
     rows.requeue_batches(connection, tables, settled.returned)
     rows.fail_batches(connection, tables, settled.failed)

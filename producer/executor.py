@@ -385,6 +385,7 @@ class Executor:
             self._broker_load.release_partition()
 
     def _update_recovering(self) -> bool:
+        """Recompute and return whether the executor is recovering from a failed call."""
         self._is_recovering = any(
             batch.doubtful or (call.done() and not is_answered(call)) for batch, call in self._calls
         )

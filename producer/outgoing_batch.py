@@ -491,6 +491,7 @@ class OutgoingBatch:
         return self._settle_origin(index, outcome, 0)
 
     def _settle_origin(self, index: int, outcome: Outcome, distance: int) -> bool:
+        """Settle an adopted message in its original batch."""
         assert self.origins is not None
         origin, origin_index = self.origins[index]
         mark = self.mark_of(index)

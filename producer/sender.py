@@ -561,6 +561,7 @@ class SubjectSender:
     def _update_fallbacks(
         self, usable_executors: dict[int, Executor], candidates: list[Executor]
     ) -> None:
+        """Drop fallbacks that are no longer needed, and replace those that are unusable."""
         for partition_id, fallback in list(self._fallbacks.items()):
             primary = usable_executors.get(partition_id)
             if primary is None or primary.state.available:

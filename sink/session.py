@@ -352,6 +352,7 @@ def _transaction_ended_error() -> InvalidRequestError:
 
 
 def _crosses_merge_boundary(offsets: list[int]) -> bool:
+    """Return True if the offsets cross a multiple of MERGE_EVERY, so that a merge is due."""
     return offsets[-1] // MERGE_EVERY != (offsets[0] - 1) // MERGE_EVERY
 
 

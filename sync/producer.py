@@ -51,6 +51,8 @@ class _MessageFuture(Protocol[R_co]):
 
 
 class _QueuedSend(Generic[R]):
+    """A message that was passed to the producer on the other thread."""
+
     def __init__(self, thread: LoopThread, future: _MessageFuture[R]) -> None:
         self._thread = thread
         self._future = future

@@ -20,6 +20,8 @@ from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
+    """The batches of one partition: waiting, in hand, and nacked."""
+
     __slots__ = ("due_ns", "requeued_batch", "unacked_batch", "stored")
 
     def __init__(self) -> None:

@@ -227,6 +227,7 @@ class BatchLanes:
         return self.arrivals
 
     def _is_due(self, queue: _Queue) -> bool:
+        """Return True if a batch may be taken from the queue now."""
         count = queue.count
         is_complete = queue.has_lingered or count >= self._max_records
         is_allowed = queue.held < self._max_records and queue.leased_id not in self._paused
@@ -272,6 +273,7 @@ class BatchLanes:
         return self._queue_of(self._queue_key(message), message.partition_id)
 
     def _queue_of(self, key: _QueueKey, partition_id: int) -> _Queue:
+        """Return the queue with this key, creating it if needed."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(partition_id, accepts_more=key[1] is None)
@@ -437,6 +439,7 @@ class BatchLanes:
         self._failed_keys -= batch.keys
 
     def _adjust_held(self, messages: list[Message], sign: int) -> None:
+        """Add `sign` (1 or -1) to the held count of each message's queue."""
         for message in messages:
             self._queue(message).held += sign
 

@@ -37,6 +37,8 @@ _consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
+    """The messages of one key that are waiting or in hand."""
+
     __slots__ = ("due_ns", "messages", "unacked")
 
     def __init__(self) -> None:

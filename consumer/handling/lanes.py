@@ -250,6 +250,7 @@ class Lanes:
         self._discard_arrived(handled)
 
     def _discard_arrived(self, count: int) -> None:
+        """Discard the first `count` arrived messages."""
         arrivals = self.arrivals
         if count == len(arrivals):
             arrivals.clear()
@@ -369,6 +370,7 @@ class Lanes:
         return True
 
     def _release_refused(self, message: Message) -> None:
+        """Release the messages that waited for the ack of `message` once no refused ack is left."""
         leased_id = leased_id_of(message)
         refused, waiting = self._refused_acks.get(leased_id, ([], []))
         if message not in refused:

@@ -71,6 +71,8 @@ def only_retry(error: BaseException) -> Retry | None:
 
 
 class _Nack:
+    """The type of `NACK`."""
+
     def __repr__(self) -> str:
         return "keylane.NACK"
 

@@ -151,6 +151,8 @@ class IdleConsumerWarnings:
 
 
 class _Observation(NamedTuple):
+    """The message that the program held at the last check, and since when."""
+
     message: Message
     attempt: int
     since_ms: int

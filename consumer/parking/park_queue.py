@@ -164,6 +164,7 @@ class ParkQueue:
         return tuple(tries)
 
     def _take_parks(self) -> None:
+        """Move waiting parks into the next request, as many as fit."""
         count = 1 if self._one_at_a_time else CHANGES_MAX - len(self._in_flight)
         rows = 0
         while self._parks and count > 0 and rows < PARKED_ROWS_MAX:

@@ -23,6 +23,8 @@ from ...protocol.offsets import IntervalSet, Range
 
 
 class _Waiting(NamedTuple):
+    """An offset range of one source that waits for its retry."""
+
     due_ns: int
     sequence: int
     key: int

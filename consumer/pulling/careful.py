@@ -239,6 +239,7 @@ class CarefulDelivery(ClientDelivery):
         columns.put(batch)
 
     async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
+        """Hand out a part alone, and wait until it has ended or the careful phase is over."""
         client = self.client
         current_in_flight = False
         try:
@@ -277,6 +278,7 @@ class CarefulDelivery(ClientDelivery):
         self.client.blocks(message, self._crash(message, crashes))
 
     def _crash(self, message: Message, crashes: int) -> Failure:
+        """Return the failure to record for a message that has killed its process."""
         times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
         return crash_failure(times, at_ms=now_ms, attempts=message.attempt - 1)
 
@@ -377,6 +379,7 @@ class CarefulDelivery(ClientDelivery):
         self._note_ended(message.offset)
 
     def _note_ended(self, offset: int) -> None:
+        """Record that the message at `offset` is handled, has failed, or is set aside."""
         self._queue.unblock_key(offset)
         if offset == self._suspect_offset:
             self._suspect_done.set()

@@ -28,6 +28,8 @@ _MessageRef = TypeVar("_MessageRef", int, tuple[int, int])
 
 
 class _LastFailure(NamedTuple):
+    """The last failure of a message, and since when the message has been failing."""
+
     key: bytes
     since_ms: int
     failure: Failure

@@ -230,6 +230,7 @@ class PullClient(UserAcks):
         self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 
     def _on(self, event: PullEvent) -> None:
+        """Move to the next state, and update the deadlines that depend on it."""
         self.lifetime.handle_event(event)
         self._update_deadlines()
 

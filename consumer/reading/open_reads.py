@@ -27,6 +27,8 @@ ReadTask = asyncio.Task[tuple[Answer, memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class _OpenRead:
+    """A long poll of one partition, and the address of its broker."""
+
     address: str
     task: ReadTask
 
