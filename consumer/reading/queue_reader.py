@@ -205,8 +205,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
 
         Returns:
             The messages; none if the queue currently ends at `offset`. If messages were lost with a
-            disk, `lost` is set and the result contains the messages after the loss, which may not
-            have any yet.
+            disk, `lost` is set, and the messages are those after the loss, of which there may be
+            none yet.
 
         Raises:
             InvalidRequestError: `bytes_max` or `offset` is out of range.
