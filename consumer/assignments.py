@@ -282,7 +282,9 @@ class Assignments:
         return self._dispatcher.ready_redelivery
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Release the keys of messages that were acked after a nack, so that later ones follow."""
+        """Release the keys of messages that were acked after a nack, so that later messages can
+        follow.
+        """
         assert isinstance(self._dispatcher, Stream)
         self._dispatcher.release_acked_keys(messages)
 
@@ -425,8 +427,8 @@ class Assignments:
             )
 
     def _report_release_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver still grants the token, so it has not received the
-        report.
+        """Report a release again: the metaserver still grants the token, so it cannot have received
+        the report.
         """
         partition_id = int(grant.partition.partition_id)
         report = self._membership.report_release(

@@ -1,5 +1,5 @@
-"""Names of consumers, partitions and messages for log lines, unique in a program with several
-consumers. Pure.
+"""Formats the names of consumers, partitions and messages for log lines. They are unique in a
+program with several consumers. Pure.
 """
 
 from __future__ import annotations

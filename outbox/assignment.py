@@ -119,7 +119,7 @@ def assign(
         rows: waiting rows, in the order of their ids.
         tables: the capacity tables of the subjects whose routes are known.
         halted_keys: keys that have a failed row.
-        limits: the size limits of subjects with a limit below the maximum for all messages.
+        limits: the size limits of subjects whose limit is below the maximum for all messages.
     """
     builders: dict[int, _BatchBuilder] = {}
     halted_ids: list[int] = []

@@ -1,5 +1,5 @@
-"""One transaction of the sending process: deletes settled batches and records waiting rows.
-I/O: SQL.
+"""Runs one transaction of the sending process, which deletes settled batches and records waiting
+rows. I/O: SQL.
 
     take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record
                                                                 └▶ no rows remain: release

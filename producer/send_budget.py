@@ -29,7 +29,7 @@ class ProducerStats:
     """Messages that a broker has confirmed as stored."""
     failed: int
     """Messages that were given up. A message that timed out in flight counts as failed, not as
-    acked, even if its broker stores it later.
+    acked, even if a broker stores it later.
     """
     retries: int
     """How often batches were sent again after a failed attempt."""

@@ -209,7 +209,8 @@ class EffectRows:
 
     def merge(self, fence_id: int, start_offset: int | None, cursor: int) -> int:
         """
-        Merge the rows of offsets in `[mark, cursor)`, and return the mark for the next merge.
+        Merge the rows of offsets below `cursor`, and return the offset at which the next merge
+        starts.
 
         Rows that another transaction is merging are skipped.
 

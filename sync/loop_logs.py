@@ -127,8 +127,8 @@ _original_handlers: list[Callable[[logging.Logger, logging.LogRecord], None]] = 
 
 
 def _install() -> None:
-    """Make all loggers of the process try LOGS first, because the program's codecs and partitioners
-    log on an event loop too.
+    """Make all loggers of the process offer records to LOGS first, because the program's codecs and
+    partitioners log on an event loop too.
     """
     if not _original_handlers:
         _original_handlers.append(logging.Logger.callHandlers)

@@ -105,7 +105,7 @@ class MessageFilter:
         return bool(result)
 
     def rejects(self, message: Message[Any]) -> bool:
-        """Return True if the filter rejects a message; False if it accepts it, or fails."""
+        """Return True if the filter rejects a message, or False if it accepts it or fails."""
         try:
             return not self.matches(message)
         except FilterError:

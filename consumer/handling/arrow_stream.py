@@ -34,7 +34,7 @@ class _Partition:
 
 class ArrowStream:
     """
-    The Arrow batches of one consumer without a handler.
+    Hands out the Arrow batches of a consumer without a handler.
 
     Args:
         boot_ns: the boot clock.

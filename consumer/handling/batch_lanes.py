@@ -317,7 +317,7 @@ class BatchLanes:
         self._due_batches.extend(batches)
 
     def take(self) -> Batch | None:
-        """Take the next batch, which then counts as running; return None if there is none."""
+        """Take the next batch, which then counts as running. Return None if there is none."""
         self._register_batch()
         if self._due_batches:
             return self._due_batches.popleft()
@@ -520,7 +520,7 @@ class BatchLanes:
             partition_id: a partition that is no longer paused; the predicate may also match others.
 
         Returns:
-            The number of messages that were in no batch, and the failed batches that were due.
+            The number of messages that were not in a batch, and the failed batches that were due.
         """
         count = 0
         self._paused.discard(partition_id)

@@ -313,7 +313,7 @@ class Lanes:
             self.busy_lanes[message.key] = None
 
     def take(self) -> Message | None:
-        """Take the next message that may run, which then counts as running; return None if there is
+        """Take the next message that may run, which then counts as running. Return None if there is
         none.
         """
         if self.unregistered is not None or self.run is not None:

@@ -222,8 +222,8 @@ class Stream:
             self._requesting.clear()
 
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
-        """Return up to `max_records` messages; an empty list if none arrived within `timeout_ms`.
-        Raises as `next` does.
+        """Return up to `max_records` messages, or an empty list if none arrived within
+        `timeout_ms`. Raises the same errors as `next`.
         """
         self._begin_request("getmany()")
         self._requested_count = max_records
@@ -256,7 +256,7 @@ class Stream:
         return not self.takes_batches
 
     async def take_arrow(self) -> ArrowBatch:
-        """Return the next batch as Arrow columns. Raises as `next` does."""
+        """Return the next batch as Arrow columns. Raises the same errors as `next`."""
         if self._filtering is not None:
             raise ConfigError(
                 "batches() contain every row: filter their columns, or take messages instead of "

@@ -76,7 +76,9 @@ class Ancestors:
         return version
 
     def update_grant(self, grant: Grant) -> None:
-        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        """Update the ancestors from a newer grant of the same lease, unless all have been
+        adopted.
+        """
         if not self._adopted:
             self._context.grant = grant
 

@@ -94,7 +94,9 @@ class KeyParking:
             self._ancestors.notify_unneeded()
 
     def update_grant(self, grant: Grant) -> None:
-        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        """Update the ancestors from a newer grant of the same lease, unless all have been
+        adopted.
+        """
         self._ancestors.update_grant(grant)
 
     def record_version(self, version: int) -> None:

@@ -1,5 +1,5 @@
-"""Consumes a partition for a broadcast consumer: reads without a lease, and keeps acks in this
-process.
+"""Consumes a partition for a broadcast consumer, which reads without a lease and keeps its acks in
+this process.
 
     READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer
       ▲                                            │

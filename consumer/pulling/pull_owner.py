@@ -94,7 +94,9 @@ class PullOwner(Protocol):
         ...
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Release the keys of messages that were acked after a nack, so that later ones follow."""
+        """Release the keys of messages that were acked after a nack, so that later messages can
+        follow.
+        """
         ...
 
     async def history(self) -> SubjectHistory:

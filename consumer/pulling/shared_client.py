@@ -66,7 +66,7 @@ class _HandedCounts(NamedTuple):
 
 class SharedDelivery(ClientDelivery):
     """
-    The delivery of the messages of one pull or renewal, whose handlers may start until
+    The delivery of the messages from one pull or renewal, whose handlers may start until
     `deadline_ns` on the boot clock.
 
     Args:

@@ -1,5 +1,5 @@
 """
-Reads the logic queues of a static subject by logic offset, over all their partitions, without a
+Reads the logic queues of a static subject by logic offset, across all their partitions, without a
 group or locks.
 
 read(queue, offset) ─▶ the partition with this offset ─▶ its broker
@@ -99,8 +99,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
             result.messages[0].logic_offset
             offset = await reader.offset_at(0, 1_700_000_000_000)
 
-    All offsets are logic offsets: they count the messages of a queue over all its partitions, so a
-    message keeps its offset when the queue moves.
+    All offsets are logic offsets: they count the messages of a queue across all its partitions, so
+    a message keeps its offset when the queue moves.
     """
 
     def __init__(
