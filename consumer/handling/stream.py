@@ -1,6 +1,6 @@
 """
 Delivers messages to `async for`, `getmany` and `batches`: there is one queue and no handler, and
-the user acks.
+the user acks the messages.
 
     pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
                  │                     ▲          ╰─ nacked, or later ones of a key:

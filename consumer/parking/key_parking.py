@@ -34,8 +34,9 @@ from .retry_runner import RetryRunner
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""Parked messages that make up at most 1/FEW_SHARE of a batch are deleted from a copy of the list
-one by one, because each deletion moves the messages after it.
+"""If parked messages make up at most 1/FEW_SHARE of a batch, they are deleted one by one from a
+copy of the list. With more of them this would be slow, because each deletion moves the messages
+after it.
 """
 
 
