@@ -1,10 +1,9 @@
 """A message broker for Python: a durable log that keeps each key's order.
 
-`keylane` exports the clients, their settings, and the values and errors that most programs name.
-`keylane.admin` has what an operator's calls return, `keylane.errors` every error, and
-`keylane.sync` the clients of programs without an event loop. The names are listed once, in
-`__init__.pyi`, and are loaded when they are first used: `import keylane` imports no network
-library.
+`keylane` exports the clients, their settings, and the values and errors that most programs use.
+`keylane.admin` contains the results of administrative calls, `keylane.errors` all errors, and
+`keylane.sync` the clients for programs without an event loop. The names are listed once, in
+`__init__.pyi`, and are loaded on first use: `import keylane` imports no network library.
 """
 
 import re
@@ -21,7 +20,7 @@ __version__ = "0.2.0"
 _LINE = re.compile(r"^from (\.[\w.]*) import (\w+) as \2$", re.MULTILINE)
 _STUB = (get_data(__name__, "__init__.pyi") or b"").decode()
 _HOMES = {name: home for home, name in _LINE.findall(_STUB)}
-"""The module that each exported name comes from; a module of keylane itself comes from "."."""
+"""The module that each exported name comes from; "." stands for a module of keylane itself."""
 
 _FURTHER_HOMES = ("admin", "consumer", "producer", "errors")
 """Modules with public names that `keylane` itself does not export."""
@@ -43,10 +42,10 @@ def __getattr__(name: str) -> object:
 
 def _refuse_further(name: str) -> None:
     """
-    Raises ImportError: a public module of keylane has `name`; its text says which.
+    Raise ImportError if a public module of keylane has `name`; its message says which module.
 
-    An AttributeError would lose its text in `from keylane import name`. Modules are in lower case,
-    and are not searched for: to import one stays cheap.
+    An AttributeError would lose its message in `from keylane import name`. Lower-case names are not
+    searched for, because they are modules, whose import must stay cheap.
     """
     if not name[:1].isupper():
         return

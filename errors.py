@@ -1,8 +1,9 @@
-# ruff: noqa: F403, PLC0414 - each name stands once, in the list that type checkers read
-"""Every error that keylane raises on purpose, with its code, its fate and advice: see
+# ruff: noqa: F403, PLC0414 - each name is listed once, where type checkers read it
+"""Every error that keylane raises deliberately, with its code, its fate and advice; see
 `KeylaneError`.
 
-The tree, drawn, is in `keylane.protocol.errors`; `keylane` itself has those that programs catch.
+A drawing of the class tree is in `keylane.protocol.errors`; `keylane` itself exports the errors
+that programs usually catch.
 """
 
 from .protocol.errors.base import KeylaneError as KeylaneError

@@ -1,4 +1,4 @@
-"""The consumer: membership and leases, pull clients per partition, lanes per order key, acks,
+"""The consumer: membership and leases, pull clients per partition, lanes per order key, acks and
 hand-over.
 """
 

@@ -13,18 +13,22 @@ from ..protocol.control import GroupView
 from ..protocol.text import counted, format_seconds, listed
 
 LINE_MS_MIN = 1_000
-"""Milliseconds between two lines about partitions: a rebalance of many makes one line."""
+"""The minimum time between two log lines about partitions, in milliseconds, so that a rebalance of
+many partitions makes one line.
+"""
 WAITS = "other members have them, or leases of dead ones must end"
 HOLDERS_NAMED_MAX = 3
 LAG_EACH_MS = 60_000
 LAG_EACH_MS_MAX = 3_600_000
-"""Milliseconds until the next line about a lag; they double while it lasts."""
+"""The maximum time until the next log line about a lag, in milliseconds; the interval doubles while
+the lag lasts.
+"""
 LAG_S_MIN = 30.0
-"""Seconds that the oldest message has waited before the lag is logged."""
+"""The age of the oldest message, in seconds, above which the lag is logged."""
 
 
 class AssignmentLog:
-    """The lines of one consumer; times are milliseconds of the boot clock."""
+    """Formats the log lines of one consumer; times are in milliseconds on the boot clock."""
 
     def __init__(self) -> None:
         self._logged: frozenset[int] | None = None
@@ -39,8 +43,8 @@ class AssignmentLog:
         self._causes[partition_id] = cause
 
     def format_partitions(self, ids: Collection[int], now_ms: int, waits_for: str = WAITS) -> str:
-        """Return the line for these partitions, or "" if the last line is still true or recent.
-        `waits_for` says why there may be none.
+        """Return the log line for these partitions, or "" if they have not changed or were logged
+        recently. `waits_for` says why there may be none.
         """
         current_ids, previous_ids = frozenset(ids), self._logged
         if current_ids == previous_ids or now_ms - self._logged_ms < LINE_MS_MIN:
@@ -70,7 +74,7 @@ class AssignmentLog:
         )
 
     def format_lag(self, messages: int, seconds: float, now_ms: int) -> str:
-        """Return the line for a lag, or "" if it is short, or was logged recently."""
+        """Return the log line for a lag, or "" if the lag is short or was logged recently."""
         if seconds < LAG_S_MIN:
             self._lag_pause_ms = LAG_EACH_MS
             return ""
@@ -82,8 +86,9 @@ class AssignmentLog:
 
 
 def waiting_text(group: GroupView) -> str:
-    """Return why a member of an exclusive group has no partition: how many members there are, who
-    has the partitions, and until when they are kept for a member that is no longer heard.
+    """Return the reason why a member of an exclusive group has no partition: how many members there
+    are, who owns the partitions, and until when they are reserved for a member that has stopped
+    sending heartbeats.
     """
     partitions_of: dict[str, list[int]] = {}
     for owner in group.owners:

@@ -1,10 +1,12 @@
-"""The partitions assigned to a consumer: creates and ends pull clients until they match its grants.
+"""Manages the partitions assigned to a consumer: creates and ends pull clients until they match its
+grants.
 
     granted ─▶ new: create a client   known: renew it   revoked, lapsed, or another token: end it
                                                                                             │
              stop pulling ─▶ finish or cancel handlers ─▶ send acks ─▶ release ─▶ report ◀──╯
 
-Each partition is handed over in a separate task, so a slow handler of one does not delay others.
+Each partition is handed over in a separate task, so that a slow handler of one does not delay the
+others.
 
 Invariants
     A partition has at most one client, or one hand-over in progress. A single-use or fenced token
@@ -56,27 +58,28 @@ CHECK_MS_MAX = 1_000
 and a blocked event loop.
 """
 IDLE_CHECKS_PER_TTL = 10
-"""The number of checks per ttl while no handler has a message, if that is rarer than CHECK_MS_MAX,
-so that many idle consumers cost little. A stall may then be measured too short by one interval.
+"""The number of checks per ttl while no handler has a message, if that is less often than
+CHECK_MS_MAX requires, so that many idle consumers cost little. A measured stall may then be too
+short by one interval.
 """
 ENDED_TOKENS_MAX = 10_000
-"""The number of partitions, beyond the granted ones, whose ended tokens are remembered. There must
-be a limit, because a consumer is granted new partitions for as long as it lives.
+"""The number of partitions, beyond the granted ones, whose retired tokens are remembered. It is
+limited because a consumer is granted new partitions for as long as it lives.
 """
 
 
 class Assignments:
     """
-    Owns the pull clients of one opening of a consumer.
+    Owns the pull clients of a consumer from one `open` to the next `close`.
 
     It is the `GrantHolder` of the membership, and the `PullOwner` of each pull client.
 
     Args:
-        dispatcher: delivers messages to handlers or the iteration.
-        fail: called with an error that ends the consumer.
+        dispatcher: delivers messages to handlers or to the iterating program.
+        fail: called with a fatal error, which closes the consumer.
         rebalance: calls the user's rebalance callbacks.
         message_filter: selects the messages that the user wants; None: all.
-        alone: lets messages that may end the process run alone; None: a new one.
+        alone: runs messages that may kill the process one at a time; None: a new lock.
     """
 
     def __init__(
@@ -103,15 +106,15 @@ class Assignments:
         self.codec = codec
         self.message_filter = message_filter
         self.keeps_batches = isinstance(dispatcher, Stream)
-        """True for a consumer without a handler: it decodes batches only once it is known how the
-        program takes messages.
+        """True for a consumer without a handler: it decodes batches only once it knows whether the
+        program takes messages or Arrow batches.
         """
         self._rebalance = rebalance or Rebalance(limit_ms=settings.handover_ms)
         self._subject = subject
         self._group = group
         self._name = consumer_name(subject, group)
         self._settings = settings
-        """The settings in force; values stored for the group override the code."""
+        """The settings in force; values stored for the group override those in code."""
         self._effective = EffectiveSettings(
             subject=subject, group=group, client=membership.client, settings=settings
         )
@@ -130,8 +133,8 @@ class Assignments:
         self._hand_overs: dict[int, asyncio.Task[None]] = {}
         """The hand-over task of each client in `_handing_over`."""
         self._retired_tokens: dict[int, int] = {}
-        """Each partition's highest token that must not be used again, in the order of their
-        ends.
+        """Each partition's highest token that must not be used again, in the order in which they
+        were retired.
         """
         self._reports: set[asyncio.Task[None]] = set()
         self._grants: tuple[Grant, ...] = ()
@@ -140,15 +143,15 @@ class Assignments:
         self._leave_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
         self._waiting_task: asyncio.Task[None] | None = None
-        """Asks which members have the partitions, for a line in the log."""
+        """Asks which members own the partitions, for a log line."""
         self._stalls = Stalls()
         self._losses = Losses()
         self._lines = AssignmentLog()
         self._reachability: BrokerReachability | None = None
-        """None if no other consumer would get the partitions that this one cannot reach."""
+        """None if no other consumer could be granted the partitions that this one cannot reach."""
 
     def on_fork(self) -> None:
-        """Start no more handlers in this process, a forked child: the leases belong to the
+        """Start no more handlers in this process, which is a forked child: the leases belong to the
         parent.
         """
         for client in (*self._clients.values(), *self._handing_over.values()):
@@ -179,15 +182,15 @@ class Assignments:
         return [self._handing_over[key] for key in sorted(self._handing_over)]
 
     async def takes_messages(self) -> bool:
-        """Wait until it is known how the program takes messages. Return False if it takes Arrow
+        """Wait until it is known what the program takes. Return True for messages, False for Arrow
         batches.
         """
         return not isinstance(self._dispatcher, Stream) or await self._dispatcher.takes_messages()
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, and which partitions it handles one message
-        at a time; "" if neither applies.
+        """A text for users: who has suspended the consumer, and which partitions it handles one
+        message at a time; "" if neither applies.
         """
         suspended = "resume(): its own code has suspended it" if self._membership.suspended else ""
         careful = [str(client.partition_id) for client in self.clients if client.is_careful]
@@ -201,8 +204,8 @@ class Assignments:
 
     @property
     def allows_redrives(self) -> bool:
-        """True if parked messages can be redriven here: not with ack="before", nor if the program
-        takes Arrow batches.
+        """True if parked messages can be redriven here: not with ack="before", and not if the
+        program takes Arrow batches.
         """
         if self._settings.ack is AckMode.BEFORE:
             return False
@@ -210,7 +213,7 @@ class Assignments:
 
     @property
     def dead_letters_when_full(self) -> bool:
-        """True if keys become dead letters when the group can park no more."""
+        """True if messages become dead letters when the group cannot park any more keys."""
         return self._settings.on_full is FullPolicy.DEAD
 
     # ── GrantHolder: called by the membership ─────────────────────────────────────────────────────
@@ -247,26 +250,26 @@ class Assignments:
         return tuple((key, client.token) for key, client in clients if client.session == session)
 
     def unreached(self) -> tuple[str, ...]:
-        """Return the broker groups that the consumer cannot reach although they report to the
-        cluster.
+        """Return the broker groups that this consumer cannot reach although they send heartbeats to
+        the metaserver.
         """
         return () if self._reachability is None else self._reachability.unreached
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer."""
+        """Close the consumer because of a fatal error."""
         self._fail(error)
 
     # ── PullOwner: called by pull clients ─────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
-        """Pass messages of one partition to handlers or the iteration."""
+        """Pass messages of one partition to handlers or to the iterating program."""
         self._dispatcher.put(messages)
 
     def hand_out_batch(self, batch: Any) -> None:
-        """Pass a batch of one partition, not decoded yet, to handlers or the iteration."""
+        """Pass an undecoded batch of one partition to handlers or to the iterating program."""
         self._dispatcher.put_batch(batch)
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Let the iteration deliver a message again; handlers do not call this."""
+        """Redeliver a message to the iterating program; handlers do not call this."""
         assert isinstance(self._dispatcher, Stream)
         return self._dispatcher.nack(message, after_s)
 
@@ -279,7 +282,9 @@ class Assignments:
         return self._dispatcher.ready_redelivery
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Release the keys of messages that were acked after a nack, so that later ones follow."""
+        """Release the keys of messages that were acked after a nack, so that later messages can
+        follow.
+        """
         assert isinstance(self._dispatcher, Stream)
         self._dispatcher.release_acked_keys(messages)
 
@@ -289,16 +294,20 @@ class Assignments:
         return self._dispatcher.spare_capacity
 
     def messages_in_use(self, client: PullClient) -> list[Message]:
-        """Return the client's messages that handlers or the body of the program's loop have."""
+        """Return the client's messages that are in a handler or in the body of the program's
+        loop.
+        """
         return self._dispatcher.messages_in_use(client)
 
     def count_unacked_delivery(self, message: Message) -> None:
-        """Count a failed try of a shared group's message that the program has not acked in time."""
+        """Count a failed attempt for a shared group's message that the program did not ack in
+        time.
+        """
         assert isinstance(self._dispatcher, Stream)
         self._dispatcher.count_unacked_delivery(message)
 
     def _wake_pulls(self) -> None:
-        """Wake pulls that wait for a free worker."""
+        """Wake pulls that are waiting for a free worker."""
         for client in self._clients.values():
             if isinstance(client, SharedClient):
                 client.wake()
@@ -308,11 +317,11 @@ class Assignments:
         return await self._membership.history()
 
     def report_drained(self) -> None:
-        """Send the next heartbeat now, because it lists drained partitions."""
+        """Send the next heartbeat now, so that it reports drained partitions."""
         self._membership.nudge()
 
     def start_hand_over(self, client: PullClient) -> None:
-        """Start to hand over the client's partition, in a separate task."""
+        """Start handing over the client's partition in a separate task."""
         partition_id = client.partition_id
         if self._clients.get(partition_id) is not client:
             return
@@ -339,8 +348,8 @@ class Assignments:
         return "suspended" if self._membership.suspended else "rebalance"
 
     def _retire_token(self, partition_id: int, token: int) -> None:
-        """Remember a token that must not be used again; forget the oldest ones, which are no longer
-        granted.
+        """Remember a token that must not be used again; forget the oldest tokens, whose partitions
+        are no longer granted.
         """
         retired = self._retired_tokens
         retired.pop(partition_id, None)
@@ -350,7 +359,7 @@ class Assignments:
 
     # ── grants compared with clients ──────────────────────────────────────────────────────────────
     def _apply(self, grants: tuple[Grant, ...]) -> None:
-        """Create, renew and end clients, so that there is exactly one for each grant."""
+        """Create, renew and end clients, so that each grant has exactly one."""
         if self._closing:
             return
         self._grants = grants
@@ -431,8 +440,8 @@ class Assignments:
             )
 
     def _report_release_again(self, grant: Grant) -> None:
-        """Report a release again: the metaserver still grants the token, so it has not received the
-        report.
+        """Report a release again: the metaserver still grants the token, so it cannot have received
+        the report.
         """
         partition_id = int(grant.partition.partition_id)
         report = self._membership.report_release(
@@ -443,7 +452,7 @@ class Assignments:
         task.add_done_callback(self._reports.discard)
 
     def hand_over_all(self) -> list[asyncio.Task[None]]:
-        """Start to hand over every partition, and return the tasks of all hand-overs in
+        """Start handing over every partition, and return the tasks of all hand-overs in
         progress.
         """
         self._grants = ()
@@ -460,7 +469,7 @@ class Assignments:
             client.stop()
 
     async def close(self) -> None:
-        """Accept no more grants, hand over every partition, and wait for it."""
+        """Accept no more grants, hand over every partition, and wait for the hand-overs."""
         assert self._watch_task is not None
         self._watch_task.cancel()
         if self._waiting_task is not None:
@@ -489,8 +498,8 @@ class Assignments:
 
     # ── leases that end, and why ──────────────────────────────────────────────────────────────────
     async def _watch_deadline(self) -> None:
-        """End clients whose lease has lapsed, which cancels their handlers; log stalls
-        and losses.
+        """End clients whose lease has lapsed, which cancels their handlers; log stalls and lost
+        partitions.
         """
         # Check soon: a handler that blocks usually does so with its first messages.
         check_ms = self._settings.margin_ms
@@ -524,8 +533,8 @@ class Assignments:
         return max(CHECK_MS_MAX, self._settings.ttl_ms // IDLE_CHECKS_PER_TTL)
 
     def _record_loss(self, client: PullClient) -> bool:
-        """Record why the partition is lost. Return False if it is not: the metaserver or the user
-        requested the hand-over.
+        """Record why the partition was lost. Return False if it was not lost: the metaserver or the
+        user requested the hand-over.
         """
         now_ms = self._clock.boot_ms()
         if client.fenced:
@@ -569,8 +578,10 @@ class Assignments:
         log.info("%s %s", self._name, text)
 
     async def _log_waiting(self, membership: Membership, text: str) -> None:
-        """Log a line about having no partition, with what the metaserver says of the others."""
-        with suppress(KeylaneError):  # the line is true without it
+        """Log why the consumer has no partition, and what the metaserver reports about the other
+        members.
+        """
+        with suppress(KeylaneError):  # the line is also correct without it
             text = text.replace(WAITS, waiting_text(await membership.group()))
         if not self._clients:
             log.info("%s %s", self._name, text)
@@ -588,4 +599,4 @@ class Assignments:
 
 
 def _ignore(error: BaseException) -> None:
-    """Replaces `fail` of a closed consumer."""
+    """Replaces `fail` after the consumer is closed."""

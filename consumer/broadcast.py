@@ -6,7 +6,7 @@ order.
 
 Invariants
     A partition is granted once this consumer has handled all its parents to their end, so that keys
-    keep their order. Nothing is stored: the consumer leaves no state when it ends.
+    keep their order. Nothing is stored: the consumer leaves no state behind.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from .settings import AckMode, ConsumerSettings, FailurePolicy
 log = logging.getLogger("keylane.consumer")
 
 REFRESH_MS = 5_000
-"""The milliseconds between two refreshes of the partitions and their addresses."""
+"""The interval between refreshes of the partitions and their addresses, in milliseconds."""
 REFRESH_MS_MIN = 200
-"""The milliseconds between two refreshes while the children of a handled partition are missing;
-also the least interval between any two refreshes.
+"""The interval between refreshes, in milliseconds, while the children of a handled partition are
+missing; also the minimum interval between any two refreshes.
 """
 NEVER_MS = 1 << 53
-"""The deadline of leases that never end, on the boot clock."""
+"""The deadline, on the boot clock, of leases that never expire."""
 
 
 def check_broadcast(group: object, start: object, settings: ConsumerSettings) -> None:
     """
-    Check that a broadcast consumer has no argument that needs a group.
+    Check that a broadcast consumer has no argument that requires a group.
 
     Raises:
-        ConfigError: there is one; the error names the alternative.
+        ConfigError: an argument requires a group; the error names the alternative.
     """
     if not isinstance(settings.broadcast, bool):
         raise ConfigError(f"broadcast must be True or False, not {settings.broadcast!r:.40}")
@@ -80,7 +80,7 @@ def check_broadcast(group: object, start: object, settings: ConsumerSettings) ->
 
 class Broadcast:
     """
-    Replaces a `Membership` for a consumer without a group; it has no session.
+    Replaces `Membership` for a consumer without a group. It has no session.
 
     Args:
         client: the consumer's display name.
@@ -99,7 +99,7 @@ class Broadcast:
         self._connections = connections
         self._lineage = LineageOrder()
         self._partitions: dict[int, Partition] = {}
-        """The partitions that are not handled to their end, by id."""
+        """The partitions that are not yet handled to their end, by id."""
         self._acked: dict[int, AckedOffsets] = {}
         """The handled offsets of each partition."""
         self._rows = ReplacingRows()
@@ -122,7 +122,7 @@ class Broadcast:
 
     async def start(self, holder: GrantHolder) -> None:
         """
-        Grant all open partitions, from their current ends, and start to follow the subject.
+        Grant all open partitions, from their current ends, and start following the subject.
 
         Raises:
             SubjectUnknownError: the subject was never created.
@@ -157,7 +157,7 @@ class Broadcast:
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def _update_partitions(self, history: list[PartitionHistory]) -> None:
         """
-        Update the partitions; those whose messages are deleted are finished.
+        Update the partitions. Those whose messages are deleted count as finished.
 
         Raises:
             SubjectDeletedError: the history belongs to a later subject of the same name.
@@ -166,7 +166,7 @@ class Broadcast:
         self._rows.update(history)
         skipped = self._lineage.update(history)
         if self._holder is not None:
-            # At the start, this consumer does not get the messages of earlier partitions.
+            # A new consumer does not get the messages of earlier partitions.
             self._deleted_acks.update(
                 (int(past.partition.partition_id), AckedOffsets()) for past in skipped
             )
@@ -215,7 +215,7 @@ class Broadcast:
         self._holder.apply_grants(Grants(version=self._version, ttl_ms=0, grants=grants), NEVER_MS)
 
     def client_kind(self, partition_id: int) -> Callable[..., BroadcastClient]:
-        """Return a factory for the client of a granted partition; a new partition begins at its
+        """Return a factory for the client of a granted partition; a new partition starts at its
         first message.
         """
         acked = self._acked.setdefault(partition_id, AckedOffsets())
@@ -228,7 +228,9 @@ class Broadcast:
         return self._rows.is_source_read(row, self._is_handled)
 
     def _is_handled(self, partition_id: int, start: int, end: int) -> bool:
-        """Return whether the offsets `start` to `end` were handled, or precede this consumer."""
+        """Return True if the offsets from `start` to `end` were handled, or precede this
+        consumer.
+        """
         acked = self._acked.get(partition_id) or self._deleted_acks.get(partition_id)
         if acked is None:
             return partition_id in self._lineage
@@ -297,7 +299,7 @@ class Broadcast:
         """Do nothing: no other consumer waits for the partition."""
 
     async def suspend(self, suspended: bool) -> None:
-        """Stop receiving messages (True), or continue after the handled ones (False)."""
+        """Stop receiving messages (True), or resume after the last handled ones (False)."""
         self._suspended = suspended
         if self._holder is not None:
             self._grant()

@@ -1,5 +1,5 @@
-"""Finds out which brokers a consumer cannot reach: asks the metaserver about them, and tries to
-connect. Network only; `unreached_brokers.py` decides.
+"""Finds out which brokers a consumer cannot reach: it asks the metaserver about them, and tries to
+connect. Network I/O only; `unreached_brokers.py` makes the decisions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DOWN = (
 
 class BrokerReachability:
     """
-    Tracks which brokers a consumer of an exclusive group can reach.
+    Tracks which brokers the consumer of an exclusive group can reach.
 
     Args:
         name: the name of the consumer, for log lines.
@@ -60,7 +60,7 @@ class BrokerReachability:
 
     @property
     def unreached(self) -> tuple[str, ...]:
-        """The broker groups that heartbeats list as unreachable."""
+        """The broker groups that heartbeats report as unreachable."""
         return self._brokers.reported
 
     def check(self, clients: Sequence[PullClient]) -> None:
@@ -81,7 +81,7 @@ class BrokerReachability:
             self._check = start_task(self._check_brokers(due_brokers), name="check brokers")
 
     def close(self) -> None:
-        """Cancel a check that is running."""
+        """Cancel the running check, if there is one."""
         if self._check is not None:
             self._check.cancel()
 
@@ -105,16 +105,16 @@ class BrokerReachability:
         )
 
     async def _check_broker(self, name: str, partition: Partition | None) -> None:
-        """Report a broker group, or stop reporting it; `partition` is one that it has of the
-        subject.
+        """Report a broker group, or stop reporting it; `partition` is one of the subject's
+        partitions on it.
         """
         is_down = partition is None or partition.address is None
-        # Its partitions also retry by themselves, but their current backoff may be longer than the
+        # Its partitions also retry on their own, but their current backoff may be longer than the
         # broker has been back.
         reached = partition is not None and not is_down and await self._is_reached(partition)
         now_ms = self._clock.boot_ms()
         if name not in self._brokers.find_due(now_ms):
-            return  # a partition has reached it meanwhile
+            return  # a partition has reached it in the meantime
         if not is_down and not reached:
             has_changed = not self._brokers.is_reported(name)
             self._brokers.report(name, now_ms)
@@ -128,10 +128,10 @@ class BrokerReachability:
 
     async def _is_reached(self, partition: Partition) -> bool:
         """
-        Return whether the broker answers a request on a data connection.
+        Return True if the broker answers a request on a data connection.
 
-        An open connection proves nothing. The request changes nothing; a refusal, because this
-        consumer does not own the partition, counts as an answer.
+        An open connection proves nothing. The request has no effect. A refusal counts as an answer:
+        this consumer does not own the partition.
         """
         assert partition.address is not None
         lease = (int(partition.partition_id), self._group, self._membership.session, 0)

@@ -1,5 +1,5 @@
-"""The public `Consumer`: calls a handler or is iterated with `async for`, and keeps the order of
-each key.
+"""The public `Consumer`: calls a handler or is iterated with `async for`, and preserves the order
+of each key.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class Assignment:
     partition_id: int
     fencing_token: int
     outstanding: int
-    """The number of messages that are pulled but not handled yet."""
+    """The number of messages that are pulled but not yet handled."""
     waiting_for: str
-    """The reason why nothing is pulled, for people: "messages", "handlers" or the text of
-    an error.
+    """A text for users that says why nothing is pulled: "messages", "handlers" or the text of an
+    error.
     """
     missed: int = 0
-    """The number of messages that retention by time removed before this consumer pulled them."""
+    """The number of messages that time-based retention removed before this consumer pulled them."""
     queue: int = 0
     """The number of the partition's logic queue."""
     paused: bool = False
@@ -103,8 +103,8 @@ class Lag:
     messages: int
     """The number of messages from the cursors to the ends."""
     seconds: float
-    """The age, in seconds, of the oldest message that is not acked, see `Position.lag_s`; 0.0 if
-    everything is acked.
+    """The age, in seconds, of the oldest unacked message, see `Position.lag_s`; 0.0 if everything
+    is acked.
     """
 
 
@@ -117,25 +117,25 @@ class Consumer(LoopBoundClient, Generic[V]):
         await Consumer("127.0.0.1:7000", subject="orders", group="billing", handler=handle).run()
 
     Each partition belongs to one consumer of the group, unless the group is shared. `run` returns
-    at SIGTERM or SIGINT, once all partitions are handed over. To do other work meanwhile, use
-    `async with Consumer(...)`, with `run`, `wait` or neither inside; leaving the block also hands
+    at SIGTERM or SIGINT, once all partitions are handed over. To do other work in the meantime, use
+    `async with Consumer(...)`, with or without `run` or `wait` inside; leaving the block also hands
     over all partitions.
 
     With a handler, a message is acked when its handler returns. If the handler raises, the message
-    is retried in place, and later messages of its key wait. To decline a message without an error
-    and without a traceback in the log, a handler raises `keylane.Retry`, with the seconds until the
-    next try, or returns `keylane.NACK`.
+    is retried in place, and later messages of its key wait. To reject a message without an error or
+    a traceback in the log, a handler raises `keylane.Retry`, with the number of seconds until the
+    next attempt, or returns `keylane.NACK`.
 
     A `batch_handler` gets a list of messages of one partition, sorted by offset; all of them are
     acked when it returns.
 
     Without a handler: `async for message in consumer: ...; await message.ack()`, in one task;
-    another task may take over once every delivered message is acked; before that it gets a
-    UsageError. A message is delivered only after all earlier ones of its key are acked. `await
-    message.nack(after_s=5)` returns a message, which is then delivered again. `getmany` returns
-    several messages of a key together, and `batches` yields Arrow data. While the loop body runs,
+    another task may take over once every delivered message is acked, and gets a UsageError before
+    that. A message is delivered only after all earlier ones of its key are acked. `await
+    message.nack(after_s=5)` gives a message back, to be redelivered later. `getmany` returns
+    several messages, even of one key, and `batches` yields Arrow data. While the loop body runs,
     partitions with unacked messages stay assigned as long as heartbeats renew the lease. When a
-    partition moves to another consumer, messages that the loop has passed without an ack are
+    partition moves to another consumer, messages that the loop has moved past without an ack are
     redelivered there, after `handover_ms` at the earliest; closing the consumer redelivers them
     too.
 
@@ -150,22 +150,22 @@ class Consumer(LoopBoundClient, Generic[V]):
     opened again, and then joins again.
 
     Args:
-        meta: `host:port` of a metaserver; for several metaservers, an iterable of texts or one text
-            with commas.
-        subject: an existing subject. Without a subject and a group, the consumer has those
+        meta: `host:port` of a metaserver; for several metaservers, an iterable of strings or one
+            comma-separated string.
+        subject: an existing subject. Without a subject and a group, the consumer uses those
             registered with `on`.
         group: the consumer group; its first consumer creates it.
         handler: an `async def`, called concurrently for many keys; or a `def`, called on the event
-            loop, so it must be quick. An awaitable that it returns is awaited before the message is
+            loop, so it must be fast. An awaitable that it returns is awaited before the message is
             acked; other values are ignored.
         batch_handler: used instead of `handler`: it gets a list of up to `max_records` messages of
             one partition. A failed batch is retried once as a whole, then in halves, by key.
         codec: decodes values for `message.decode()`, for example JsonCodec(Order); None: `decode`
             returns bytes.
         start: where the group begins if it is new: "earliest", the default; "latest": it gets the
-            messages that are sent once this consumer is open; an instant, as a datetime with a time
-            zone, its text, or "-1h"; or "manifest:DIR": where the backfill in that folder ended, so
-            that no message is handled twice and none is left out. An existing group ignores
+            messages that are sent once this consumer is open; a point in time, as a timezone-aware
+            datetime, its ISO text, or "-1h"; or "manifest:DIR": where the backfill in that folder
+            ended, so that no message is handled twice or skipped. An existing group ignores
             `start`.
         ack: "lingering", the default, or "each": the ack of a message is durable before the next of
             its key starts; or "before": before its own handler starts, so that it is handled at
@@ -176,12 +176,13 @@ class Consumer(LoopBoundClient, Generic[V]):
             only the message is set aside. "retry", the default of best_tried subjects: at the first
             failure the message alone is set aside, retried after 5 s and then at growing intervals,
             and finally becomes a dead letter.
-        tries_max: durable tries of a message before `on_failure` applies; 10 by default, 32 for
-            "retry". Values that `keylane group set` stored override both.
+        tries_max: the number of recorded attempts of a message before `on_failure` applies; 10 by
+            default, 32 for "retry". Values that `keylane group set` stored override both.
         settings: all other settings, such as `concurrency`, `tags`, `filter`,
             `threads` and `ttl_ms`; the arguments above take precedence.
-        wait_s: seconds for which opening waits for a metaserver that is still starting; 0: one try.
-        tls: the authority of the servers' certificates; None: the environment variable
+        wait_s: how many seconds opening waits for a metaserver that is still starting; 0: one
+            attempt.
+        tls: the certificate authority of the servers; None: the environment variable
             KEYLANE_TLS_CA, or no TLS.
         token: the token for a cluster with access control; None: from the file that
             KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
@@ -215,11 +216,10 @@ class Consumer(LoopBoundClient, Generic[V]):
         Create a consumer; `async with` or `run` opens it. The class documents the arguments.
 
         Args:
-            others: not accepted; settings belong in `settings`.
+            others: rejected; settings belong in `settings`.
 
         Raises:
-            TypeError: the class does not document the argument; the error names the one to use
-                instead.
+            TypeError: the argument is unknown; the error names the one to use instead.
             ConfigError, InvalidRequestError: an argument is invalid.
             HandlerTypeError: the handler is a generator function or a class, or does not take one
                 message; also a TypeError.
@@ -267,16 +267,16 @@ class Consumer(LoopBoundClient, Generic[V]):
         )
         self._ended_event: asyncio.Future[None] | None = None
         self._close_count = 0
-        """The number of `close` calls; an opening that began before the last one is cancelled."""
+        """The number of `close` calls; an opening that began before the latest one is cancelled."""
         self._closes_yielding = 0
-        """The number of `close` calls in which tasks of `run` now take their first step: they were
-        created before the call, and return at once.
+        """The number of `close` calls that are letting tasks of `run` take their first step: these
+        tasks were created before the call, and return at once.
         """
         self._clear()
 
     def _clear(self) -> None:
-        """Reset the state for a new opening: nothing stays of an earlier opening, or of a parent
-        process.
+        """Reset the state for a new opening, so that nothing remains of an earlier opening or of a
+        parent process.
         """
         self._environment = environment_of(self._environment_override)
         self._clock = self._environment.clock
@@ -315,12 +315,12 @@ class Consumer(LoopBoundClient, Generic[V]):
             NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`, or a broker
                 did not report the offset of a new group's `start`; open the consumer again.
             SubjectUnknownError: the subject was never created.
-            ConflictError: the group has the other strategy, or its members have other tags or
-                another filter.
+            ConflictError: the group has another assignment strategy, or its members have other tags
+                or another filter.
             BusyError, OverloadedError: the group is being reset, or has too many consumers.
-            UsageError: the consumer is open, or was open before a fork.
-            ConfigError: the system cannot start that many `threads`.
-            ClosedError: `close` was called meanwhile.
+            UsageError: the consumer is already open, or was open before a fork.
+            ConfigError: the system cannot start as many `threads` as requested.
+            ClosedError: `close` was called in the meantime.
         """
         if self._consumer_set is not None:
             await self._consumer_set.open()
@@ -418,9 +418,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         Hand over all partitions and leave the group: finish handlers, flush acks, and release.
 
         After this call no handler starts and no iteration gets a message; messages that were pulled
-        but not handled go to other consumers. In a handler this returns at once: the running
-        handlers, including the caller, have `handover_ms` to end, and their messages are acked when
-        they return.
+        but not handled go to other consumers. Called in a handler, this returns at once: the
+        running handlers, including the caller, have `handover_ms` to end, and their messages are
+        acked when they return.
 
         Without a handler, messages that were delivered but not acked are redelivered to other
         consumers. In a child of the process that opened the consumer this does nothing: the parent
@@ -437,8 +437,8 @@ class Consumer(LoopBoundClient, Generic[V]):
             await shield(close_task)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to close, and return at once a task that ends when all partitions are handed over;
-        None if the caller must not wait for it.
+        """Start closing, and immediately return a task that ends when all partitions are handed
+        over; None if the caller must not wait for it.
         """
         self._close_count += 1
         if self._consumer_set is not None:
@@ -452,13 +452,13 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def _is_forked(self) -> bool:
-        """True in a forked child of the process that opened the consumer: no step of the parent's
-        event loop may run there.
+        """True in a forked child of the process that opened the consumer, where the parent's event
+        loop must not run.
         """
         return any(member._loop_binding.state == "forked" for member in self._members)
 
     async def _let_runs_return(self) -> None:
-        """Let earlier tasks of `run` take their first step, in which they return."""
+        """Let earlier `run` tasks take their first step, in which they return."""
         self._closes_yielding += 1
         try:
             await asyncio.sleep(0)
@@ -466,15 +466,15 @@ class Consumer(LoopBoundClient, Generic[V]):
             self._closes_yielding -= 1
 
     def _called_by_handler(self) -> bool:
-        """Return True in a handler's task: waiting for a hand-over, which waits for the handler,
-        would be a deadlock.
+        """Return True in a handler's task. Waiting for a hand-over there would deadlock, because
+        the hand-over waits for the handler.
         """
         return isinstance(self._dispatcher, Workers) and self._dispatcher.is_worker_task(
             asyncio.current_task()
         )
 
     def _start_closing(self) -> asyncio.Task[None]:
-        """Start the closing task once; a signal, an error and the user may all close the
+        """Start the closing task, but only once: a signal, an error and the user may all close the
         consumer.
         """
         if self._close_task is None:
@@ -507,7 +507,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             self._ended_event.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """Close the consumer after a fatal error, which `wait`, `run` and the iteration raise."""
+        """Close the consumer after a fatal error, which `wait`, `run` and the iteration then
+        raise.
+        """
         if self._ended_event is None or self._ended_event.done():
             return
         log.error("%s ends: %r", self._log_name, error)
@@ -534,14 +536,14 @@ class Consumer(LoopBoundClient, Generic[V]):
         Args:
             subject: an existing subject.
             group: the consumer group; a broadcast consumer has none.
-            options: arguments of `Consumer`, such as `codec` or `settings`, that replace those of
-                this consumer. Settings without a name, filter or callbacks inherit this consumer's.
-                `batch=True`: the function is a batch handler.
+            options: arguments of `Consumer`, such as `codec` or `settings`, that override those of
+                this consumer. Settings without a name, filter or callbacks inherit those of this
+                consumer. `batch=True`: the function is a batch handler.
 
         Raises:
-            InvalidRequestError: this consumer was created with a subject, or see `Consumer`.
+            InvalidRequestError: this consumer was created with a subject; also as in `Consumer`.
             UsageError: the consumer is open.
-            ConfigError: the subject and group already have a handler, or see `Consumer`.
+            ConfigError: the subject and group already have a handler; also as in `Consumer`.
             HandlerTypeError: see `Consumer`.
         """
         if callable(subject):
@@ -585,13 +587,13 @@ class Consumer(LoopBoundClient, Generic[V]):
     # ── what users call ───────────────────────────────────────────────────────────────────────────
     async def run(self) -> None:
         """
-        Consume until SIGTERM, SIGINT or `close`; then hand over all partitions, and return.
+        Consume until SIGTERM, SIGINT or `close`, then hand over all partitions and return.
 
         Opens the consumer if it is not open. Signal handlers that were installed earlier are called
         too, and are restored afterwards. A second signal goes only to them: by default it kills the
         process. Only the main thread receives signals; in another thread, call `close` or cancel
         the task. An iteration in another task ends, and its body has `handover_ms` to ack its
-        messages. If `close` is called before a task that runs this takes its first step, the task
+        messages. If `close` is called before the task of this call takes its first step, the task
         returns at once; a later `run` opens the consumer again.
 
         Raises:
@@ -618,7 +620,7 @@ class Consumer(LoopBoundClient, Generic[V]):
                     await self.close()
 
     async def _open_unless(self, stop: asyncio.Event) -> bool:
-        """Open the consumer. Return False if it is closed, or `stop` is set, while it waits for a
+        """Open the consumer. Return False if it is closed or `stop` is set while it waits for a
         metaserver that is still starting.
         """
         close_count = self._close_count
@@ -634,8 +636,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         return self._membership is not None
 
     async def _open_unless_closed(self, close_count: int) -> None:
-        """Open the consumer, unless `close` is called meanwhile or more than `close_count` times
-        before.
+        """Open the consumer, unless `close` is called in the meantime or has been called more than
+        `close_count` times already.
         """
         if close_count == self._close_count:
             try:
@@ -660,7 +662,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     async def wait(self) -> None:
         """
-        Wait until the consumer is closed; unlike `run`, this handles no signals.
+        Wait until the consumer is closed. Unlike `run`, this does not handle signals.
 
         Raises:
             ClosedError: the consumer was never opened.
@@ -678,16 +680,16 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     async def suspend(self) -> None:
         """
-        Hand over all partitions, and receive nothing until `resume`; the consumer stays a member of
+        Hand over all partitions and receive nothing until `resume`. The consumer stays a member of
         its group.
 
-        Partitions whose messages are still in an iteration's body are handed over at its next step,
-        possibly after this has returned. In a handler this returns at once, because the hand-over
-        waits for the handler.
+        Partitions with messages still in an iteration's body are handed over at its next step,
+        possibly after this call has returned. Called in a handler, this returns at once, because
+        the hand-over waits for the handler.
 
         Raises:
-            KeylaneError: the metaserver could not be reached; the consumer still consumes, so try
-                again.
+            KeylaneError: the metaserver could not be reached; the consumer is still consuming, so
+                try again.
         """
         if self._consumer_set is not None:
             await self._consumer_set.suspend()
@@ -705,10 +707,11 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     async def resume(self, *partition_ids: int) -> None:
         """
-        Undo `suspend`, and `pause` for all partitions; with ids, undo `pause` for these partitions.
+        Undo `suspend`, and `pause` for all partitions; with ids, only undo `pause` for those
+        partitions.
 
         Raises:
-            PartitionUnknownError: a partition is not assigned, and so not paused; nothing has
+            PartitionUnknownError: a partition is not assigned, so it is not paused; nothing has
                 changed.
             KeylaneError: the metaserver could not be reached; the consumer is still suspended, so
                 try again.
@@ -736,8 +739,8 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions that are owned now, sorted by id; empty if the consumer is not open in
-        this process and event loop.
+        """The partitions owned now, sorted by id; empty if the consumer is not open in this process
+        and event loop.
         """
         return [
             Assignment(
@@ -754,8 +757,9 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, and which partitions' messages it handles one
-        at a time, because they may have killed the process of an earlier owner; "" if neither.
+        """A text for users: who has suspended the consumer, and which partitions' messages it
+        handles one at a time, because they may have killed the process of an earlier owner; "" if
+        neither applies.
         """
         texts = [
             member._assignments.waiting_for
@@ -766,15 +770,15 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     async def pause(self, *partition_ids: int) -> None:
         """
-        Receive no messages of these partitions, or of all owned ones, until `resume` or until they
-        are handed over.
+        Receive no messages from these partitions, or from all owned ones, until `resume` or a
+        hand-over.
 
-        The partitions stay assigned. Messages that are running or in hand, and retries of failed
+        The partitions stay assigned. Messages in a handler or in hand, and retries of failed
         messages, are not held back.
 
         Raises:
             PartitionUnknownError: a partition is not assigned; nothing has changed.
-            InvalidRequestError: an argument is not a partition id, but for example a list.
+            InvalidRequestError: an argument is not a partition id, for example a list.
             ClosedError, UsageError: the consumer is not open here.
         """
         ids = partition_ids or tuple(client.partition_id for client in self._all_clients)
@@ -830,7 +834,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         How far each owned partition is pulled and acked, and its lag, by partition id.
 
-        If two groups registered with `on` own the same partition, this is the position of the one
+        If two groups registered with `on` own the same partition, this is the position of the group
         that is further behind.
         """
         positions: dict[int, Position] = {}
@@ -842,7 +846,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def lag(self) -> Lag:
-        """The total lag of the partitions that are owned now; one owned for two groups counts
+        """The total lag of the partitions owned now; a partition owned for two groups counts
         twice.
         """
         positions = [client.position for client in self._all_clients]
@@ -853,8 +857,8 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     @property
     def throttled_ms(self) -> int:
-        """The milliseconds for which servers have delayed this consumer's calls because of a quota;
-        overlapping delays are added up.
+        """The time, in milliseconds, by which servers have delayed this consumer's calls because of
+        a quota; overlapping delays are added up.
         """
         return sum(member._connections.throttled_ms for member in self._members)
 
@@ -864,8 +868,8 @@ class Consumer(LoopBoundClient, Generic[V]):
 
     def seek(self, *_args: object, **_kwargs: object) -> NoReturn:
         """
-        Always raise UsageError: the members of a group share one cursor, and a member that moved it
-        would break the order for others.
+        Always raise UsageError: the members of a group share one cursor, and moving it would
+        break the order for the other members.
 
         Raises:
             UsageError: always; the error explains how an operator resets the group.
@@ -889,24 +893,24 @@ class Consumer(LoopBoundClient, Generic[V]):
         self, *, max_records: int | None = None, timeout_ms: int = 1_000
     ) -> list[Message[V]]:
         """
-        Take several messages at once, even of one key; call `ack` when they are handled.
+        Take several messages at once, even of the same key; call `ack` once they are handled.
 
         Messages of a partition and a key are delivered in order. Later messages of their keys are
         delivered only after these are acked or nacked. Several tasks may work concurrently, each on
-        the messages that it took.
+        the messages it took.
 
         Args:
             max_records: 1 to 100_000; default: the setting `max_records`.
-            timeout_ms: 0 to 600_000; milliseconds to wait for the first message.
+            timeout_ms: 0 to 600_000; how many milliseconds to wait for the first message.
 
         Returns:
-            The messages available once there is at least one; an empty list if none arrived in
-            time.
+            All messages available as soon as there is at least one; an empty list if none arrived
+            in time.
 
         Raises:
             UsageError: another task waits for messages, or the consumer has delivered messages in
                 another way since it was opened, for example by `async for`.
-            ClosedError: the consumer is not open, was closed meanwhile, or has a handler.
+            ClosedError: the consumer is not open, was closed in the meantime, or has a handler.
             InvalidRequestError: an argument is out of range; nothing was taken.
             KeylaneError: an error ended the consumer.
         """
@@ -929,7 +933,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         Raises:
             InvalidRequestError: a message does not belong to this consumer, or was nacked and will
                 be delivered again; nothing is acked.
-            LeaseLostError: other consumers own some of the messages now; the rest is acked.
+            LeaseLostError: other consumers now own some of the messages; the others are acked.
             ClosedError: a message was not delivered by any consumer.
         """
         to_ack = to_list(messages)
@@ -949,12 +953,12 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         Nack messages, as `message.nack` does for one; acked messages stay acked.
 
-        Later messages of the same keys that were delivered are nacked too, to keep their order.
+        To preserve the order, later messages of the same keys that were delivered are nacked too.
 
         Raises:
             InvalidRequestError: a message does not belong to this consumer, or `after_s` is not a
                 number of seconds up to a day; nothing is nacked.
-            LeaseLostError: other consumers own some of the messages now; the rest is nacked.
+            LeaseLostError: other consumers now own some of the messages; the others are nacked.
             ClosedError: a message was not delivered by any consumer.
         """
         to_nack = to_list(messages)
@@ -966,7 +970,7 @@ class Consumer(LoopBoundClient, Generic[V]):
         """
         Iterate over messages as Arrow record batches; this needs pyarrow and numpy.
 
-        Each partition has one batch in hand at a time; the next one is delivered once it is acked.
+        Each partition has at most one unacked batch at a time.
 
         Raises:
             MissingExtraError: pyarrow or numpy is not installed.
@@ -985,8 +989,8 @@ class Consumer(LoopBoundClient, Generic[V]):
         return BatchIteration(lambda: self._stream)
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Count a failed try if the consumer's block ends with an error, which may come from the
-        message in hand.
+        """Count a failed attempt if the consumer's `async with` block ends with an error, which the
+        message in hand may have caused.
         """
         if (
             error is not None
@@ -996,7 +1000,9 @@ class Consumer(LoopBoundClient, Generic[V]):
             count_failed_attempt(self._dispatcher, error)
 
     def _put_back(self, messages: Message[Any] | list[Message[Any]] | ArrowBatch) -> None:
-        """Requeue messages that an interrupted call never returned; they are delivered next."""
+        """Requeue messages that an interrupted call never returned, so that they are delivered
+        next.
+        """
         if isinstance(self._dispatcher, Stream):
             self._dispatcher.put_back(messages)
 
@@ -1031,7 +1037,7 @@ class Consumer(LoopBoundClient, Generic[V]):
 class BatchIteration:
     """
     Iterates over a consumer's Arrow batches. It is not a generator, because cancelling `anext`
-    would end that.
+    would end a generator.
 
     Args:
         stream: returns the consumer's stream; raises an error if there is none.
@@ -1040,7 +1046,9 @@ class BatchIteration:
     def __init__(self, stream: Callable[[], Stream]) -> None:
         self._stream = stream
         self._current_stream: Stream | None = None
-        """The stream of the batches; a consumer that is closed and opened again has another."""
+        """The stream that the batches come from; a consumer that is closed and reopened has
+        another.
+        """
 
     def __aiter__(self) -> BatchIteration:
         return self
@@ -1065,7 +1073,9 @@ class Iteration:
         self._loop_binding = loop_binding
         self._stream = stream
         self._current_stream: Stream | None = None
-        """The stream of the last message; once it is closed, `take_unregistered` returns None."""
+        """The stream that the last message came from; once it is closed, `take_unregistered`
+        returns None.
+        """
 
     def __aiter__(self) -> Iteration:
         return self

@@ -22,19 +22,19 @@ _NOT_ENCODABLE = re.compile("[\0\ud800-\udfff]")
 
 
 class Member(Protocol):
-    """A consumer in a `ConsumerSet`."""
+    """A consumer that belongs to a `ConsumerSet`."""
 
     async def __aenter__(self) -> object:
         """Join the group."""
         ...
 
     async def close(self) -> None:
-        """Hand everything over."""
+        """Hand over all partitions."""
         ...
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to hand everything over. Return the task that `close` waits for, or None if there
-        is nothing to wait for.
+        """Start handing over all partitions. Return the task that `close` waits for, or None if
+        there is nothing to wait for.
         """
         ...
 
@@ -43,7 +43,7 @@ class Member(Protocol):
         ...
 
     async def suspend(self) -> None:
-        """Hand everything over, and receive nothing until `resume`."""
+        """Hand over all partitions and receive nothing until `resume`."""
         ...
 
     async def resume(self) -> None:
@@ -52,7 +52,7 @@ class Member(Protocol):
 
 
 class ConsumerSet:
-    """Opens, runs and closes its members together; an error of one ends all."""
+    """Opens, runs and closes its members together; an error in one closes all."""
 
     def __init__(self) -> None:
         self.members: list[Member] = []
@@ -60,7 +60,7 @@ class ConsumerSet:
         """The (subject, group) pairs that have a member."""
         self._open = False
         self._close_count = 0
-        """The number of calls of `begin_close`."""
+        """The number of calls to `begin_close`."""
 
     @property
     def state(self) -> str:
@@ -89,7 +89,7 @@ class ConsumerSet:
         Raises:
             HandlerTypeError: there is no member.
             UsageError: the members are open.
-            ClosedError: `close` was called meanwhile.
+            ClosedError: `close` was called in the meantime.
             BaseException: a member failed to open.
         """
         if not self.members:
@@ -121,7 +121,7 @@ class ConsumerSet:
             await shield(close_task)
 
     def begin_close(self) -> asyncio.Task[None] | None:
-        """Begin to close all members. Return the task that `close` waits for, or None if there is
+        """Start closing all members. Return the task that `close` waits for, or None if there is
         nothing to wait for.
         """
         self._open = False
@@ -133,7 +133,7 @@ class ConsumerSet:
         return start_task(_wait_for_all(close_tasks), name="close consumers")
 
     async def wait(self) -> None:
-        """Wait until all members are closed, or one has ended with an error, which it raises."""
+        """Wait until all members are closed. If one has ended with an error, raise it."""
         if not self.members:
             raise ClosedError("the consumer was never opened")
         async with Race() as race:
@@ -145,8 +145,8 @@ class ConsumerSet:
                         raise error
 
     async def run(self) -> None:
-        """Open the members if they are not open, and wait until a signal arrives, one of them ends
-        or `close` is called; then close all.
+        """Open the members if they are not open, wait until a signal arrives, one of them ends or
+        `close` is called, and then close all.
         """
         close_count = self._close_count
         with environment_of(None).stop_signals() as stop:
@@ -190,8 +190,8 @@ async def _wait_for_all(tasks: list[asyncio.Task[None]]) -> None:
 def new_consumer_set(
     subject: object, group: object, handlers: UserHandlers, settings: ConsumerSettings
 ) -> ConsumerSet | None:
-    """Return a `ConsumerSet` for a consumer without a subject; otherwise check the names, and
-    return None. Raises ConfigError.
+    """Return a `ConsumerSet` for a consumer without a subject; otherwise check the names and return
+    None. Raises ConfigError.
     """
     if settings.broadcast and subject is None:
         raise ConfigError(
@@ -214,7 +214,8 @@ def _check_names(subject: object, group: object, name: object, *, broadcast: boo
 
     Raises:
         InvalidRequestError: the subject or the group is not a valid name.
-        ConfigError: one of them is missing, or metaservers do not accept `name` for a client.
+        ConfigError: one of them is missing, or metaservers do not accept `name` as the name of a
+            client.
     """
     if subject is None:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""Builds the dispatcher that delivers a consumer's messages: to a handler or a batch handler, in
-tasks or in threads, or to an iteration.
+"""Builds the dispatcher that delivers a consumer's messages: to a handler or batch handler, in
+tasks or threads, or to an iterating program.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class UserHandlers:
 
     def check(self, settings: ConsumerSettings, *, alone: bool) -> None:
         """
-        Check that the handler can be called, and fits the settings.
+        Check that the handler is callable and fits the settings.
 
         Args:
             alone: False if handlers are registered later, by `Consumer.on`.
 
         Raises:
-            HandlerTypeError: a function cannot be called as a handler, or there are two.
+            HandlerTypeError: a function cannot be called as a handler, or both kinds are given.
             ConfigError: the settings need a handler, and there is none.
         """
         if settings.ack is AckMode.BEFORE and alone and self.any_handler is None:
@@ -70,12 +70,14 @@ class UserHandlers:
 
     @property
     def any_handler(self) -> Any:
-        """The handler of either kind, or None."""
+        """The handler, of either kind, or None."""
         return self.handler if self.handler is not None else self.batch_handler
 
 
 class DispatcherFactory:
-    """Builds the dispatcher of each opening, and stops the threads in which it runs handlers."""
+    """Builds the dispatcher for each opening of a consumer, and owns the threads in which it runs
+    handlers.
+    """
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class DispatcherFactory:
         on_crash: Callable[[BaseException], None],
         client: str,
     ) -> Workers | Stream:
-        """Return the dispatcher of a new opening. `client` is the consumer's display name."""
+        """Return the dispatcher for a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
         ordered = settings.consume_strategy is ConsumeStrategy.EXCLUSIVE
         failure_rules = FailureRules(

@@ -2,7 +2,7 @@
 the metaserver sends with grants.
 
 Stored fields override the consumer's own code, so that all members of a group treat failures in the
-same way, and an operator's change takes effect while they run.
+same way, and an operator's change takes effect while they are running.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class EffectiveSettings:
         self._suspended_by = OperatorSwitch.OFF
 
     def update(self, grants: Grants) -> bool:
-        """Apply what a metaserver sent with grants, and log changes. Return True if `settings` were
-        recomputed.
+        """Apply the policy and switches that a metaserver sent with grants, and log changes. Return
+        True if `settings` were recomputed.
         """
         if grants.suspended_by is not self._suspended_by:
             self._suspended_by = grants.suspended_by
@@ -67,8 +67,8 @@ class EffectiveSettings:
 
     @property
     def waiting_for(self) -> str:
-        """For people: the operator's switch that is on, and the command that resumes consumption;
-        "" if none is.
+        """A text for users: the operator's switch that is on, and the command that resumes
+        consumption; "" if none is on.
         """
         if self._suspended_by is OperatorSwitch.OFF:
             return ""
@@ -120,8 +120,8 @@ def effective_settings(
     stored: GroupPolicy,
     order_strategy: OrderStrategy = OrderStrategy.STRICT,
 ) -> ConsumerSettings:
-    """Return a consumer's settings with the stored fields in place of its own. RETRY applies to
-    shared groups and best_tried subjects only; elsewhere it becomes BLOCK.
+    """Return a consumer's settings with the stored fields in place of its own. RETRY applies only
+    to shared groups and best_tried subjects; elsewhere it becomes BLOCK.
     """
     fields: dict[str, Any] = {"on_failure": stored.on_failure, "on_full": stored.on_full}
     fields["tries_max"] = fields["retry_tries_max"] = stored.tries_max

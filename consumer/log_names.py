@@ -1,5 +1,5 @@
-"""Names of consumers, partitions and messages for log lines, unique in a program with several
-consumers. Pure.
+"""Formats the names of consumers, partitions and messages for log lines. They are unique in a
+program with several consumers. Pure.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from ..protocol.text import key_digest
 
 
 def consumer_name(subject: str, group: str) -> str:
-    """Return the name of a consumer, like "consumer of orders in group billing"; without a group
-    "broadcast consumer of orders".
+    """Return the name of a consumer, such as "consumer of orders in group billing", or "broadcast
+    consumer of orders" without a group.
     """
     return f"{'' if group else 'broadcast '}consumer of {subject}{_in_group(group)}"
 
 
 def partition_name(subject: str, partition_id: int, group: str) -> str:
-    """Return the name of a partition, like "orders partition 3 in group billing"; without a group
-    "orders partition 3".
+    """Return the name of a partition, such as "orders partition 3 in group billing", or "orders
+    partition 3" without a group.
     """
     return f"{subject} partition {partition_id}{_in_group(group)}"
 
 
 def message_name(message: Message[Any]) -> str:
-    """Return the name of a message, like "orders partition 3 offset 17 in group billing (key digest
-    0a1b…)". Keys are never logged.
+    """Return the name of a message, such as "orders partition 3 offset 17 in group billing (key
+    digest 0a1b…)". Keys are never logged.
     """
     location = f"{message.subject} partition {message.partition_id} offset {message.offset}"
     group = _in_group(getattr(message.delivery, "group", ""))

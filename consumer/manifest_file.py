@@ -16,7 +16,8 @@ MANIFEST_PATH = "_keylane/manifest.json"
 
 def manifest_start(text: str, *, subject: str) -> GroupStart:
     """
-    Return the start of a group after the backfill in the folder that `text` names. This blocks.
+    Return the start of a group that continues after the backfill in the folder that `text` names.
+    This call blocks.
 
     Args:
         text: "manifest:" and the folder.

@@ -1,12 +1,12 @@
 """A consumer's session with the metaserver: join, heartbeat by long poll, deadline, leave.
 
 Invariants
-    The deadline is the boot clock when the heartbeat is sent, + ttl - margin, so the lease ends
-    here before it ends at the metaserver; a late reply shortens the rest of it, and never extends
-    it. One heartbeat is in flight at a time, so replies cannot overtake each other. A version below
-    the last one means that the database lost its last commits. The grants are accepted only when
-    the lower version arrives a second time, after a pause; tokens and fences keep partitions safe
-    meanwhile.
+    The deadline is the boot time at which the heartbeat is sent, plus the ttl, minus a margin, so
+    the lease ends here before it ends at the metaserver. A late reply shortens the remaining time
+    and never extends it. Only one heartbeat is in flight at a time, so replies cannot overtake each
+    other. A version below the last one means that the database lost its last commits. The grants
+    are accepted only when the lower version arrives a second time, after a pause; in the meantime,
+    tokens and fences keep partitions safe.
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ from .settings import ConsumerSettings
 
 log = logging.getLogger("keylane.consumer")
 _REFUSALS = (Reason.TOKEN_INVALID, Reason.SESSION_QUOTA)
-"""Reasons of errors, besides access errors, that mean the consumer is refused."""
+"""The reasons, besides access errors, for which a consumer counts as refused."""
 _REFUSED = "refused"
 """The key of refusals in the membership's `LogFilter`."""
 _LOST = "lost"
-"""The key of lost sessions there."""
+"""The key of lost sessions in that `LogFilter`."""
 LEAVE_TIMEOUT_MS = 500
-"""The timeout, in milliseconds, of a closing consumer's call for each metaserver, once none of them
-replied to an earlier call.
+"""How long, in milliseconds, a call by a closing consumer waits for each metaserver, once none of
+them has replied to an earlier call.
 """
 ABANDON_TIMEOUT_S = 1.0
 """The longest time, in seconds, for which a cancelled opening tries to leave the group."""
 CONCURRENT_REPORTS_MAX = 32
-"""The limit for concurrent reports: each needs a connection, and a consumer may hand over a
+"""The maximum number of concurrent reports: each needs a connection, and a consumer may hand over a
 thousand partitions at once.
 """
 
 
 class GrantHolder(Protocol):
-    """The interface of a consumer to its membership: accepts grants, and supplies the contents of
-    heartbeats.
+    """The interface of a consumer to its membership: it accepts grants, and supplies the contents
+    of heartbeats.
     """
 
     def apply_grants(self, grants: Grants, deadline_ms: int) -> None:
@@ -95,7 +95,7 @@ class GrantHolder(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer with `error`."""
+        """Close the consumer because of a fatal `error`."""
         ...
 
 
@@ -105,7 +105,7 @@ class Membership:
 
     Args:
         client: the consumer's display name.
-        identity: draws the random bits of session ids.
+        identity: generates the random bits of session ids.
         start: where the group begins if this consumer creates it; None: at the first message.
         filter_text: the text of the consumer's filter; it must be the same for all members of the
             group.
@@ -114,7 +114,9 @@ class Membership:
     _poll: asyncio.Timeout | None = None
     """The timeout by which `nudge` ends a long poll."""
     _polls_until_s = 0.0
-    """The event loop's time until which the metaserver may delay its reply to the long poll."""
+    """The time of the event loop's clock, in seconds, until which the metaserver may delay its
+    reply to the long poll.
+    """
 
     def __init__(
         self,
@@ -133,15 +135,16 @@ class Membership:
         self.session = ""
         self._start = start
         self._pending_session = ""
-        """The id of a session that was requested and is not confirmed yet."""
+        """The id of a session that was requested but is not confirmed yet."""
         self._requested_ms = 0
-        """The boot time, in milliseconds, of its first request. The lease counts from then, because
-        the metaserver may have started the session, and a repeated join does not renew it.
+        """The boot time, in milliseconds, of its first request. The lease counts from that time,
+        because the metaserver may already have started the session, and a repeated join does not
+        renew it.
         """
         self._joined = False
-        """True once a session of this opening was confirmed."""
+        """True once a session of this opening has been confirmed."""
         self._group_id = 0
-        """The id of the group in the last session; a group that is deleted and created again has
+        """The id of the group in the last session; a group that is deleted and recreated has
         another id.
         """
         self._suspended = False
@@ -185,7 +188,7 @@ class Membership:
 
     async def partitions_by_broker(self) -> dict[str, Partition]:
         """Return one partition of the subject for each broker group. Its address is None while the
-        broker does not report to the cluster.
+        broker sends no heartbeats to the metaserver.
         """
         route = await self._meta.route(self._subject)
         return {str(partition.broker_group): partition for partition in route.partitions}
@@ -195,7 +198,7 @@ class Membership:
         Join, and send heartbeats for `holder` until `stop`.
 
         Raises:
-            KeylaneError: the metaserver refused the join, or none answered.
+            KeylaneError: the metaserver refused the join, or none replied.
         """
         await self._join(holder)
         self._task = start_task(self._run_heartbeats(holder), name=f"session {self.session[:8]}")
@@ -270,7 +273,7 @@ class Membership:
         holder.apply_grants(grants, self._requested_ms + grants.ttl_ms - self._settings.margin_ms)
 
     def _belong_to_another_group(self, grants: Grants) -> bool:
-        """Return whether the subject or the group was deleted and created again, and the session
+        """Return True if the subject or the group was deleted and recreated, and the session
         belongs to the new group.
         """
         return grants.group_id != self._group_id
@@ -326,7 +329,7 @@ class Membership:
             raise
 
     def _log_failure(self, error: KeylaneError) -> None:
-        """Log why a heartbeat failed; a refusal is a warning, because the consumer receives nothing
+        """Log why a heartbeat failed. A refusal is a warning, because the consumer receives nothing
         while it lasts.
         """
         refused = isinstance(error, UnauthenticatedError | AccessDeniedError)
@@ -393,7 +396,7 @@ class Membership:
 
     async def _handle_version_regression(self, version: int) -> None:
         """Forget the known version, and wait before the next heartbeat. The pause grows each time,
-        because two databases may reply in turn.
+        because replies from two databases may alternate.
         """
         log.warning(
             "%s: the version of its grants fell from %d to %d: the metaserver's database has lost "
@@ -406,13 +409,15 @@ class Membership:
         await self._pause(self._regression_pauses)
 
     async def _pause(self, pauses: Pauses) -> None:
-        """Sleep for the next pause, but not longer than a long poll takes."""
+        """Sleep for the next pause, but no longer than a long poll takes."""
         await asyncio.sleep(min(pauses.next_pause_ms(), self._timeouts.wait_ms) / 1000)
 
     async def report_release(
         self, session: str, partition_id: int, token: int, *, fence: int = 0
     ) -> None:
-        """Report that a partition is released. If this fails, the next heartbeat reports it."""
+        """Report that a partition is released. If this fails, the next heartbeat reports it
+        instead.
+        """
         body = ReleaseGrant(session=session, partition_id=partition_id, token=token, fence=fence)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
@@ -435,7 +440,7 @@ class Membership:
     @property
     def _timeout_ms(self) -> int:
         """The timeout of a call for each metaserver, in milliseconds. A hanging metaserver costs a
-        closing consumer one full timeout, not one per call.
+        closing consumer one full timeout in total, not one per call.
         """
         return LEAVE_TIMEOUT_MS if self._unanswered else self._settings.call_timeout_ms
 
@@ -495,8 +500,8 @@ class Membership:
         """
         Leave the group, which frees partitions that were not handed over.
 
-        This also ends a session whose join got no reply, because the metaserver may have started
-        it.
+        This also ends a session whose join received no reply, because the metaserver may have
+        started it.
         """
         if self._task is not None:
             self._task.cancel()

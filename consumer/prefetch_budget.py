@@ -1,15 +1,15 @@
-"""Limits the bytes that a consumer prefetches, over all its partitions.
+"""Limits how many bytes a consumer prefetches across all its partitions.
 
     reserve ─▶ pull in flight ─▶ buffered batches, not decoded yet ─▶ decoded ─▶ the next waiter
 
-Otherwise each of many partitions would prefetch: their bytes would be read into new memory each
-time, and leave the processor's cache before they are decoded.
+Without this limit, many partitions would prefetch at once: their bytes would be read into new
+memory each time, and would leave the processor's cache before they are decoded.
 
 Invariants
     A partition that has been pulled to its end never waits: a reservation is for bytes that a
     broker has ready. Waiting partitions are served in order of arrival. A reservation without
-    progress, for example of a paused partition or a broker that does not reply, delays other
-    partitions for less than twice `STALL_S`, however much progress the others make.
+    progress, for example because the partition is paused or its broker does not reply, delays other
+    partitions for less than twice `STALL_S`, no matter how much progress they make.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import asyncio
 
 BUDGET_BYTES = 4 << 20
 STALL_S = 0.5
-"""Seconds between two stall checks: bytes that a partition held at one check stop counting at the
-next if it has released none of them since.
+"""The interval between stall checks, in seconds: bytes that a partition held at one check stop
+counting at the next if it has released none of them since.
 """
 MESSAGE_BYTES = 1 << 10
 """The assumed size of a message, in bytes, until a pull has measured it."""
@@ -30,9 +30,9 @@ class PrefetchBudget:
     The prefetch budget of a consumer.
 
     Args:
-        bytes_max: the limit for all its partitions; a single pull may exceed it if nothing else is
-            reserved.
-        stall_s: seconds between two stall checks.
+        bytes_max: the limit for all its partitions together; a single pull may exceed it if nothing
+            else is reserved.
+        stall_s: the interval between stall checks, in seconds.
     """
 
     def __init__(self, bytes_max: int = BUDGET_BYTES, *, stall_s: float = STALL_S) -> None:
@@ -98,8 +98,8 @@ class PrefetchBudget:
                 return
 
     def _check_stalls(self) -> None:
-        """Stop counting the bytes of stalled partitions: those that have released nothing since the
-        last check.
+        """Stop counting the bytes of stalled partitions, which have released nothing since the last
+        check.
         """
         self._timer = None
         for share in self._shares:
@@ -117,15 +117,15 @@ class _ByteCount:
     def __init__(self) -> None:
         self.count = 0
         self._stalled = 0
-        """The oldest bytes, which are stalled and not counted in the budget."""
+        """The number of the oldest bytes that are stalled, and so not counted in the budget."""
         self._at_last_check = 0
         """The number of bytes at the last stall check."""
         self._released = False
         """True if bytes were released since the last check."""
 
     def release(self, count: int) -> int:
-        """Release the oldest `count` bytes, or all if there are fewer. Return how many of them were
-        counted in the budget.
+        """Release the oldest `count` bytes, or all if there are fewer. Return how many of them
+        counted towards the budget.
         """
         count = min(count, self.count)
         self.count -= count
@@ -142,8 +142,8 @@ class _ByteCount:
         self._released = False
 
     def mark_stalled(self) -> int:
-        """Mark the bytes of the last check as stalled if none were released since. Return how many
-        of them were counted until now.
+        """Mark the bytes of the last check as stalled if none have been released since. Return how
+        many of them counted towards the budget until now.
         """
         newly_stalled = 0 if self._released else self._at_last_check - self._stalled
         self._stalled += newly_stalled
@@ -165,7 +165,7 @@ class BudgetShare:
 
     def try_reserve(self, messages: int, bytes_max: int) -> bool:
         """
-        Reserve budget for a pull; return False if it must wait.
+        Reserve budget for a pull. Return False if the pull must wait.
 
         Args:
             messages: the number of messages that the broker has ready.
@@ -193,6 +193,7 @@ class BudgetShare:
             raise
 
     def _size(self, messages: int, bytes_max: int) -> int:
+        """Return the expected size of a pull, in bytes."""
         return min(bytes_max, max(0, messages) * self._message_bytes)
 
     def hold(self, count: int) -> None:
@@ -204,8 +205,8 @@ class BudgetShare:
         """Release the reservation of a pull that has ended.
 
         Args:
-            count: the bytes that it returned.
-            messages: the messages in them.
+            count: the number of bytes that it returned.
+            messages: the number of messages in these bytes.
         """
         if messages > 0 and count:
             self._message_bytes = -(-count // messages)
@@ -214,7 +215,7 @@ class BudgetShare:
             self._budget.release(reserved.release(reserved.count))
 
     def add_buffered(self, count: int) -> None:
-        """Count `count` pulled bytes that are not decoded yet."""
+        """Count `count` pulled bytes as buffered: they are not decoded yet."""
         self._buffered.count += count
         self._budget.used += count
 
@@ -228,8 +229,8 @@ class BudgetShare:
         self._buffered.start_check()
 
     def mark_stalled(self) -> int:
-        """Mark bytes as stalled if none were released since the last check. Return how many of them
-        were counted until now.
+        """Mark bytes as stalled if none have been released since the last check. Return how many of
+        them counted towards the budget until now.
         """
         return self._in_flight.mark_stalled() + self._buffered.mark_stalled()
 

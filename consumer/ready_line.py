@@ -1,4 +1,4 @@
-"""Prints that a consumer runs, for programs that never configured logging."""
+"""Prints that a consumer is running, for programs that never configured logging."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 
 def print_ready_line(name: str) -> None:
-    """Print one line to standard error if no handler would show the log, and standard error can be
-    written.
+    """Print one line to standard error, if no log handler would show it and standard error is
+    writable.
     """
     if sys.stderr is None or logging.getLogger("keylane.consumer").hasHandlers():
         return

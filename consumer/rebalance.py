@@ -4,7 +4,7 @@
     withdrawn, or closing ─▶ on_revoked, awaited before the hand-over
     fenced, or lease lapsed ─▶ on_lost
 
-An error of a callback is logged, and the hand-over continues. A callback that takes longer than the
+An error in a callback is logged, and the hand-over continues. A callback that exceeds the time
 limit is cancelled.
 """
 
@@ -28,7 +28,7 @@ class Rebalance:
     Calls the rebalance callbacks of one consumer.
 
     Args:
-        limit_ms: milliseconds that a callback may take.
+        limit_ms: how many milliseconds a callback may take.
         name: the name of the consumer, for log lines.
     """
 
@@ -52,7 +52,7 @@ class Rebalance:
 
     def notify_assigned(self, client: PullClient) -> None:
         """Schedule `on_assigned` for a granted partition, in one call with others that are granted
-        now; nothing is pulled from it until the callback returns.
+        now. Nothing is pulled from the partition until the callback returns.
         """
         if self._on_assigned is None:
             return
@@ -77,8 +77,8 @@ class Rebalance:
                 client.gate.remove("on_assigned")
 
     async def notify_ended(self, partition_id: int, *, lost: bool) -> None:
-        """Call `on_revoked`, or `on_lost` if the lease is lost, once `on_assigned` has returned for
-        the partition.
+        """Call `on_revoked`, or `on_lost` if the lease was lost, once `on_assigned` has returned
+        for the partition.
         """
         task = self._assigned_tasks.get(partition_id)
         if task is not None:

@@ -84,40 +84,44 @@ class ConsumerSettings:
     Attributes:
         ttl_ms: 1_000 to 600_000, default 30_000; milliseconds after which a silent consumer loses
             its partitions.
-        consume_strategy: the strategy of the group, also as text: "exclusive", the default, or
-            "shared"; the group's first consumer decides.
+        consume_strategy: the strategy of the group, also accepted as a string: "exclusive", the
+            default, or "shared". The group's first consumer decides.
         concurrency: 1 to 10_000, default 16; the number of handlers that run concurrently, each for
             a different order key.
-        threads: 0 to 1_000, default 0; the number of threads that call the handler, a `def` that
-            may block; replaces `concurrency`.
-        max_records: 1 to 100_000, default 500; the most messages per call of a batch handler.
-        max_wait_ms: 0 to 60_000, default 0; milliseconds for which a message may wait until its
+        threads: 0 to 1_000, default 0; the number of threads that call the handler, which is then a
+            `def` that may block. Replaces `concurrency`.
+        max_records: 1 to 100_000, default 500; the maximum number of messages per call of a batch
+            handler.
+        max_wait_ms: 0 to 60_000, default 0; how many milliseconds a message may wait until its
             batch has `max_records` messages; 0: a free worker takes the messages that are
             available.
-        pull_bytes: 1 to 2_097_152, default 1_048_576; the most bytes that one pull may return.
-        pull_wait_ms: 0 to 30_000, default 30_000; milliseconds for which a broker without new
+        pull_bytes: 1 to 2_097_152, default 1_048_576; the maximum number of bytes that one pull may
+            return.
+        pull_wait_ms: 0 to 30_000, default 30_000; how many milliseconds a broker without new
             messages may delay its answer to a pull.
-        buffer_messages: 1 to 1_000_000, default 20_000; the most messages of one partition that are
-            pulled but not handled yet. Pulling also pauses while acked messages leave more gaps
-            than the broker can store.
-        in_flight_messages: 1 to 100_000, default 200; shared groups: the most messages of one
-            partition that are handed out to this consumer and not handled yet; other consumers do
-            not get them. Up to `buffer_messages` messages that wait for a retry do not count. With
-            slow handlers fewer are pulled: one per free worker, plus as many as are handled in a
-            second.
+        buffer_messages: 1 to 1_000_000, default 20_000; the maximum number of messages of one
+            partition that are pulled but not handled yet. Pulling also pauses while acked messages
+            leave more gaps than the broker can store.
+        in_flight_messages: 1 to 100_000, default 200; shared groups: the maximum number of messages
+            of one partition that are handed out to this consumer and not handled yet; other
+            consumers do not get them. Up to `buffer_messages` messages that wait for a retry do not
+            count. With slow handlers, fewer are pulled: one per free worker, plus as many as are
+            handled in a second.
         in_flight_ms: 100 to 3_600_000, default 60_000; shared groups: milliseconds after which a
-            message that waits here for a worker or a retry is handed out again, to any consumer; so
-            is a message that a loop has passed without an ack, which counts as a failed try. A
-            message is renewed while a handler or the loop body has it. When a broker has received
-            nothing from a consumer for `ttl_ms`, its messages are handed out again at once.
+            message that waits here for a worker or a retry is handed out again, to any consumer.
+            The same applies to a message that a loop has moved past without an ack, which counts as
+            a failed attempt. A message is renewed while a handler or the loop body has it. When a
+            broker has received nothing from a consumer for `ttl_ms`, the consumer's messages are
+            handed out again at once.
         name: default "", which means host and process id; a display name of up to 512 characters.
-        broadcast: default False; True, instead of a group: this consumer gets every message that is
-            sent while it is open, and leaves no state when it ends.
+        broadcast: default False; True, in place of a group: this consumer gets every message that
+            is sent while it is open, and leaves no state behind.
         tags: default None; only messages with one of these tags are handled. Others count as
             handled, and brokers skip batches without any of them.
         filter: default None; only messages with these properties, for example {"country": "DE"}, or
             those for which a synchronous function of a message returns True, are handled. An error
-            of the function is a failed try. All members of a group need the same tags and filter.
+            in the function counts as a failed attempt. All members of a group need the same tags
+            and filter.
         on_assigned: default None; called with the ids of partitions that were granted, before
             anything is pulled from them.
         on_revoked: default None; called before partitions move to another consumer; without a
@@ -125,69 +129,71 @@ class ConsumerSettings:
         on_lost: default None; called with the ids of partitions whose leases are lost, so that
             their messages can no longer be acked. The three callbacks may be `async def`, and have
             `handover_ms` to return.
-        instance: default ""; a name of this consumer within its group that outlives its process. A
+        instance: default ""; a name for this consumer within its group that outlives its process. A
             process that is started under the same name takes over from its predecessor at once,
-            with the same partitions and new tokens; a predecessor that still runs ends with
+            with the same partitions and new tokens; a predecessor that is still running ends with
             FencedError. Only exclusive groups have instances.
-        ack: when a handled message is acked, also as text. "lingering", the default: some
-            milliseconds later, together with others; messages that are not acked when a process is
-            killed are handled again. "each": the ack is durable at the broker before the next
+        ack: when a handled message is acked, also accepted as a string. "lingering", the default: a
+            few milliseconds later, together with others; messages that are not acked when a process
+            is killed are handled again. "each": the ack is durable at the broker before the next
             message of the key starts, so that at most one message of each key is handled again;
             `await message.ack()` returns when it is durable. A worker then waits for each ack, so a
             larger `concurrency` may be needed. While unhandled older messages leave more gaps than
-            a broker can store, it accepts no further acks: the key, and `ack()`, wait until these
+            a broker can store, it accepts no further acks: the key and `ack()` wait until these
             messages are handled or the lease ends. "before": the ack is durable before the handler
             starts, so that no message is handled twice; a message whose handler fails, or is
             interrupted by a crash or a hand-over, is lost.
-        ack_linger_ms: 0 to 10_000, default 20; milliseconds for which acks are collected before
-            they are sent in one request.
+        ack_linger_ms: 0 to 10_000, default 20; how many milliseconds acks are collected before they
+            are sent in one request.
         handler_timeout_ms: 0 to 604_800_000, default 3_600_000; milliseconds after which a handler
-            or batch handler is cancelled, at most a tenth later; this is a failed try, with
-            HandlerTimeoutError. 0 or None: no timeout. With `threads` the failed try is counted and
-            logged, but the message stays with its thread until the handler returns, because a
-            thread cannot be cancelled. A `def` without `threads` blocks the event loop, so it
-            cannot time out. With ack="before" the message is lost, as with other errors.
-        handover_ms: 0 to 600_000, default 5_000; milliseconds that running handlers have to return,
-            within the lease, when their partition is handed over; then they are cancelled. A
-            handler that ignores the cancellation keeps the partition here until it returns. In an
-            iteration, this is the time to ack messages that the loop has passed; the running loop
-            body is always awaited.
-        on_failure: default None, which is "retry" or "block"; the treatment, also as text, of a
-            message that has failed `tries_max` times, or has killed its process. It fails if its
-            handler raises (a batch handler: when called for it alone), or if the program nacks it.
-            "block", the default of strict subjects: it is retried until it succeeds, and later
-            messages of its key wait. "park": its key is set aside at the broker with all its
-            messages, in order, until an operator redrives or skips them; other keys continue.
-            "dead": the message is set aside alone, and later ones of its key continue. Messages
-            without a key are set aside alone, as are all of a shared group. "retry", the default of
-            exclusive groups of best_tried subjects, and, among exclusive groups, allowed only for
-            these: the first failure sets the message aside alone, at the broker, for the pauses of
-            `retry_backoff`; after `retry_tries_max` tries it is a dead letter. In a shared group
-            the message waits in place for these pauses, of `in_flight_ms` at most. A value that
-            `keylane group set` has stored for the group takes precedence.
-        on_full: for "park", also as text: the treatment of a key that cannot be parked, because the
-            group has 10,000 parked keys or 1,000,000 parked messages on the partition. "block",
-            the default: its message waits until the key can be parked. "dead": the key is set aside
-            with all its later messages, in order, as dead letters, which have limits of the same
-            size; messages without a key become dead letters. A value stored for the group takes
-            precedence.
-        tries_max: 1 to 1_000_000, default 10; tries of a message, counted durably, before
-            `on_failure` applies. A `Retry` counts as a try, but never triggers `on_failure`. A
-            value stored for the group takes precedence.
-        retry_tries_max: 1 to 1_000_000, default 32; tries of a message under "retry". The number
-            of tries stored for the group takes precedence.
+            or batch handler is cancelled, at most a tenth later; this counts as a failed attempt,
+            with HandlerTimeoutError. 0 or None: no timeout. With `threads`, the failed attempt is
+            counted and logged, but the message stays with its thread until the handler returns,
+            because a thread cannot be cancelled. A `def` without `threads` blocks the event loop,
+            so it cannot time out. With ack="before" the message is lost, as with other errors.
+        handover_ms: 0 to 600_000, default 5_000; how many milliseconds running handlers have to
+            return, within the lease, when their partition is handed over; after that, they are
+            cancelled. A handler that ignores the cancellation keeps the partition here until it
+            returns. In an iteration, this is the time to ack messages that the loop has moved past;
+            the running loop body is always awaited.
+        on_failure: default None, which means "retry" or "block"; the treatment, also accepted as a
+            string, of a message that has failed `tries_max` times, or has killed its process. A
+            message fails if its handler raises (a batch handler: when called for this message
+            alone), or if the program nacks it. "block", the default of strict subjects: it is
+            retried until it succeeds, and later messages of its key wait. "park": its key is set
+            aside at the broker with all its messages, in order, until an operator redrives or skips
+            them; other keys continue. "dead": the message is set aside alone, and later ones of its
+            key continue. Messages without a key are set aside alone, as are all messages of a
+            shared group. "retry", the default of exclusive groups on best_tried subjects, and not
+            allowed for other exclusive groups: the first failure sets the message aside alone, at
+            the broker, for the pauses of `retry_backoff`; after `retry_tries_max` attempts it
+            becomes a dead letter. In a shared group, the message waits in place for these pauses,
+            but for at most `in_flight_ms`. A value that `keylane group set` has stored for the
+            group takes precedence.
+        on_full: for "park", also accepted as a string: the treatment of a key that cannot be
+            parked, because the group has 10,000 parked keys or 1,000,000 parked messages on the
+            partition. "block", the default: its message waits until the key can be parked. "dead":
+            the key is set aside with all its later messages, in order, as dead letters, which have
+            limits of the same size; messages without a key become dead letters. A value stored for
+            the group takes precedence.
+        tries_max: 1 to 1_000_000, default 10; the number of attempts of a message, counted durably,
+            before `on_failure` applies. A `Retry` counts as an attempt, but never triggers
+            `on_failure`. A value stored for the group takes precedence.
+        retry_tries_max: 1 to 1_000_000, default 32; the number of attempts of a message under
+            "retry". A value of `tries_max` stored for the group takes precedence.
         call_timeout_ms: 10 to 600_000, default 5_000; the timeout, in milliseconds, of a call to a
-            metaserver or broker, beyond the time that the server itself may wait.
-        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
-            call.
-        handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between tries of a
-            failing message. Later messages of its key wait meanwhile, but workers do not. A value
-            stored for the group takes precedence.
+            metaserver or broker, in addition to the time that the server itself may wait.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between attempts of a
+            failing call.
+        handler_backoff: default Backoff(first_ms=100, max_ms=30_000); the pauses between attempts
+            of a failing message. Meanwhile, later messages of its key wait, but workers do not. A
+            value stored for the group takes precedence.
         retry_backoff: default Backoff(first_ms=5_000, max_ms=600_000); the pauses under "retry". A
             value stored for the group takes precedence.
 
     Raises:
-        ConfigError: values are out of range or conflict; the text names all of them.
+        ConfigError: values are out of range or conflict with each other; the message names all of
+            them.
     """
 
     ttl_ms: int = TTL_MS_DEFAULT
@@ -261,7 +267,7 @@ class ConsumerSettings:
 
     @property
     def last_try(self) -> int:
-        """The number of tries after which a message is set aside for good, unless the policy is
+        """The number of attempts after which a message is set aside for good, unless the policy is
         BLOCK.
         """
         retries = self.failure_policy is FailurePolicy.RETRY
@@ -269,8 +275,8 @@ class ConsumerSettings:
 
     @property
     def try_backoff(self) -> Backoff:
-        """The backoff of messages that are retried in place, which in a shared group includes
-        RETRY.
+        """The backoff of messages that are retried in place, which in a shared group includes those
+        under RETRY.
         """
         shared = self.consume_strategy is ConsumeStrategy.SHARED
         retries = self.failure_policy is FailurePolicy.RETRY
@@ -296,7 +302,8 @@ def _instance_problems(instance: object, strategy: ConsumeStrategy) -> list[str]
 
 def merge_settings(settings: ConsumerSettings | None, **overrides: Any) -> ConsumerSettings:
     """
-    Return the settings, or the defaults, with the overrides that are not None. Raises ConfigError.
+    Return the settings, or the defaults, updated with the overrides that are not None. Raises
+    ConfigError.
 
     An override of `tries_max` applies to every policy.
     """
@@ -315,7 +322,7 @@ _INHERITED = ("name", "tags", "filter", "on_assigned", "on_revoked", "on_lost")
 
 
 def inherit_settings(settings: ConsumerSettings, parent: ConsumerSettings) -> ConsumerSettings:
-    """Return settings that inherit a missing name, filter or callback from `parent`."""
+    """Return the settings with a missing name, filter or callback inherited from `parent`."""
     values = {name: getattr(settings, name) for name in _INHERITED}
     inherited = [name for name, value in values.items() if value is None or value == ""]
     return replace(settings, **{name: getattr(parent, name) for name in inherited})
@@ -338,7 +345,7 @@ ARGUMENT_HINTS = {
     "enable_auto_commit": "give ack=",
     "max_retries": "give tries_max= with on_failure='park' or 'dead'",
 }
-"""Names of consumer arguments in other systems, with what to use here."""
+"""Names of consumer arguments in other systems, with the equivalents here."""
 _ACK = "each message is acked: message.ack() in a loop; a handler's message, when it returns"
 _TAKE = "iterate over the consumer, or use getmany()"
 METHOD_HINTS = {
@@ -358,4 +365,4 @@ METHOD_HINTS = {
     "seek_to_beginning": "keylane group reset moves a group",
     "seek_to_end": "keylane group reset moves a group",
 }
-"""Names of consumer methods in other systems, with what to use here."""
+"""Names of consumer methods in other systems, with the equivalents here."""

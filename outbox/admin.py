@@ -38,10 +38,10 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of an outbox. Does nothing if they exist.
+    Create the tables of an outbox. This does nothing if they exist.
 
     Raises:
-        SchemaError: the tables exist, and belong to an older or newer version of keylane; nothing
+        SchemaError: the tables exist but belong to an older or newer version of keylane; nothing
             was changed.
         ConfigError: the engine, the URL or the prefix is invalid.
         StorageError: the database reported an error.
@@ -57,7 +57,7 @@ async def outbox_status(
     engine_or_url: EngineOrUrl, *, subject: str | None = None, prefix: str = DEFAULT_PREFIX
 ) -> OutboxStatus:
     """
-    Count the rows of an outbox, of all subjects or one; also return which process sends them.
+    Count the rows of an outbox, for all subjects or one, and report which process sends them.
 
     Raises:
         SchemaError, ConfigError, StorageError: as `create_tables`.
@@ -78,8 +78,8 @@ async def redrive_failed(
     prefix: str = DEFAULT_PREFIX,
 ) -> RowChange:
     """
-    Send failed rows again, each before newer rows of its key. A row that was stored after all is
-    then stored twice.
+    Send failed rows again, each before newer rows of its key. A failed row that had in fact been
+    stored is then stored twice.
 
     Refused rows are sent again too, behind the rows of their keys that were sent in the meantime.
 
@@ -88,7 +88,7 @@ async def redrive_failed(
         dry_run: only count the rows, without changing them.
 
     Returns:
-        The numbers of failed and of refused rows.
+        The numbers of failed and refused rows.
 
     Raises:
         As `outbox_status`.
@@ -114,7 +114,7 @@ async def purge_failed(
         dry_run: only count the rows, without changing them.
 
     Returns:
-        The numbers of failed and of refused rows.
+        The numbers of failed and refused rows.
 
     Raises:
         As `outbox_status`.
@@ -140,18 +140,18 @@ async def purge_waiting(
     Args:
         meta: `host:port` of a metaserver, which knows whether the subject exists; for several
             metaservers see `Outbox`.
-        subject: the subject whose rows are deleted. Rows halted behind a failed row are included,
+        subject: the subject whose rows are deleted. Rows halted behind a failed row are included;
             failed rows are not.
         force: delete the rows even if the subject exists, without calling a metaserver.
         dry_run: only count the rows, without changing them.
 
     Returns:
-        The numbers of waiting and of halted rows.
+        The numbers of waiting and halted rows.
 
     Raises:
         ConflictError: the subject exists, so its rows will be sent; nothing was deleted.
-        NotSentError, OutcomeUnknownError: no metaserver answers; nothing was deleted.
-        As `outbox_status`.
+        NotSentError, OutcomeUnknownError: no metaserver replied; nothing was deleted. As
+            `outbox_status`.
     """
     check_name("subject", subject)
     check_no_call_problems(flag_problems(force=force, dry_run=dry_run))
@@ -171,12 +171,12 @@ def _check_arguments(subject: str | None, **flags: bool) -> None:
 
 
 async def _check_absent(addresses: list[str], subject: str) -> None:
-    """Raise ConflictError if a metaserver knows the subject."""
+    """Raise ConflictError if a metaserver knows the subject, which means that it exists."""
     timeout_ms = OutboxSettings().call_timeout_ms
     connections = Connections(None, timeout_ms=timeout_ms, what="outbox")
     network = connections.open()
     try:
-        # Fetch the route, because a metaserver that may have lost its database answers this call
+        # Fetch the route, because a metaserver whose database may have been lost answers this call
         # only if it is certain.
         await MetaClient(network, addresses, timeout_ms=timeout_ms).route(subject)
     except (SubjectUnknownError, SubjectDeletedError):
@@ -193,7 +193,7 @@ async def _run_in_transaction(
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> T:
-    """Run `work` in a transaction of its own."""
+    """Run `work` in its own transaction."""
     tables = OutboxTables(prefix)
     database = OutboxDatabase(engine_or_url, tables)
     try:

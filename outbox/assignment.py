@@ -1,13 +1,12 @@
-"""Assigns waiting rows to batches, before these are recorded. Pure.
+"""Assigns waiting rows to batches, before the batches are recorded. Pure.
 
 Invariants
     The rows of a key are in one partition at a time: while a partition that is no longer in the
-    route has unsettled batches, the rows of its range wait.
-    A row is recorded after all rows of its partition with lower ids that were read together with
-    it. The rows of a key with a failed row are halted, so that no newer row overtakes the failed
-    one. A row over its subject's size limit is refused, and newer rows of its key are sent. Until
-    the limit is confirmed, because the route may be out of date, the row and the newer rows of its
-    key wait.
+    route has unsettled batches, the rows of its range wait. A row is recorded after all rows of its
+    partition that have lower ids and were read together with it. The rows of a key with a failed
+    row are halted, so that no newer row overtakes the failed one. A row over its subject's size
+    limit is refused, and newer rows of its key are sent. Because the route may be out of date, the
+    row and the newer rows of its key wait until the limit is confirmed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SubjectKey = tuple[str, bytes]
 
 
 class Capacity(NamedTuple):
-    """The number of batches that a partition can accept now, and their numbering."""
+    """How many batches a partition can accept now, and how they are numbered."""
 
     partition_id: int
     session: SendSession
@@ -47,11 +46,11 @@ class SubjectRange(NamedTuple):
 
 
 class SizeLimit(NamedTuple):
-    """The size limit of a subject's rows: key, value and properties, in bytes."""
+    """The size limit of a subject's rows (key, value and properties together), in bytes."""
 
     bytes: int
     confirmed: bool
-    """True if the limit was fetched again after a row over it was read."""
+    """True if the limit was fetched again after a row that exceeds it was read."""
 
 
 class RecordPlan(NamedTuple):
@@ -65,11 +64,11 @@ class RecordPlan(NamedTuple):
     refused: dict[int, str]
     """The reasons for refused rows, by row id."""
     unconfirmed: set[str]
-    """Subjects with a row over a limit that is not confirmed."""
+    """Subjects with a row over a limit that is not yet confirmed."""
 
 
 def closed_ranges(tables: Mapping[str, CapacityTable]) -> list[SubjectRange]:
-    """Return the ranges whose rows must wait, and so need not be read."""
+    """Return the ranges whose rows must wait, and therefore need not be read."""
     ranges = []
     for subject, table in tables.items():
         start = 0
@@ -90,8 +89,8 @@ def capacity_table(
     Return the capacity of each logical partition of a subject.
 
     Args:
-        partition_ids: the open partition of each logical partition; empty while the route is not
-            known.
+        partition_ids: the open partition of each logical partition; empty while the route is
+            unknown.
         capacities: the capacities of the partitions that can accept batches, by partition id.
         blocked_ranges: the ranges of partitions that are no longer open but still have unsettled
             batches.
@@ -120,14 +119,14 @@ def assign(
         rows: waiting rows, in the order of their ids.
         tables: the capacity tables of the subjects whose routes are known.
         halted_keys: keys that have a failed row.
-        limits: the size limits of subjects with a limit below the maximum for all messages.
+        limits: the size limits of subjects whose limit is below the maximum for all messages.
     """
     builders: dict[int, _BatchBuilder] = {}
     halted_ids: list[int] = []
     unknown_subjects: set[str] = set()
     refusals: dict[int, str] = {}
     unconfirmed_keys: set[SubjectKey] = set()
-    """Keys with a row over a limit that is not confirmed."""
+    """Keys with a row over a limit that is not yet confirmed."""
     for row in rows:
         table = tables.get(row.subject)
         if table is None:
@@ -186,8 +185,8 @@ class _BatchBuilder:
         self._next_sequence += 1
 
     def _needs_new_batch(self, size: int) -> bool:
-        """Return True if a row of this size needs a new batch. A batch of one row may exceed the
-        limits.
+        """Return True if a row of this size needs a new batch. A batch with a single row may exceed
+        the limits.
         """
         return (
             self._bytes >= self._batch_bytes

@@ -4,7 +4,7 @@ A batch is recorded in the database before it is sent. Its bytes are determined 
 its rows, so every process that holds the lease sends the same bytes, and the broker recognizes a
 batch that it has already stored.
 
-`decide_send_step` decides the next step for a partition's batches after the oldest one failed:
+`decide_send_step` decides the next step for a partition's batches after the oldest one has failed:
 
 | the reply to the oldest batch | it may be stored | it is certainly not stored |
 | --- | --- | --- |
@@ -41,16 +41,18 @@ class OutboxRow(NamedTuple):
     id: int
     subject: str
     logical: int
-    """The logical partition; random for a message without a key."""
+    """The logical partition, which is random for a message without a key."""
     key: bytes
     value: bytes
     properties: bytes
     added_at_ns: int
-    """When the row was added, in nanoseconds since 1970, by the clock of that process."""
+    """When the row was added, in nanoseconds since 1970, by the clock of the process that added
+    it.
+    """
 
     @property
     def size(self) -> int:
-        """The size of key, value and properties in bytes."""
+        """The size of key, value and properties together, in bytes."""
         return len(self.key) + len(self.value) + len(self.properties)
 
 
@@ -71,16 +73,18 @@ class OutboxBatch:
     sequence: int
     rows: list[OutboxRow]
     doubtful: bool = False
-    """True if the batch may be stored: a try got no reply, or another process recorded it."""
+    """True if the batch may be stored: an attempt got no reply, or another process recorded the
+    batch.
+    """
     _data: bytes = field(default=b"", repr=False)
 
     @property
     def id(self) -> int:
-        """The id of the first row, which is unique because a row is in one batch at a time."""
+        """The id of the first row, which is unique because a row is in only one batch at a time."""
         return self.rows[0].id
 
     def encode(self) -> bytes:
-        """Return the bytes of the batch, which are the same for every try."""
+        """Return the bytes of the batch, which are the same for every attempt."""
         if not self._data:
             self._data = encode_batch(
                 partition_id=self.partition_id,
@@ -113,10 +117,10 @@ def decide_send_step(error: KeylaneError, *, doubtful: bool, closed: bool, gone:
     Return the next step after the oldest batch failed with `error`.
 
     Args:
-        doubtful: the oldest batch may be stored.
-        closed: the partition is not open in the latest route.
-        gone: no broker can answer for the partition any longer, because an operator has accepted
-            its loss, or its subject is deleted.
+        doubtful: True if the oldest batch may be stored.
+        closed: True if the partition is not open in the latest route.
+        gone: True if no broker can answer for the partition any more, because an operator has
+            accepted its loss or its subject is deleted.
     """
     if isinstance(error, StaleRouteError | MessageTooLargeError):
         return SendStep.RETURN

@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 class Outbox(LoopBoundClient, Generic[V]):
     """
-    Adds messages in a transaction of the user's database; they are sent if it commits, and
-    discarded if it rolls back.
+    Adds messages in a transaction of the user's database. They are sent if it commits and discarded
+    if it rolls back.
 
         outbox = Outbox("127.0.0.1:7000", engine)
         async with outbox, AsyncSession(engine) as session, session.begin():
@@ -54,9 +54,9 @@ class Outbox(LoopBoundClient, Generic[V]):
             await outbox.add(session, "orders", b"...", key=b"customer-7")
 
     Messages of a key are stored in the order of their rows, each exactly once. Several processes
-    may open an outbox on the same tables; the one that holds the lease sends. Adding messages
-    requires neither an open outbox nor a reachable metaserver: any process that opens an outbox on
-    these tables sends the rows.
+    may open an outbox on the same tables; the one that holds the lease sends the messages. Adding
+    messages requires neither an open outbox nor a reachable metaserver: any process that opens an
+    outbox on these tables sends the rows.
 
     An outbox works only in the event loop and process that opened it; `add_sync` may be called from
     any thread.
@@ -79,18 +79,18 @@ class Outbox(LoopBoundClient, Generic[V]):
         Create an outbox. `async with` opens it; it sends only while it is open.
 
         Args:
-            meta: `host:port` of a metaserver; for several, an iterable of strings or one string
-                with commas.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of strings or
+                one comma-separated string.
             engine_or_url: a SQLAlchemy engine, async or not, or a database URL.
             prefix: the prefix of the tables' names.
             codec: encodes the values, for example JsonCodec(Order), in the thread that adds them. A
-                mapping gives a codec for each subject: annotate that outbox as `Outbox[Any]`.
+                mapping gives a codec for each subject; annotate such an outbox as `Outbox[Any]`.
                 Subjects without a codec take bytes. None: no subject has a codec.
             settings: times in milliseconds, sizes in bytes.
-            tls: the authority that signed the servers' certificates; None: KEYLANE_TLS_CA of the
-                environment, or no TLS.
-            token: the access token, for a cluster with access control; None: it is read from the
-                file that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
+            tls: the certificate authority of the servers; None: the environment variable
+                KEYLANE_TLS_CA, or no TLS.
+            token: the access token, for a cluster with access control; None: read from the file
+                that KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
 
         Raises:
             ConfigError: an argument is invalid.
@@ -125,8 +125,8 @@ class Outbox(LoopBoundClient, Generic[V]):
         Start sending. Rows wait until a metaserver is reachable.
 
         Raises:
-            SchemaError: the tables are missing, or have another version.
-            StorageError: the database does not answer.
+            SchemaError: the tables are missing or have another version.
+            StorageError: the database does not respond.
             StoryError: the metaserver belongs to a virtual cluster, and no story is running.
             UsageError: the outbox is already open.
         """
@@ -164,7 +164,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         Raises:
             UsageError: the outbox was opened in another event loop.
             InternalError: the outbox had stopped sending because of a bug in keylane; it is closed
-                nevertheless.
+                anyway.
         """
         if not self._connections.loop_binding.is_open_here:
             return
@@ -186,12 +186,13 @@ class Outbox(LoopBoundClient, Generic[V]):
 
     async def status(self) -> OutboxStatus:
         """
-        Return the counts of rows by subject, the first failed rows, and the process that sends.
+        Return the row counts by subject, the first failed rows, and the process that sends the
+        rows.
 
         This reads every row.
 
         Raises:
-            SchemaError: the tables are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
@@ -199,21 +200,23 @@ class Outbox(LoopBoundClient, Generic[V]):
 
     async def gauges(self) -> OutboxGauges:
         """
-        Return the number of rows, and the age of the oldest.
+        Return the number of rows, and the age of the oldest one.
 
-        This takes a few index look-ups, however many rows wait. An outbox that is not open uses a
-        new connection for each call, because it may never be closed; a program that polls should
-        open the outbox, or pass an engine, whose pool keeps connections.
+        This takes a few index lookups, no matter how many rows are waiting. An outbox that is not
+        open uses a new connection for each call, because it may never be closed; a program that
+        polls should open the outbox, or pass an engine, whose pool keeps connections.
 
         Raises:
-            SchemaError: the tables are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
             StorageError: the database reported an error.
         """
         now_ns = self._environment.clock.wall_ns()
         return await self._run_read(read_gauges, now_ns)
 
     async def _run_read(self, read: Callable[..., T], now_ns: int) -> T:
-        """Run `read` in a transaction; close the connections if the outbox is not open."""
+        """Run `read` in a transaction, and close the connections afterwards if the outbox is not
+        open.
+        """
         try:
             return await self._database.run(read, self._tables, now_ns=now_ns)
         finally:
@@ -257,11 +260,11 @@ class Outbox(LoopBoundClient, Generic[V]):
             value: bytes, or a value for the codec. Key, value and properties together may not
                 exceed the subject's limit (1 MiB by default). A larger row is refused when it is
                 due to be sent, and newer rows of its key are sent; see `status`.
-            key: the order key, bytes or a text, which is sent as UTF-8; b"" means any partition,
+            key: the order key, bytes or a string, which is sent as UTF-8; b"" means any partition
                 and no order.
-            properties: a mapping from text to text or bytes, up to 64 KiB encoded.
-            tags: texts without commas, which `message.tags` returns; they are sent as the property
-                "keylane.tags".
+            properties: a mapping from strings to strings or bytes, up to 64 KiB when encoded.
+            tags: strings without commas, which `message.tags` returns; they are sent as the
+                property "keylane.tags".
 
         Returns:
             The id of the row.
@@ -269,11 +272,11 @@ class Outbox(LoopBoundClient, Generic[V]):
         Raises:
             MessageTooLargeError, CodecError: raised by the call itself, before it is awaited;
                 nothing was added.
-            InvalidRequestError: an argument is invalid, which the call itself raises; or the
-                connection uses AUTOCOMMIT, so a rollback would not remove the row.
+            InvalidRequestError: an argument is invalid (raised by the call itself), or the
+                connection uses AUTOCOMMIT, so that a rollback would not remove the row.
             SchemaError: the tables do not exist; whether the transaction can continue depends on
                 the database.
-            SQLAlchemyError: any other error of the database, unchanged.
+            SQLAlchemyError: any other error from the database, unchanged.
         """
         if not isinstance(target, AsyncSession | AsyncConnection):
             raise InvalidRequestError(
@@ -292,7 +295,7 @@ class Outbox(LoopBoundClient, Generic[V]):
         properties: Mapping[str, str | bytes] | None = None,
         tags: Collection[str] = (),
     ) -> int:
-        """Add a message with a synchronous Session or Connection, in any thread; see `add`."""
+        """Add a message with a synchronous Session or Connection, from any thread; see `add`."""
         if not isinstance(target, Session | Connection):
             raise InvalidRequestError(
                 f"add_sync takes a Session or a Connection, not {type(target).__name__}"
@@ -322,19 +325,19 @@ class Outbox(LoopBoundClient, Generic[V]):
         tags: Collection[str] = (),
     ) -> None:
         """
-        Add a message in a transaction of its own, and wait until a broker has stored it.
+        Add a message in its own transaction, and wait until a broker has stored it.
 
-        Use this for a message that belongs to no transaction, to keep it in order with the rows of
-        its key. If an operator purges rows during the call, it cannot know whether its row was sent
-        or purged.
+        Use this for a message that belongs to no transaction but must stay in order with the rows
+        of its key. If an operator purges rows during the call, the call cannot know whether its row
+        was sent or purged.
 
         Raises:
             As `add`.
-            MessageTooLargeError: also if the row exceeds the subject's limit; it stays in the
-                table as refused.
+            MessageTooLargeError: also if the row exceeds the subject's limit; the row stays in the
+                table, marked as refused.
             DeliveryError: no broker knows whether the row is stored, or an operator purged rows
                 during the call.
-            StorageError: the database does not answer; the message may have been added.
+            StorageError: the database does not respond; the message may have been added.
             InternalError: this outbox has stopped sending because of a bug in keylane; the `fate`
                 says whether the message may have been added.
             ClosedError: the outbox is not open, or was closed during the call, in which case the
@@ -351,8 +354,8 @@ class Outbox(LoopBoundClient, Generic[V]):
         await self._waiters.wait(row_id, token)
 
     def _insert_row(self, connection: Connection, row: dict[str, Any]) -> tuple[int, int]:
-        """Insert the row, and return its id and the lease's token, read before operators can see
-        the row.
+        """Insert the row. Return its id and the lease's token, which is read before operators can
+        see the row.
         """
         row_id = _row_id(connection.execute(self._insert, row))
         return row_id, connection.execute(sa.select(self._tables.lease.c.token)).scalar_one()

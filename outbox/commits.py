@@ -1,4 +1,4 @@
-"""Detects commits of the user's transactions, after which their rows can be sent."""
+"""Detects commits of the user's transactions, after which the rows they added can be sent."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sqlalchemy.engine import Connection, Transaction
 from sqlalchemy.orm import Session, SessionTransaction
 
 POLL_S = 0.001
-"""The interval, in seconds, for polling whether a connection has committed: SQLAlchemy has an event
-before that commit, but none after it.
+"""The interval, in seconds, at which a connection is polled for a commit: SQLAlchemy fires an event
+before such a commit, but none after it.
 """
 
 
 class CommitWatch:
     """
-    Calls `wake` in `loop` after each commit, but not after rollbacks, of a session or connection
-    passed to `watch`.
+    Calls `wake` in `loop` after each commit, but not rollback, of a session or connection passed to
+    `watch`.
 
     The session or connection may be used in any thread.
     """
@@ -28,7 +28,9 @@ class CommitWatch:
         self._loop = loop
         self._wake = wake
         self._has_rows: WeakKeyDictionary[Session | Connection, bool] = WeakKeyDictionary()
-        """The watched sessions and connections; True while their transaction has added rows."""
+        """The watched sessions and connections; the value is True while the current transaction has
+        added rows.
+        """
 
     def watch(self, target: Session | Connection) -> None:
         """Watch `target`, which has added a row in its current transaction."""

@@ -13,7 +13,9 @@ from .tables import OutboxTables
 P = ParamSpec("P")
 T = TypeVar("T")
 _LOCKS_ROWS_ONLY = {"isolation_level": "READ COMMITTED"}
-"""Each statement sees the latest commits, and MySQL does not lock gaps between rows."""
+"""With this isolation level, each statement sees the latest commits, and MySQL does not lock gaps
+between rows.
+"""
 
 
 class Transactions(Protocol):
@@ -23,17 +25,17 @@ class Transactions(Protocol):
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        Run `work` in a transaction of its own, and return its result.
+        Run `work` in its own transaction, and return its result.
 
         Raises:
             SchemaError: a table is missing.
-            StorageError: the database reported an error; the transaction may be committed.
-            Any exception of `work`; nothing is committed.
+            StorageError: the database reported an error; the transaction may be committed. Any
+                exception raised by `work`; nothing is committed.
         """
         ...
 
     async def close(self) -> None:
-        """Close the connections that this object has opened."""
+        """Close the connections that this object opened."""
         ...
 
 
@@ -42,6 +44,9 @@ class OutboxDatabase(UserDatabase):
 
     def __init__(self, engine_or_url: EngineOrUrl, tables: OutboxTables) -> None:
         """
+
+        Create the database for an outbox's tables.
+
         Raises:
             ConfigError: the argument is neither an engine nor the URL of a database whose driver is
                 installed.

@@ -1,4 +1,4 @@
-"""Sends the waiting rows of the table while this process holds the lease.
+"""Sends the waiting rows in the table while this process holds the lease.
 
     wake ─▶ round (a transaction) ─▶ senders send ─▶ replies ─▶ round ─▶ … ─▶ no rows remain:
                                                                               release the lease
@@ -40,7 +40,9 @@ CACHED_SUBJECTS_MAX = 1_000
 
 
 class Drainer:
-    """The task of an open outbox that takes the lease and runs the rounds, with its senders."""
+    """The task of an open outbox that takes the lease and runs the rounds; also owns the
+    senders.
+    """
 
     def __init__(
         self,
@@ -68,8 +70,8 @@ class Drainer:
         self._closing = False
         self.token: int | None = None
         self._may_hold_lease = False
-        """True after a round was cancelled, whose transaction may have taken the lease or may still
-        run in a thread.
+        """True after a round was cancelled: its transaction may have taken the lease, or may still
+        be running in a thread.
         """
         self.senders: dict[int, PartitionSender] = {}
         self._by_subject: dict[str, list[PartitionSender]] = {}
@@ -77,20 +79,20 @@ class Drainer:
         self._settled = SettledBatches()
         self._halted_keys: set[SubjectKey] = set()
         self._confirmed_limits: set[str] = set()
-        """Subjects whose limit was fetched again after a row over it was found."""
+        """Subjects whose limit was fetched again after a row that exceeds it was found."""
         self._limit_checks: dict[str, asyncio.Task[None]] = {}
         self._routing_tasks: dict[str, asyncio.Task[None]] = {}
         self.fault: BaseException | None = None
-        """The exception, a bug, that ended one of the tasks; sending then stops, and the lease
-        expires.
+        """The exception, caused by a bug, that ended one of the tasks. Sending then stops, and the
+        lease expires.
         """
         self._begin_session()
         self._task = start_task(self._run(), name="outbox")
         self._task.add_done_callback(self.on_task_done)
 
     def _begin_session(self) -> None:
-        """Take a new producer id, because other processes may send the recorded batches of the old
-        one.
+        """Allocate a new producer id, because other processes may send the batches recorded under
+        the old one.
         """
         self._producer_id = self._draw_identity(63) | 1
         self._epochs = itertools.count()
@@ -117,8 +119,8 @@ class Drainer:
         try:
             await self._run_rounds()
         except asyncio.CancelledError:
-            # Only the end of the event loop cancels this task. Without a release, the next process
-            # would have to wait for the lease to expire.
+            # Only the shutdown of the event loop cancels this task. Without a release, the next
+            # process would have to wait for the lease to expire.
             await self._release()
             raise
 
@@ -139,7 +141,7 @@ class Drainer:
                 self.wake()
 
     async def _wait_until_due(self) -> bool:
-        """Wait until a round may be due; return False if there is nothing to do."""
+        """Wait until a round may be due. Return False if there is nothing to do."""
         settings = self._settings
         if await self._wait_for_wake(
             settings.rescan_ms
@@ -152,7 +154,7 @@ class Drainer:
         )
 
     async def _wait_for_wake(self, wait_ms: int) -> bool:
-        """Wait for `wake`; return False after `wait_ms` without one."""
+        """Wait for `wake`. Return False if it is not called within `wait_ms`."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._wake.wait()
@@ -327,7 +329,7 @@ class Drainer:
                 await sender.close()
 
     async def _evict_idle_subjects(self) -> None:
-        """Evict the subjects that have been idle longest from the cache."""
+        """Evict the subjects that have been idle for the longest time from the cache."""
         busy = {sender.subject for sender in self.senders.values() if sender.batches}
         busy |= {*self._routing_tasks, *self._limit_checks}
         idle = [subject for subject in self._routes.states if subject not in busy]
@@ -374,7 +376,7 @@ class Drainer:
             sender.partition = partition or sender.partition
 
     def _start_routing(self, subject: str) -> None:
-        """Start fetching the subject's route until its rows can be sent, unless that is in
+        """Start fetching the subject's route until its rows can be sent, unless that is already in
         progress.
         """
         if not self._is_routed(subject):
@@ -386,7 +388,7 @@ class Drainer:
         work: Callable[[str], Coroutine[Any, Any, None]],
         subject: str,
     ) -> None:
-        """Start `work` for a subject, unless `tasks` has its task already."""
+        """Start `work` for a subject, unless `tasks` already contains a task for it."""
         if subject not in tasks:
             task = tasks[subject] = start_task(work(subject), name=f"outbox {subject}")
             task.add_done_callback(lambda _: tasks.pop(subject, None))
@@ -414,7 +416,7 @@ class Drainer:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The reasons why rows wait, by subject."""
+        """The reasons why rows are waiting, by subject."""
         routes = {
             subject: self._routes.states[subject].problem
             for subject in (*self._routing_tasks, *self._limit_checks)
@@ -427,7 +429,7 @@ class Drainer:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     async def close(self) -> None:
-        """Finish the current transaction and release the lease; other processes settle the
+        """Finish the current transaction and release the lease. Other processes settle the
         remaining batches.
         """
         self._closing = True

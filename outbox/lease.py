@@ -1,10 +1,10 @@
 """The lease, which ensures that only one process sends. I/O: SQL.
 
 Taking the lease raises the token, and every write by a holder checks its token first. A holder that
-was suspended finds a higher token and stops; PostgreSQL ends the transaction in which it was
-suspended. Until then it can only send recorded batches, which the broker recognizes or refuses. The
-duration of the lease, by the database's clock, therefore only determines how soon another process
-takes over.
+was suspended finds a higher token and stops, and PostgreSQL ends the transaction during which it
+was suspended. Until then it can only send recorded batches, which the broker recognizes or refuses.
+The duration of the lease, by the database's clock, therefore only determines how soon another
+process takes over.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from .settings import LEASE_MS_MAX
 from .tables import OutboxTables, database_ms
 
 IDLE_MS_MIN = 5_000
-"""PostgreSQL ends an idle transaction that has locked the lease's row after the lease's duration,
-but not before this many milliseconds.
+"""PostgreSQL ends an idle transaction that has locked the lease's row once the lease's duration has
+passed, but not before this many milliseconds.
 """
 
 TOKENS_PER_DELETION = 1 << 32
-"""The high half of the token counts deletions by operators, so callers that wait for a row can
-distinguish a deleted row from a sent one.
+"""Added to the token for each deletion by an operator: the token's high half counts deletions, so
+that callers waiting for a row can tell a deleted row from a sent one.
 """
 
 
 class TokenChangedError(Exception):
-    """The token has changed, because another process took the lease or an operator changed rows;
-    read them again.
+    """The token has changed, because another process took the lease or an operator changed rows.
+    The tables must be read again.
     """
 
 
 def acquire(
     connection: Connection, tables: OutboxTables, *, owner: str, lease_ms: int
 ) -> int | None:
-    """Take the lease for `lease_ms` and return its token, or None while another process holds
+    """Take the lease for `lease_ms` and return its token, or return None if another process holds
     it.
     """
     lease = tables.lease
@@ -77,8 +77,8 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
     """
     Release the lease if `owner` holds it.
 
-    This also raises the token, because a cancelled transaction of the holder may still run in a
-    thread and would renew the lease.
+    This also raises the token, because a cancelled transaction of the holder may still be running
+    in a thread and would renew the lease.
     """
     lease = tables.lease
     connection.execute(
@@ -89,10 +89,10 @@ def release(connection: Connection, tables: OutboxTables, *, owner: str) -> None
 def advance_token(connection: Connection, tables: OutboxTables, *, deletes: bool) -> None:
     """
     Lock the lease's row, and make its holder read everything again. Every change by an operator
-    begins with this.
+    starts with this call.
 
     Args:
-        deletes: the change may delete unsent rows; see `deletion_count`.
+        deletes: True if the change may delete unsent rows; see `deletion_count`.
     """
     lease = tables.lease
     _end_when_idle(connection, IDLE_MS_MIN)
@@ -101,16 +101,16 @@ def advance_token(connection: Connection, tables: OutboxTables, *, deletes: bool
 
 
 def deletion_count(token: int) -> int:
-    """Return the number of deletions by operators that a token counts."""
+    """Return the number of operators' deletions that a token counts."""
     return token // TOKENS_PER_DELETION
 
 
 def _end_when_idle(connection: Connection, lease_ms: int) -> None:
     """
-    Have PostgreSQL end this transaction if the process is suspended during it.
+    Make PostgreSQL end this transaction if the process is suspended while it is open.
 
-    Otherwise the locked row of the lease would keep other processes from taking the lease, or from
-    closing their outboxes, until this process continues.
+    Otherwise the lock on the lease's row would prevent other processes from taking the lease or
+    closing their outboxes until this process resumes.
     """
     if connection.dialect.name == "postgresql":
         setting = sa.literal("idle_in_transaction_session_timeout")

@@ -1,4 +1,4 @@
-"""Sends the recorded batches of one partition in order; later batches wait for one that failed."""
+"""Sends the recorded batches of one partition in order; later batches wait for a failed one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ from .settings import OutboxSettings
 
 log = logging.getLogger("keylane.outbox")
 WARN_AT = 8
-"""The number of consecutive failures, some seconds, after which a warning is logged."""
+"""The number of consecutive failures, equivalent to a few seconds, after which a warning is
+logged.
+"""
 
 
 class SenderOwner(Protocol):
-    """The drainer, as seen by its senders."""
+    """The interface of the drainer to its senders."""
 
     def on_stored(self, batch: OutboxBatch) -> None:
         """Delete a stored batch in the next round."""
@@ -42,7 +44,9 @@ class SenderOwner(Protocol):
     def return_batches(
         self, subject: str, returned: list[OutboxBatch], failed: list[OutboxBatch], reason: str
     ) -> None:
-        """Requeue the rows of `returned` batches, and mark those of `failed` ones as failed."""
+        """Requeue the rows of the `returned` batches, and mark the rows of the `failed` ones as
+        failed.
+        """
         ...
 
     async def refresh_route(self, subject: str) -> object:
@@ -50,8 +54,8 @@ class SenderOwner(Protocol):
         ...
 
     def on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Stop sending, and raise the error in waiting callers, if the task ended because of a
-        bug.
+        """If the task ended because of a bug, stop sending and raise the error in waiting
+        callers.
         """
         ...
 
@@ -73,19 +77,19 @@ class PartitionSender:
         self.subject = subject
         self.partition_id = partition_id
         self.partition: Partition | None = None
-        """The partition with its broker's address; None until a route has listed it."""
+        """The partition and its broker's address; None until a route has listed it."""
         self.listed = False
         """True if the partition is open in the latest route."""
         self.sealed = False
         """True if the broker has refused a batch because the partition is sealed."""
         self.gone: KeylaneError | None = None
-        """Why no broker can answer for the partition any longer; None while one can."""
+        """The reason why no broker can answer for the partition any more; None while one can."""
         self.limit_bytes = MESSAGE_BYTES_MAX
         """The size limit of a message, in bytes; a refusal by the broker may lower it."""
         self.problem = ""
-        """Why batches are not being stored; empty while they are."""
+        """The reason why batches are not being stored; empty while they are."""
         self.batches: deque[OutboxBatch] = deque()
-        """Recorded batches that are not settled, the oldest first; all have the same session."""
+        """Recorded batches that are not settled, oldest first; all belong to the same session."""
         self._owner = owner
         self._broker_at = broker_at
         self._settings = settings
@@ -104,7 +108,7 @@ class PartitionSender:
 
     # ── recording ─────────────────────────────────────────────────────────────────────────────────
     def capacity(self) -> Capacity | None:
-        """Return the capacity for new batches; None if none may be recorded now."""
+        """Return the capacity for new batches, or None if none may be recorded now."""
         batch_count = self._settings.in_flight_max - len(self.batches)
         # A broker recognizes only the latest batches, and batches that another process has recorded
         # must be stored before new ones.
@@ -119,7 +123,9 @@ class PartitionSender:
         self._wake.set()
 
     def enqueue(self, batch: OutboxBatch) -> bool:
-        """Send a batch that was recorded for a `capacity`; return False if that is out of date."""
+        """Send a batch that was recorded for a `capacity`. Return False if that capacity is out of
+        date.
+        """
         if not self.open or batch.session != self._session:
             return False
         assert batch.sequence == self._next_sequence
@@ -154,7 +160,7 @@ class PartitionSender:
         return await self._broker_at(address).channel()
 
     async def _send_batches(self) -> None:
-        """Send until the first failure, then wait for all pending calls and raise it."""
+        """Send until the first failure, then wait for all pending calls and raise the failure."""
         calls: deque[asyncio.Task[None]] = deque()
         try:
             while True:
@@ -193,13 +199,14 @@ class PartitionSender:
             raise
 
     def _settle(self, batch: OutboxBatch) -> None:
+        """Record that a batch is stored."""
         self._pauses.reset()
         self.problem = ""
         self.batches.remove(batch)
         self._owner.on_stored(batch)
 
     def _handle_failure(self, error: KeylaneError) -> bool:
-        """Handle the error of the oldest batch; return True if all batches were handed back."""
+        """Handle the error of the oldest batch. Return True if all batches were handed back."""
         if not self.batches:
             return False
         self.sealed = self.sealed or isinstance(error, StaleRouteError)

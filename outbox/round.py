@@ -1,5 +1,5 @@
-"""One transaction of the sending process: deletes settled batches and records waiting rows.
-I/O: SQL.
+"""Runs one transaction of the sending process, which deletes settled batches and records waiting
+rows. I/O: SQL.
 
     take or renew the lease ─▶ settle ─▶ read waiting rows ─▶ assign ─▶ record
                                                                 └▶ no rows remain: release
@@ -25,9 +25,9 @@ class SettledBatches:
 
     stored: list[OutboxBatch] = field(default_factory=list)
     returned: list[OutboxBatch] = field(default_factory=list)
-    """Batches whose rows wait again."""
+    """Batches whose rows must wait again."""
     failed: dict[OutboxBatch, str] = field(default_factory=dict)
-    """The failed batches with the reasons."""
+    """The failed batches, with the reasons."""
 
     def __bool__(self) -> bool:
         return bool(self.stored or self.returned or self.failed)
@@ -39,7 +39,7 @@ class RoundInput:
 
     owner: str
     token: int | None
-    """The token of the lease; None if the round must take the lease."""
+    """The lease's token; None if the round must take the lease."""
     settled: SettledBatches
     sending: bool
     """True if recorded batches are still being sent."""
@@ -53,21 +53,21 @@ class RoundOutcome:
     """The result of a round."""
 
     token: int | None
-    """The token of the lease; None if another process holds it, or it was released because no rows
-    remain.
+    """The lease's token; None if another process holds the lease, or if it was released because no
+    rows remain.
     """
     recorded: list[OutboxBatch] = field(default_factory=list)
     unknown: set[str] = field(default_factory=set)
     """Subjects with waiting rows whose route is unknown."""
     halted_keys: set[SubjectKey] = field(default_factory=set)
     inherited: bool = False
-    """True if the lease was just taken, and `recorded` are an earlier holder's batches."""
+    """True if the lease was just taken and `recorded` contains an earlier holder's batches."""
     refused: dict[int, str] = field(default_factory=dict)
     """The reasons for refused rows, by row id."""
     unconfirmed: set[str] = field(default_factory=set)
-    """Subjects with a row over their limit, which must be fetched again."""
+    """Subjects with a row over the size limit; the limit must be fetched again."""
     more: bool = False
-    """True if more rows wait than were read, so the next round is due immediately."""
+    """True if more rows are waiting than were read, so that the next round is due immediately."""
 
 
 def run_round(
@@ -131,6 +131,7 @@ def run_round(
 
 
 def _settle(connection: Connection, tables: OutboxTables, settled: SettledBatches) -> None:
+    """Delete the stored batches, requeue the returned ones, and mark the failed ones."""
     rows.delete_stored(connection, tables, settled.stored)
     rows.requeue_batches(connection, tables, settled.returned)
     rows.fail_batches(connection, tables, settled.failed)

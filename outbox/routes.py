@@ -1,8 +1,8 @@
-"""The routes of the subjects whose rows wait.
+"""The routes of the subjects with waiting rows.
 
-A route is fetched when it is needed: for the first row of a subject, and after a partition refused
-a batch or did not answer. Sealed partitions refuse batches, so an outdated route costs a call but
-never breaks the order.
+A route is fetched when it is needed: for the first row of a subject, and after a partition has
+refused a batch or has not replied. Sealed partitions refuse batches, so an outdated route costs a
+call but never breaks the order.
 
 The partitions of a deleted subject store nothing further. Its unsent rows wait until an operator
 creates a subject of this name, because sending a message does not recreate a deleted subject.
@@ -36,7 +36,9 @@ MISSING_PAUSE_MS_MAX = 60_000
 exist.
 """
 DELETED_KNOWN_MAX = 10_000
-"""The maximum number of remembered deleted subjects; others are treated as after a restart."""
+"""The maximum number of deleted subjects that are remembered; others are treated as after a
+restart.
+"""
 _NO_SUBJECT = (SubjectDeletedError, SubjectUnknownError)
 _DELETED = "the subject was deleted: its rows wait until an operator creates one of this name"
 
@@ -52,22 +54,24 @@ class RouteState:
     closed: dict[int, Partition] = field(default_factory=dict)
     """Partitions with unsettled batches that are not open."""
     gone: Mapping[int, KeylaneError] = field(default_factory=dict)
-    """Partitions for which no broker can answer any longer, with the reason: an operator has
-    accepted their loss, or their subject is deleted.
+    """Partitions for which no broker can answer any more, with the reason: an operator has accepted
+    their loss, or their subject is deleted.
     """
     problem: str = ""
-    """Why the last request returned no route; empty if it did."""
+    """The reason why the last request returned no route; empty if it did."""
     last_error: str = ""
     """The error message of the last request; empty if it succeeded."""
     not_found_count: int = 0
-    """The number of consecutive replies that there is no such subject."""
+    """The number of consecutive replies that the subject does not exist."""
 
     def pause_ms(self, attempt: int, backoff: Backoff, rng: random.Random) -> int:
-        """Return the pause in milliseconds after `attempt` consecutive requests without a route."""
+        """Return the pause, in milliseconds, after `attempt` consecutive requests without a
+        route.
+        """
         if not self.not_found_count:
             return backoff.wait_ms(attempt, rng)
-        # Not `attempt`, because a metaserver that is back, and being rebuilt, may lack its subjects
-        # for a moment.
+        # Not `attempt`, because a metaserver that is being rebuilt after a failure may lack its
+        # subjects for a moment.
         longest = replace(backoff, max_ms=max(backoff.max_ms, MISSING_PAUSE_MS_MAX))
         return longest.wait_ms(self.not_found_count, rng)
 
@@ -78,23 +82,23 @@ class OutboxRoutes:
     def __init__(self, meta: MetaClient) -> None:
         self._meta = meta
         self.states: dict[str, RouteState] = {}
-        """Routes by subject, the least recently used first."""
+        """Routes by subject, least recently used first."""
         self._deleted = RecentNames(DELETED_KNOWN_MAX)
         """Deleted subjects, until a new subject of the same name is known."""
         self._pending_fetches: dict[str, asyncio.Task[RouteState]] = {}
 
     def mark_used(self, subject: str) -> None:
-        """Make a subject the most recently used one."""
+        """Mark a subject as the most recently used one."""
         if subject in self.states:
             self.states[subject] = self.states.pop(subject)
 
     async def fetch(self, subject: str, unsettled: Collection[int]) -> RouteState:
         """
-        Fetch the latest route; concurrent calls for a subject share the request.
+        Fetch the latest route. Concurrent calls for a subject share the request.
 
         Args:
             unsettled: the ids of partitions with unsettled batches. If the route no longer lists
-                one of them, the subject's history is fetched too.
+                one of them, the subject's history is fetched as well.
         """
         task = self._pending_fetches.get(subject)
         if task is None:

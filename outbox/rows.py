@@ -1,4 +1,4 @@
-"""Reads and writes the rows of messages and of batches. I/O: SQL.
+"""Reads and writes the rows of messages and batches. I/O: SQL.
 
 All functions except `insert_statement` and `has_unsettled_rows` must be called in a transaction
 that has checked the token of the lease.
@@ -21,14 +21,14 @@ from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables
 
 FAILURE_CHARS_MAX = 500
 IDS_AT_ONCE = 5_000
-"""The maximum number of ids in a statement, each a parameter; SQLite allows 32,766."""
+"""The maximum number of ids in a statement. Each id is a parameter, and SQLite allows 32,766."""
 SUBJECTS_MAX = 10_000
-"""The maximum number of subjects in a statement, each a parameter; SQLite and PostgreSQL allow
-about 32,000.
+"""The maximum number of subjects in a statement. Each subject is a parameter, and SQLite and
+PostgreSQL allow about 32,000.
 """
 RANGES_MAX = 5_000
-"""The maximum number of ranges in a statement, each 50 to 70 bytes of text; SQLite allows a million
-bytes.
+"""The maximum number of ranges in a statement. Each range takes 50 to 70 bytes of text, and SQLite
+allows a million bytes.
 """
 
 
@@ -38,12 +38,12 @@ def insert_statement(tables: OutboxTables) -> sa.Insert:
 
 
 def has_unsettled_rows(connection: Connection, tables: OutboxTables) -> bool:
-    """Return True if a row waits or is recorded."""
+    """Return True if a row is waiting or recorded."""
     return _exists(connection, tables, tables.rows.c.batch_id >= WAITING)
 
 
 def has_waiting_rows(connection: Connection, tables: OutboxTables) -> bool:
-    """Return True if a row waits."""
+    """Return True if a row is waiting."""
     return _exists(connection, tables, tables.rows.c.batch_id == WAITING)
 
 
@@ -76,21 +76,21 @@ def read_waiting(
     """
     Return waiting rows in the order of their ids, and whether there are more.
 
-    Each call starts at the lowest id, to find rows with low ids that were committed late before
-    newer rows.
+    Each call starts at the lowest id, so that rows with low ids that were committed late are found
+    before newer rows.
 
     Args:
         closed_ranges: ranges whose rows are skipped, grouped by subject. If a statement cannot hold
             them all, the result includes rows of some of these ranges.
-        bytes_max: the limit of keys, values and properties in total; the first row is always
-            read.
+        bytes_max: the limit for keys, values and properties in total, in bytes; the first row is
+            always read.
     """
     skipped = SkippedRanges(closed_ranges)
     rows = tables.rows.c
     condition = sa.and_(rows.batch_id == WAITING, skipped.condition(tables))
     if not skipped.all_skipped:
         # Each page sees the commits up to its own read. A row above the current highest id may be
-        # newer than a row committed since, with an id in an earlier page.
+        # newer than a row that was committed since then, with an id in an earlier page.
         newest = sa.select(sa.func.max(rows.id)).where(rows.batch_id == WAITING)
         condition = sa.and_(condition, rows.id <= (connection.execute(newest).scalar() or 0))
     after_id = 0
@@ -145,11 +145,11 @@ def _read_page(
 
 class SkippedRanges:
     """
-    Ranges whose rows wait, which a statement skips as far as it can hold them.
+    Ranges of waiting rows, of which a statement skips as many as it can hold.
 
-    Subjects whose rows all wait are in one list, which a database searches once for each row. Other
-    subjects are the cases of a CASE, because a chain of ANDs would be too deep: SQLite refuses
-    expressions deeper than 1,000.
+    Subjects whose rows are all waiting are in one list, which the database searches once for each
+    row. Other subjects are branches of a CASE expression, because a chain of ANDs would be too
+    deep: SQLite refuses expressions deeper than 1,000.
     """
 
     def __init__(self, closed_ranges: Iterable[SubjectRange]) -> None:
@@ -174,8 +174,8 @@ class SkippedRanges:
 
     @property
     def execution_options(self) -> dict[str, Any]:
-        """The options for a statement with `condition`: not cached if its text contains ranges,
-        which differ each time.
+        """The options for a statement with `condition`. The statement is not cached if its text
+        contains ranges, because these differ each time.
         """
         return {"compiled_cache": None} if self._skipped_ranges else {}
 
@@ -185,7 +185,7 @@ class SkippedRanges:
         return not self._unskipped
 
     def condition(self, tables: OutboxTables) -> sa.ColumnElement[bool]:
-        """Return the SQL condition of the rows to read."""
+        """Return the SQL condition that selects the rows to read."""
         rows = tables.rows.c
         conditions: list[sa.ColumnElement[bool]] = []
         if self._skipped_subjects:
@@ -214,8 +214,8 @@ def _is_whole(ranges: Sequence[SubjectRange]) -> bool:
 
 
 def _in_any(ranges: Iterable[SubjectRange]) -> sa.ColumnElement[bool]:
-    """Return the SQL condition of rows in these ranges, as text, because hundreds of parameters
-    cost more than the query.
+    """Return the SQL condition that selects rows in these ranges. It is literal text, because
+    hundreds of parameters would cost more than the query.
     """
     text = " OR ".join(f"logical BETWEEN {each.start:d} AND {each.end - 1:d}" for each in ranges)
     return sa.literal_column(f"({text})", sa.Boolean)

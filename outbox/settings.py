@@ -33,25 +33,27 @@ class OutboxSettings:
     The settings of an outbox.
 
     Attributes:
-        rescan_ms: 10 to 3_600_000, default 1_000; milliseconds between two scans of the table for
-            rows added by other processes.
+        rescan_ms: 10 to 3_600_000, default 1_000; milliseconds between scans of the table for rows
+            added by other processes.
         lease_ms: 500 to 600_000, default 10_000; milliseconds after which a process that holds the
-            lease and does not renew it is considered dead.
+            lease but does not renew it is considered dead.
         batch_bytes: 1 to 559_104, default 131_072; the size of a batch in bytes; frames of 64 to
-            256 KiB are the fastest.
+            256 KiB are fastest.
         batch_count: 1 to 65_536, default 4_096; the maximum number of rows in a batch.
         in_flight_max: 1 to 8, default 5; the maximum number of recorded, unsettled batches per
             partition. Brokers do not recognize repeats of more than 8.
-        read_rows: 1 to 100_000, default 10_000; rows that one transaction reads and records.
-        read_bytes: 1 to 1_073_741_824, default 8_388_608; bytes of keys, values and properties that
-            one transaction reads; it always reads at least one row.
-        call_timeout_ms: 10 to 600_000, default 5_000; the time-out of one call to a broker or a
+        read_rows: 1 to 100_000, default 10_000; the number of rows that one transaction reads and
+            records.
+        read_bytes: 1 to 1_073_741_824, default 8_388_608; the number of bytes of keys, values and
+            properties that one transaction reads; it always reads at least one row.
+        call_timeout_ms: 10 to 600_000, default 5_000; the timeout of one call to a broker or
             metaserver, in milliseconds.
-        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
-            call. The pauses between requests for a subject that does not exist grow to 60 s.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between attempts of a
+            failing call. The pauses between requests for a subject that does not exist grow to 60
+            s.
 
     Raises:
-        ConfigError: values are out of range; the text lists all of them.
+        ConfigError: values are out of range; the message lists all of them.
     """
 
     rescan_ms: int = 1_000

@@ -1,4 +1,4 @@
-"""The tables of an outbox in the user's database, and the database's time.
+"""The tables of an outbox in the user's database, and the database's clock.
 
 keylane_outbox         a row for each unsent or failed message
 keylane_outbox_batch   a row for each recorded batch that is not settled
@@ -22,13 +22,13 @@ DEFAULT_PREFIX = "keylane_outbox"
 VERSION = 1
 """The version of the tables' schema."""
 WAITING = 0
-"""`batch_id` of a row that is not recorded."""
+"""The `batch_id` of a row that is not recorded."""
 FAILED = -1
 HALTED = -2
-"""`batch_id` of a row behind a failed one of its key."""
+"""The `batch_id` of a row behind a failed row of its key."""
 REFUSED = -3
-"""`batch_id` of a row that is not sent because it exceeds its subject's limit; newer rows of its
-key are.
+"""The `batch_id` of a row that is not sent because it exceeds its subject's size limit; newer rows
+of its key are sent.
 """
 LEASE_ID = 1
 FIRST_LEASE = {"id": LEASE_ID, "version": VERSION, "token": 0, "owner": "", "until_ms": 0}
@@ -37,10 +37,13 @@ _BLOB = sa.LargeBinary().with_variant(sa.LargeBinary(1 << 24), "mysql", "mariadb
 
 
 class OutboxTables(VersionedTables):
-    """The tables whose names begin with `prefix`."""
+    """The tables, whose names start with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
+
+        Define the tables for a prefix.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """
@@ -91,7 +94,7 @@ class OutboxTables(VersionedTables):
 
 
 class database_ms(FunctionElement[int]):  # noqa: N801  an SQL function
-    """The database's time in milliseconds since 1970, by which all processes compare leases."""
+    """The database's time, in milliseconds since 1970, by which all processes compare leases."""
 
     type = sa.BigInteger()
     inherit_cache = True

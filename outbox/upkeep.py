@@ -16,27 +16,27 @@ from .lease import advance_token
 from .tables import FAILED, HALTED, REFUSED, WAITING, OutboxTables, database_ms
 
 RECORDED = 1
-"""Stands for any batch id when rows are counted by state."""
+"""Stands for every batch id when rows are counted by state."""
 COUNTED_MAX = 10_000
-"""Gauges count exactly up to this number of rows."""
+"""The number of rows up to which gauges count exactly."""
 SETTLED = (FAILED, REFUSED)
-"""The states of rows that are sent again only by a redrive."""
+"""The states of rows that are sent again only after a redrive."""
 UNSENT = (WAITING, HALTED)
 """The states of rows that were never sent."""
 _STATE_NAMES = {FAILED: "failed", REFUSED: "refused", WAITING: "waiting", HALTED: "halted"}
 
 
 class OutboxGauges(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of unsent rows; cheap enough to read every few seconds."""
+    """Counts of unsent rows; cheap enough to read every few seconds."""
 
     rows: int
-    """The number of rows; above 10,000 an upper bound, estimated from the ids, which include rows
-    that were sent or rolled back.
+    """The number of rows; above 10,000 an upper bound, estimated from the ids, which also count
+    rows that were sent or rolled back.
     """
     counted: bool
     """True if `rows` is exact."""
     failed: int
-    """Rows that may be stored, but no broker knows; counted up to 10,000."""
+    """Rows that may or may not be stored, because no broker can tell; counted up to 10,000."""
     refused: int = 0
     """Rows over their subject's size limit; counted up to 10,000."""
     oldest_age_ms: int
@@ -51,16 +51,16 @@ class SubjectRows(msgspec.Struct, frozen=True, kw_only=True):
     recorded: int = 0
     """Rows in recorded batches, which are being sent."""
     failed: int = 0
-    """Rows that may be stored, but no broker knows."""
+    """Rows that may or may not be stored, because no broker can tell."""
     halted: int = 0
-    """Rows that wait because an older row of their key has failed."""
+    """Rows that are waiting because an older row of their key has failed."""
     refused: int = 0
     """Rows over their subject's size limit, which are sent only after a redrive."""
     oldest_age_ms: int = 0
 
 
 class FailedRow(msgspec.Struct, frozen=True):
-    """A row that may be stored, but no broker knows."""
+    """A row that may or may not be stored, because no broker can tell."""
 
     id: int
     subject: str
@@ -78,7 +78,9 @@ class RefusedRow(msgspec.Struct, frozen=True):
 
 
 class RowChange(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of rows, by state, that a call has redriven or deleted; or would, in a dry run."""
+    """The number of rows, by state, that a call has redriven or deleted, or would have in a dry
+    run.
+    """
 
     failed: int = 0
     refused: int = 0
@@ -102,7 +104,7 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     """The sending process; empty while there is nothing to send."""
     lease_left_ms: int
-    """Milliseconds until the lease expires; 0 if it is free, or has expired."""
+    """Milliseconds until the lease expires; 0 if it is free or has expired."""
     token: int
 
     @property
@@ -115,7 +117,7 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """The number of rows that may be stored, but no broker knows."""
+        """The number of rows that may or may not be stored, because no broker can tell."""
         return sum(each.failed for each in self.subjects)
 
     @property
@@ -125,19 +127,19 @@ class OutboxStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def oldest_age_ms(self) -> int:
-        """The age of the oldest row in milliseconds; 0 if there is none."""
+        """The age of the oldest row, in milliseconds; 0 if there is none."""
         return max((each.oldest_age_ms for each in self.subjects), default=0)
 
 
 def read_gauges(connection: Connection, tables: OutboxTables, *, now_ns: int) -> OutboxGauges:
     """
-    Read the gauges; this reads a few thousand index entries at most, however many rows exist.
+    Read the gauges. This reads at most a few thousand index entries, no matter how many rows exist.
 
     Args:
         now_ns: the current time, in nanoseconds since 1970.
 
     Raises:
-        SchemaError: the tables are missing, or have another version.
+        SchemaError: the tables are missing or have another version.
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -176,14 +178,14 @@ def read_status(
     connection: Connection, tables: OutboxTables, *, now_ns: int, subject: str | None = None
 ) -> OutboxStatus:
     """
-    Count the rows of all subjects, or of one.
+    Count the rows of all subjects, or of a single one.
 
     Args:
         now_ns: the current time, in nanoseconds since 1970.
         subject: restricts the count to this subject.
 
     Raises:
-        SchemaError: the tables are missing, or have another version.
+        SchemaError: the tables are missing or have another version.
     """
     tables.check(connection)
     rows = tables.rows.c
@@ -213,7 +215,7 @@ def read_status(
 def _read_first(
     connection: Connection, tables: OutboxTables, state: int, subject: str | None
 ) -> list[tuple[int, str, bytes, str]]:
-    """Return the id, subject, key and reason of the first rows in a state."""
+    """Return the id, subject, key and reason of each of the first rows in a state."""
     rows = tables.rows.c
     selected = connection.execute(
         sa.select(rows.id, rows.subject, rows.order_key, rows.failure)
@@ -250,7 +252,7 @@ def change_rows(
     dry_run: bool = False,
 ) -> RowChange:
     """
-    Change the rows in some states, and requeue rows that were halted behind a failed one.
+    Change the rows in the given states, and requeue rows that were halted behind a failed one.
 
     Args:
         change: `requeue_rows` or `delete_rows`.
@@ -259,7 +261,7 @@ def change_rows(
         dry_run: only count the rows, without changing them.
 
     Returns:
-        The numbers of rows in `states`.
+        The number of rows in each of `states`.
 
     Raises:
         As `read_status`.
@@ -289,7 +291,7 @@ def _count_by_state(
 def delete_rows(
     connection: Connection, tables: OutboxTables, subject: str | None, state: int
 ) -> int:
-    """Delete the rows in a state; return how many there were."""
+    """Delete the rows in a state, and return how many there were."""
     condition = tables.rows.c.batch_id == state
     return connection.execute(
         sa.delete(tables.rows).where(condition, _subject_condition(tables, subject))
@@ -299,7 +301,7 @@ def delete_rows(
 def requeue_rows(
     connection: Connection, tables: OutboxTables, subject: str | None, state: int
 ) -> int:
-    """Let the rows in a state wait to be sent; return how many there were."""
+    """Let the rows in a state wait to be sent, and return how many there were."""
     return connection.execute(
         sa.update(tables.rows)
         .where(tables.rows.c.batch_id == state, _subject_condition(tables, subject))

@@ -1,4 +1,4 @@
-"""Lets callers wait until their rows are sent, by this or another process."""
+"""Lets callers wait until their rows are sent, by this process or another one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW_MISSING = -100
 
 class RowWaiters:
     """
-    The rows for which `Outbox.send` waits.
+    Tracks the rows that `Outbox.send` calls are waiting for.
 
     Another process may send a row, so each caller also reads the table every `poll_ms`.
     """
@@ -42,7 +42,7 @@ class RowWaiters:
         Wait until the row is sent.
 
         Args:
-            token: the lease's token when the row was added.
+            token: the lease's token at the time when the row was added.
 
         Raises:
             DeliveryError: the row failed, or it is missing after an operator deleted rows.
@@ -100,7 +100,9 @@ class RowWaiters:
             _complete(future, MessageTooLargeError(f"row {row_id}: {reason}"))
 
     def _settle_row(self, row_id: int, failure: str) -> None:
-        """Wake the caller of a row that was sent, or failed for the reason in `failure`."""
+        """Wake the caller that waits for a row. The row was sent, or failed for the reason in
+        `failure`.
+        """
         future = self._futures.get(row_id)
         if future is None:
             return
@@ -125,10 +127,10 @@ def _read_outcome(
     connection: Connection, tables: OutboxTables, row_id: int
 ) -> tuple[int, str, int]:
     """
-    Return a row's `batch_id` or ROW_MISSING, the reason of its failure or refusal, and the lease's
+    Return a row's `batch_id` or ROW_MISSING, the reason for its failure or refusal, and the lease's
     token.
 
-    A single statement reads them, so that token and row are consistent.
+    A single statement reads all of them, so that the token and the row are consistent.
     """
     rows, lease = tables.rows, tables.lease
     query = sa.select(rows.c.batch_id, rows.c.failure, lease.c.token).select_from(

@@ -1,4 +1,4 @@
-"""The producer: `send` queues a message immediately and returns a future of its receipt."""
+"""The producer: `send` queues a message immediately, and returns a future for its receipt."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ CHUNK_BYTES = 32 * 1024
 
 class Producer(MessageSender[V], Generic[V]):
     """
-    Sends messages; messages with the same key are stored in the order of their `send` calls.
+    Sends messages. Messages with the same key are stored in the order of their `send` calls.
 
         async with Producer("127.0.0.1:7000") as producer:
             receipt = await producer.send("orders", b"paid", key="customer-7")
 
     `send` queues a message and returns immediately; await the returned future to get the receipt.
-    `flush` waits until everything that was sent is stored, and so does leaving the block.
+    `flush` waits until everything that was sent is stored; so does leaving the block.
 
     While more than `queue_bytes` are queued, `await producer.send(...)` waits until there is room.
     A `send` that is not awaited cannot wait: the full queue accepts one more message from each of
@@ -98,27 +98,26 @@ class Producer(MessageSender[V], Generic[V]):
 
         Args:
             meta: `host:port` of a metaserver; for several metaservers, an iterable of strings or
-                one string with commas.
+                one comma-separated string.
             order_strategy: the strategy that each subject must have, "strict" or "best_tried";
-                messages to a subject with the other one fail with a ConflictError. None: either
-                strategy is accepted.
+                messages to a subject with the other strategy fail with a ConflictError. None:
+                either strategy is accepted.
             partitioner: replaces the hash of the key. It is called with the key (b"": no key) of
                 each message that is sent without `queue`, and returns a logical partition, 0 to
                 1023, or the LogicQueue of a static subject. Messages for the same logical partition
                 or queue are stored in the order of their `send` calls.
-            codec: encodes the values passed to `send` and `send_all`, for example
-                JsonCodec(Order). A mapping gives a codec for each subject: annotate that producer
-                as `Producer[Any]`. Subjects without a codec take bytes. None: no subject has a
-                codec.
-            settings: sizes of batches and of the queue in bytes, time-outs in milliseconds, and
+            codec: encodes the values passed to `send` and `send_all`, for example JsonCodec(Order).
+                A mapping gives a codec for each subject; annotate such a producer as
+                `Producer[Any]`. Subjects without a codec take bytes. None: no subject has a codec.
+            settings: the sizes of batches and of the queue in bytes, timeouts in milliseconds, and
                 more.
-            wait_s: seconds for which opening waits for a metaserver that is still starting; 0: a
+            wait_s: how many seconds opening waits for a metaserver that is still starting; 0: a
                 single attempt.
-            tls: the authority of the servers' certificates; None: KEYLANE_TLS_CA of the
-                environment, or no TLS.
-            token: the token for a cluster with access control; None: KEYLANE_TOKEN_FILE names its
-                file, or KEYLANE_TOKEN has it.
-            others: not accepted.
+            tls: the certificate authority of the servers; None: the environment variable
+                KEYLANE_TLS_CA, or no TLS.
+            token: the token for a cluster with access control; None: read from the file that
+                KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
+            others: rejected.
 
         Raises:
             ConfigError: an argument is invalid.
@@ -137,8 +136,8 @@ class Producer(MessageSender[V], Generic[V]):
         )
         self._addresses = parse_addresses(meta)
         self._parent_senders: dict[str, SubjectSender] = {}
-        """In a forked child, references to the parent's senders, which keep the parent's tasks from
-        being finalized in the child.
+        """In a forked child, references to the parent's senders, which prevent the parent's tasks
+        from being finalized in the child.
         """
         self._close_task: asyncio.Task[None] | None = None
         self._opened = asyncio.Event()
@@ -152,10 +151,10 @@ class Producer(MessageSender[V], Generic[V]):
         Connect to a metaserver.
 
         Raises:
-            NotSentError, OutcomeUnknownError: no metaserver answered within `wait_s`; the producer
+            NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`; the producer
                 may be opened again.
             UsageError: the producer is already open, or still closing.
-            ClosedError: `close` was called during the opening.
+            ClosedError: `close` was called while the producer was opening.
         """
         network = self._connections.open(on_fork=self._on_fork)
         meta = MetaClient(network, self._addresses, timeout_ms=self._settings.call_timeout_ms)
@@ -193,7 +192,7 @@ class Producer(MessageSender[V], Generic[V]):
 
     async def drain(self) -> None:
         """
-        Wait until half of the queue is free, if a quarter or less is free now.
+        If a quarter of the queue or less is free, wait until half of it is.
 
         A loop that calls this every few hundred messages never fills the queue.
 
@@ -207,14 +206,14 @@ class Producer(MessageSender[V], Generic[V]):
 
     def resume(self, error: DeliveryTimeoutError | KeyHaltedError) -> None:
         """
-        Accept messages again for a key that was halted because a message timed out. Does nothing if
-        the key is not halted.
+        Accept messages again for a key that was halted because a message timed out. This does
+        nothing if the key is not halted.
 
         Args:
             error: the error raised by the future of a message with that key.
 
         Newer messages of the key that had not been sent have failed with a KeyHaltedError: send
-        them again, the oldest first. A message whose error has the `fate` UNKNOWN may already be
+        them again, oldest first. A message whose error has the `fate` UNKNOWN may already be
         stored, or may still be stored before them.
 
         Raises:
@@ -235,20 +234,20 @@ class Producer(MessageSender[V], Generic[V]):
         self, subject: str, messages: Iterable[tuple[bytes | str, V]], *, await_every: int = 1_000
     ) -> int:
         """
-        Queue messages as fast as there is room, then `flush`.
+        Queue messages as fast as the queue has room, and then `flush`.
 
         Args:
             messages: pairs `(key, value)`, as in `send`; a message without a key has the key b"".
-                Up to 512 are read ahead, so an error or a cancellation may leave an iterator
-                further advanced than the queue.
-            await_every: the number of messages queued between two chances for other tasks to run.
+                Up to 512 are read ahead, so after an error or a cancellation, more may have been
+                taken from an iterator than were queued.
+            await_every: the number of messages after which other tasks get a chance to run.
 
         Returns:
             The number of messages, all of which are stored.
 
         Raises:
             DeliveryError: `send` refused a message, or `messages` raised an exception or yielded
-                something other than a pair. The earlier messages are queued, the later ones are
+                something other than a pair. The earlier messages are queued; the later ones are
                 not.
             InvalidRequestError: `await_every` is not a positive whole number; nothing is queued.
             GivenUpError: see `flush`.
@@ -321,30 +320,30 @@ class Producer(MessageSender[V], Generic[V]):
         numpy.
 
         Rows of a key keep their order, and follow messages of the key that were sent earlier. A
-        message sent during the call may be stored between rows of its key; where that matters,
-        await this call first. Rows are hashed, grouped and encoded by column, which is several
-        times faster than `send`.
+        message sent during the call may be stored between rows of its key; if that matters, await
+        this call first. Rows are hashed, grouped and encoded by column, which is several times
+        faster than `send`.
 
         Args:
             source: a pyarrow Table, RecordBatch or RecordBatchReader, or an object with
                 `__arrow_c_stream__`, such as a frame of polars or pandas. A RecordBatchReader is
                 read while its rows are sent.
-            value: the name of the value column, of bytes or text; no codec encodes it, and a null
-                cannot be sent.
-            key: the name of the order key column; a null or empty key means no key. None: no row
-                has a key.
-            partial: leave out rows that cannot be sent instead of raising a TableError.
+            value: the name of the value column, which contains bytes or text. Values are not
+                encoded by a codec, and a null cannot be sent.
+            key: the name of the column with the order keys; a null or empty key means no key. None:
+                no row has a key.
+            partial: True: skip rows that cannot be sent, instead of raising a TableError.
 
         Returns:
-            The number of stored rows, and the rows that were left out.
+            The number of stored rows, and the rows that were skipped.
 
         Raises:
-            TableError: rows cannot be sent, in which case nothing was sent, or only the earlier
+            TableError: rows cannot be sent, in which case nothing was sent, except for the earlier
                 record batches of a RecordBatchReader; a RecordBatchReader raised an exception,
                 which is the cause, after earlier rows were sent; or queued rows were given up. The
-                error has the number of stored rows.
-            InvalidRequestError: `source` is not Arrow data, or has no such column of bytes or text;
-                nothing was sent.
+                error contains the number of stored rows.
+            InvalidRequestError: `source` is not Arrow data, or does not have these columns with
+                bytes or text; nothing was sent.
             SubjectUnknownError, ConflictError: the subject does not exist, or has another order
                 strategy; nothing was sent.
             MissingExtraError: pyarrow or numpy is not installed.
@@ -375,16 +374,16 @@ class Producer(MessageSender[V], Generic[V]):
 
     async def cancel(self, receipt: ScheduledReceipt) -> CancelOutcome:
         """
-        Cancel a message that was sent with `deliver_at`, durably. A repeated call is harmless.
+        Durably cancel a message that was sent with `deliver_at`. Repeated calls are harmless.
 
         Returns:
             CANCELED; DELIVERED if the message was already stored in its subject; DROPPED if its
-            subject was deleted, or does not accept messages of its size.
+            subject was deleted or does not accept messages of its size.
 
         Raises:
             NotFoundError: the broker does not know the message, or no longer knows it.
-            BusyError: the message is being delivered to a subject that does not answer; try again.
-            NotSentError, OutcomeUnknownError: the broker that keeps the message does not answer.
+            BusyError: the message is being delivered to a subject that does not respond; try again.
+            NotSentError, OutcomeUnknownError: the broker that keeps the message does not respond.
             ClosedError: the producer is not open, or was closed during the call.
             UsageError: the producer is open in another process or event loop.
         """
@@ -398,8 +397,8 @@ class Producer(MessageSender[V], Generic[V]):
 
         Raises:
             GivenUpError: messages whose futures were not awaited have been given up since the last
-                flush. The error has their number, the number that may be stored, and the first
-                cause.
+                flush. The error contains their number, how many of them may be stored, and the
+                first cause.
             UsageError: the producer is open in another process or event loop.
         """
         self._loop_binding.check_not_elsewhere()
@@ -410,9 +409,7 @@ class Producer(MessageSender[V], Generic[V]):
             raise error
 
     def _queue_open_batches(self) -> bool:
-        """Close the open batches so that they are sent, and return True if any message is
-        unsettled.
-        """
+        """Close the open batches so that they are sent. Return True if any message is unsettled."""
         for sender in self._senders.values():
             sender.queue_open_batches()
         return self._budget.messages > 0 or (
@@ -437,14 +434,14 @@ class Producer(MessageSender[V], Generic[V]):
 
     def waiting(self, *, limit: int = 100) -> WaitingMessages:
         """
-        List the messages that are neither stored nor given up, by key, with the time of the oldest,
-        the reason for the wait, and advice.
+        List the messages that are neither stored nor given up, by key, with the time of the oldest
+        one, the reason for the wait, and advice.
 
-        Scheduled messages that no broker keeps yet are included. Listing a million messages takes
-        about a second, during which nothing is sent.
+        Scheduled messages that no broker has accepted yet are included. Listing a million messages
+        takes about a second, during which nothing is sent.
 
         Args:
-            limit: the maximum number of keys to list, those that wait longest first.
+            limit: the maximum number of keys to list; those that have waited longest come first.
 
         Raises:
             InvalidRequestError: `limit` is not a positive whole number.
@@ -458,16 +455,16 @@ class Producer(MessageSender[V], Generic[V]):
 
     async def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer, and give up messages that are not acked within `close_timeout_ms`.
+        Close the producer, giving up messages that are not acked within `close_timeout_ms`.
 
-        Does nothing in a forked child, because the parent uses the producer.
+        This does nothing in a forked child, because the parent is using the producer.
 
         Args:
             flush: wait for the queued messages; False gives them up immediately.
 
         Raises:
-            GivenUpError: see `flush`; includes messages given up by this call. With `flush=False`
-                they are logged instead.
+            GivenUpError: see `flush`; this includes messages given up by this call. With
+                `flush=False`, they are logged instead.
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
             UsageError: the producer was opened in another event loop.
         """
@@ -512,17 +509,17 @@ class Producer(MessageSender[V], Generic[V]):
 
     def _log_unreported(self, reason: str = "closed") -> None:
         """Log the number of given-up messages that were not awaited; for callers that cannot raise
-        it.
+        the error.
         """
         error = self._take_unreported_error()
         if error is not None:
             log.warning("%s: %s", reason, error.message)
 
     async def _close_senders(self, senders: list[SubjectSender]) -> None:
-        """Close the senders and the connections, which gives up the remaining messages.
+        """Close the senders and the connections, giving up the remaining messages.
 
-        Runs as a task of its own, so neither a cancelled `close` nor the end of the event loop
-        interrupts it.
+        This runs as a task of its own, so that neither a cancelled `close` nor the shutdown of the
+        event loop interrupts it.
         """
 
         async def close_all() -> None:
@@ -536,7 +533,7 @@ class Producer(MessageSender[V], Generic[V]):
 
 
 def _key_and_value(pair: object) -> tuple[Any, Any]:
-    """Unpack a pair; `bytes` of length two would otherwise unpack into two integers.
+    """Unpack a pair. Without this check, `bytes` of length two would unpack into two integers.
 
     Raises:
         InvalidRequestError: `pair` is not a tuple or list of two elements.

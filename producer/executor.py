@@ -3,9 +3,9 @@
     send() ─▶ open batch ─roll─▶ queue ─▶ in flight (a window, order kept by the sequence) ─▶
         settled
 
-A message group is (client type, subject, partition, broker group), after QMQ's send executors. Each
-has an executor with its own queue, window and sequence, so an unresponsive partition does not delay
-the others.
+A message group is (client type, subject, partition, broker group), modelled on QMQ's send
+executors. Each has an executor with its own queue, window and sequence, so an unresponsive
+partition does not delay the others.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ log = logging.getLogger("keylane.producer")
 
 class Executor:
     """
-    One message group's queue and its sender task.
+    The queue and the sender task of one message group.
 
     Args:
         broker: None while the metaserver has no address for the broker group.
-        epochs: producer epochs, which increase over all executors of a subject. When a route
+        epochs: the producer epochs, which increase across all executors of a subject. When a route
             returns to an earlier partition, its broker therefore cannot mistake a new batch for a
             repeat of one that the previous executor sent.
     """
@@ -101,15 +101,15 @@ class Executor:
         self._queue: deque[OutgoingBatch] = deque()
         self._in_flight: deque[OutgoingBatch] = deque()
         self._calls: deque[tuple[OutgoingBatch, Calling]] = deque()
-        """The pending calls with their batches, the oldest first."""
+        """The pending calls with their batches, oldest first."""
         self._to_resend: deque[OutgoingBatch] = deque()
-        """Batches in flight that still have to be sent again after a failure."""
+        """Batches in flight that must be sent again after a failure."""
         self._channel: Channel | None = None
         """The channel in use; None while the task is not streaming batches."""
         self._channel_broker: BrokerClient | None = None
         self.gathering: Gathering | None = None
         self._is_recovering = False
-        """True from a failed call until no pending batch has failed or is doubtful; meanwhile only
+        """True from a failed call until no pending batch has failed or is doubtful; meanwhile, only
         the task sends.
         """
         self._send_scheduler = send_scheduler
@@ -117,16 +117,16 @@ class Executor:
         self._counts_in_load = False
         """True while `_broker_load` counts this partition."""
         self.wait_is_over = False
-        """True once the open batch need not wait for replies to other partitions any longer."""
+        """True once the open batch no longer has to wait for replies to other partitions."""
         self._wake = asyncio.Event()
         self._epochs = epochs
         self._epoch = next(epochs)
         self._next_sequence = 0
         self._pauses = settings.backoff.pauses(rng)
-        """The backoff between tries, reset whenever a batch is stored."""
+        """The backoff between attempts, reset whenever a batch is stored."""
         self._failure_log = LogFilter()
         self._push_error: Exception | None = None
-        """An exception from sending outside the task, kept until the task raises it."""
+        """An exception from sending outside the task, kept until the task can raise it."""
         retries = retry_until_done(
             self._send_until_failure, self._handle_failure, self._pauses, self._to_keylane_error
         )
@@ -134,7 +134,7 @@ class Executor:
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def on_first_message(self) -> None:
-        """Schedule sending, because the open batch has got its first message."""
+        """Schedule sending, because the open batch has received its first message."""
         if self._settings.linger_ms:
             self.open.opened_at_ms = self._clock.boot_ms()
         if not self._calls:  # otherwise their replies trigger the send
@@ -147,7 +147,7 @@ class Executor:
             self._send_scheduler.schedule(self)
 
     def _close_open_batch(self) -> OutgoingBatch:
-        """Return the open batch, closed, and open a new one."""
+        """Close the open batch and return it, and open a new one."""
         batch, next_batch = self.open, OutgoingBatch(self._loop)
         count = batch.count = len(batch.values)
         self._budget.reserve(
@@ -157,8 +157,8 @@ class Executor:
         return batch
 
     def on_full(self) -> None:
-        """Send the open batch, which is full, now: the broker can store it while the next batch
-        fills.
+        """Send the open batch, which is full, now, so that the broker can store it while the next
+        batch fills.
         """
         self._queue.append(self._close_open_batch())
         self.push()
@@ -169,18 +169,18 @@ class Executor:
         self.queue_batches([batch])
 
     def queue_batches(self, batches: list[OutgoingBatch]) -> None:
-        """Queue batches that left another executor behind those already queued."""
+        """Queue batches that left another executor, behind those already queued."""
         self.queue_open_batch()
         self._queue.extend(batches)
         self._send_scheduler.schedule(self)
 
     def replace_unsent(self, transform: Callable[[OutgoingBatch], OutgoingBatch | None]) -> None:
         """
-        Replace the batches that were never sent by the results of `transform`.
+        Replace each batch that was never sent with the result of `transform`.
 
         Args:
-            transform: returns the batch itself, a new batch with the messages that stay, or None if
-                none stay. It must update the budget for each batch that it replaces.
+            transform: returns the batch itself, a new batch with the remaining messages, or None if
+                none remain. It must update the budget for each batch that it replaces.
         """
         if not self.batches:
             return
@@ -197,33 +197,35 @@ class Executor:
 
     @property
     def batches(self) -> list[OutgoingBatch]:
-        """Return all batches that are not settled, the oldest first."""
+        """All batches that are not settled, oldest first."""
         return [*self._in_flight, *self._queue, *([self.open] if self.open.values else [])]
 
     @property
     def idle(self) -> bool:
-        """Return True while no message is open, queued or in flight."""
+        """True while no message is open, queued or in flight."""
         return not (self._in_flight or self._queue or self.open.values)
 
     @property
     def cause(self) -> WaitCause:
-        """Return why messages have waited since the last failed try."""
+        """The reason why messages have been waiting since the last failed attempt."""
         return self._waits.cause
 
     @property
     def wait_reason(self) -> str:
-        """Return why messages wait; empty if none wait."""
+        """The reason why messages are waiting; empty if none are."""
         return self._waits.cause.reason if not self.idle or self.state.refuses else ""
 
     def apply_event(self, event: ExecutorEvent) -> None:
-        """Update the state after news of the partition from a route, the history or a refusal."""
+        """Update the state after news about the partition from a route, the history or a
+        refusal.
+        """
         self.state = self.state.apply(event)
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _send_until_failure(self) -> bool:
         """Wait for messages, and send until a failure or until the channel can no longer be used.
 
-        Always returns False, because the loop never ends by itself.
+        This always returns False, because the loop never ends on its own.
         """
         if self.state.available:
             while self.idle:
@@ -242,7 +244,7 @@ class Executor:
         return False
 
     def _to_keylane_error(self, raised: Exception) -> KeylaneError:
-        """Convert the exception of a try; an unexpected one is logged and becomes an
+        """Convert the exception of a failed attempt. An unexpected one is logged and becomes an
         InternalError.
         """
         name = self.group.partition_name
@@ -253,7 +255,7 @@ class Executor:
             log.info("%s: sending works again, after %s", self.group.partition_name, failures)
 
     async def _handle_failure(self, raised: Exception) -> bool:
-        """Handle the exception of a try, and return True to retry without a pause."""
+        """Handle the exception of a failed attempt. Return True to retry without a pause."""
         error = self._to_keylane_error(raised)
         self._record_result(ExecutorEvent.FAILED)
         doubtful = bool(self._in_flight) and self._in_flight[0].doubtful
@@ -265,14 +267,16 @@ class Executor:
         return False
 
     def _record_result(self, event: ExecutorEvent) -> None:
-        """Update the state after a try, ANSWERED or FAILED, and notify the owner of a change."""
+        """Update the state after an attempt, ANSWERED or FAILED, and notify the owner of a
+        change.
+        """
         state = self.state.apply(event)
         if state != self.state:
             self.state = state
             self._owner.on_availability_changed()
 
     def push(self) -> None:
-        """Send the batches that may be sent now, and wake the task if it has to wait for a timer, a
+        """Send the batches that may be sent now. Wake the task if it must wait for a timer, a
         channel or the recovery from a failure.
         """
         channel = self._channel
@@ -290,8 +294,8 @@ class Executor:
         self._wake.set()
 
     async def _send_batches(self, channel: Channel) -> None:
-        """Send until the channel can no longer be used. After a failure, wait for all pending
-        calls, then raise it.
+        """Send until the channel can no longer be used. After a failure, wait for all pending calls
+        and then raise it.
         """
         calls = self._calls
         self._channel = channel
@@ -327,7 +331,7 @@ class Executor:
                     await asyncio.gather(*(call for _, call in pending), return_exceptions=True)
                 finally:
                     for batch, call in pending:
-                        # A batch that was answered after a failed one is sent again with it,
+                        # A batch that got its reply after one that failed is sent again with it,
                         # perhaps under a new epoch.
                         batch.doubtful |= is_answered(call) or call.cancelled()
                     for batch, call in pending:
@@ -381,14 +385,15 @@ class Executor:
             self._broker_load.release_partition()
 
     def _update_recovering(self) -> bool:
+        """Recompute and return whether the executor is recovering from a failed call."""
         self._is_recovering = any(
             batch.doubtful or (call.done() and not is_answered(call)) for batch, call in self._calls
         )
         return self._is_recovering
 
     def _dequeue(self, *, idle: bool) -> OutgoingBatch | None:
-        """Put the next queued batch in flight and return it; with `idle`, the open batch, unless it
-        waits for its linger or for other partitions.
+        """Put the next queued batch in flight and return it. If `idle` is set, this may be the open
+        batch, unless it waits for its linger or for other partitions.
         """
         if self._queue:
             batch = self._queue.popleft()
@@ -441,12 +446,12 @@ class Executor:
                 on_answer=on_answer,
             )
         except Exception:
-            batch.doubtful = True  # some of it may have been sent
+            batch.doubtful = True  # part of it may have been sent
             raise
 
     def _on_answer(self, batch: OutgoingBatch, call: Calling) -> None:
-        """Settle the stored batches and send those that waited for them, as soon as the reply
-        arrives.
+        """As soon as a reply arrives, settle the stored batches and send those that waited for
+        them.
         """
         error = call.exception()
         if error is not None:
@@ -467,7 +472,7 @@ class Executor:
             self._wake.set()
 
     def _settle_stored(self) -> None:
-        """Settle the oldest batches up to the first one without a reply."""
+        """Settle the oldest batches, up to the first one without a reply."""
         calls = self._calls
         while calls and is_answered(calls[0][1]):
             batch, call = calls[0]
@@ -481,7 +486,7 @@ class Executor:
         if self._pauses.failures:
             self._pauses.reset()
             self._log_recovery()
-        if batch in self._in_flight:  # otherwise it is settled already, before a later error
+        if batch in self._in_flight:  # otherwise it was settled before a later error
             self._budget.settle_stored(
                 batch, first_receipt(answer, self.partition, static=self._static)
             )
@@ -492,7 +497,7 @@ class Executor:
             self._notify_if_empty()
 
     def _after_give_up(self) -> None:
-        """Update the waits and notify the owner after messages were given up."""
+        """After messages were given up, update the waits and notify the owner."""
         if self.idle:
             self._waits.end()
         self._notify_if_empty()
@@ -503,7 +508,7 @@ class Executor:
 
     # ── after a failure ───────────────────────────────────────────────────────────────────────────
     def _react_to_failure(self, error: KeylaneError, *, unrecoverable: bool) -> bool:
-        """Handle the failure of the oldest batch, and return True to retry without a pause."""
+        """Handle the failure of the oldest batch. Return True to retry without a pause."""
         if not self._in_flight and self._dequeue(idle=True) is None:
             return False
         if self.state.lost:
@@ -569,7 +574,7 @@ class Executor:
             self.apply_event(ExecutorEvent.SEALED)
         if step is Step.NEW_ROUTE:
             self.apply_event(ExecutorEvent.ROUTE_NEEDED)
-        # A sealed partition has not stored the batch that it refused, even if an earlier try got no
+        # A sealed partition has not stored the batch it refused, even if an earlier attempt got no
         # reply; and no batch is stored unless all earlier ones are.
         refused = sealed or not self._in_flight[0].doubtful
         batches = self._remove_batches()
@@ -587,7 +592,7 @@ class Executor:
         self._notify_if_empty()
 
     def _remove_batches(self) -> list[OutgoingBatch]:
-        """Remove all batches, the oldest first, and begin a new epoch."""
+        """Remove and return all batches, oldest first, and begin a new epoch."""
         self._begin_epoch()
         self.queue_open_batch()
         batches = [*self._in_flight, *self._queue]
@@ -611,8 +616,7 @@ class Executor:
         Give up the messages of the oldest batch that exceed the partition's size limit, and send
         the others again.
 
-        This happens after the subject's limit was lowered. Returns False if no message exceeds
-        it.
+        This is needed after the subject's limit was lowered. Return False if no message exceeds it.
         """
         oldest, limit_bytes = self._in_flight[0], error.limit_bytes
         sizes = list(map(oldest.size_of, range(len(oldest))))
@@ -646,8 +650,8 @@ class Executor:
         self._notify_if_empty()
 
     def _begin_epoch(self) -> None:
-        """Begin a new epoch and renumber all batches; the broker refuses late batches of the old
-        epoch.
+        """Begin a new epoch and renumber all batches, so that the broker refuses late batches of
+        the old epoch.
         """
         self._epoch = next(self._epochs)
         self._next_sequence = 0
@@ -666,7 +670,7 @@ class Executor:
         self._send_scheduler.schedule(self)
 
     async def close(self) -> list[OutgoingBatch]:
-        """Stop the task, and return the unsettled batches."""
+        """Stop the task and return the unsettled batches."""
         self.queue_open_batch()
         self._channel = None
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""The state of an executor: its knowledge of its broker and its partition, and the events that
+"""The state of an executor: what it knows about its broker and its partition, and the events that
 change this. Pure.
 
     broker   ANSWERS ──FAILED──▶ FAILS ──ROUTE_NEEDED──▶ REFUSES
@@ -29,7 +29,7 @@ class MessageGroup(NamedTuple):
 
 
 class SendResult(enum.Enum):
-    """The result of the last try to send."""
+    """The result of the last attempt to send."""
 
     ANSWERS = "the broker stores batches"
     FAILS = "the last try failed"
@@ -53,7 +53,7 @@ class StorageState(enum.Enum):
 
 
 class ExecutorEvent(enum.Enum):
-    """The outcome of a try, or news of the partition from a route or the history."""
+    """The outcome of an attempt, or news about the partition from a route or the history."""
 
     ANSWERED = "a batch was stored, or a channel opened while there was nothing to send"
     FAILED = "a try failed"
@@ -95,7 +95,7 @@ class ExecutorState(NamedTuple):
     storing: StorageState = StorageState.TAKES
 
     def apply(self, event: ExecutorEvent) -> ExecutorState:
-        """Return the state after `event`: the object `STEADY` if it equals that."""
+        """Return the state after `event`; if it equals `STEADY`, return that very object."""
         state = ExecutorState(
             _SEND_RESULTS.get((self.broker, event), self.broker),
             _LISTING.get((self.listing, event), self.listing),
@@ -105,43 +105,45 @@ class ExecutorState(NamedTuple):
 
     @property
     def available(self) -> bool:
-        """Return True unless the last try failed; while it is False, messages without a key go to
+        """True unless the last attempt failed. While it is False, messages without a key go to
         other partitions.
         """
         return self.broker is SendResult.ANSWERS
 
     @property
     def refuses(self) -> bool:
-        """Return True while messages for this partition are held for a newer route."""
+        """True while messages for this partition are held until a newer route arrives."""
         return self.broker is SendResult.REFUSES
 
     @property
     def in_use(self) -> bool:
-        """Return True until the partition stores nothing more and all messages have left."""
+        """True until the partition stores nothing more and all its messages have left."""
         return self.storing is not StorageState.ENDED
 
     @property
     def lost(self) -> bool:
-        """Return True from the accepted loss of the partition until its messages have left."""
+        """True from the time when the loss of the partition is accepted until its messages have
+        left.
+        """
         return self.storing is StorageState.LOST
 
     @property
     def closed(self) -> bool:
-        """Return True once the route no longer lists the partition as open."""
+        """True once the route no longer lists the partition as open."""
         return self.listing is not RouteListing.OPEN
 
     @property
     def unlisted(self) -> bool:
-        """Return True while the route does not list the partition."""
+        """True while the route does not list the partition."""
         return self.listing is RouteListing.UNLISTED
 
     @property
     def can_take_over(self) -> bool:
-        """Return True while the executor may take messages of other partitions."""
+        """True while the executor may take over messages of other partitions."""
         return self.available and self.in_use and not self.closed
 
 
 STEADY = ExecutorState(SendResult.ANSWERS)
-"""The state of an executor whose broker answers and whose partition is open; the code for each
-batch compares with it by `is`.
+"""The state of an executor whose broker replies and whose partition is open. The code that runs for
+each batch compares with it by `is`.
 """

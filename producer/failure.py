@@ -1,9 +1,9 @@
-"""Decides what an executor does after a batch failed; only here do STRICT and BEST_TRIED differ.
-Pure.
+"""Decides what an executor does after a batch has failed. This is the only place where STRICT and
+BEST_TRIED differ. Pure.
 
-The time for which a partition has failed, not the number of tries, decides when messages leave it.
-All messages of a partition leave together, in order, when the oldest is due, so newer messages of a
-logical partition never overtake older ones.
+How long a partition has been failing, not the number of attempts, determines when messages leave
+it. All messages of a partition leave together, in order, when the oldest is due, so newer messages
+of a logical partition never overtake older ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TRANSIENT_ERRORS = (
     StorageError,
 )
 WRONG_BROKER_ERRORS = (PartitionUnknownError, WrongBrokerError)
-"""Refusals that may come from the wrong broker, one that has taken over the right one's address."""
+"""Refusals that may come from the wrong broker, which has taken over the right broker's address."""
 
 
 def decide_wait_stage(
@@ -93,8 +93,8 @@ def decide_wait_stage(
 
 
 def _is_transient(error: KeylaneError) -> bool:
-    """Return True if the broker may accept the same batch later, for example when a quota allows it
-    again.
+    """Return True if the broker may accept the same batch later, for example once a quota allows
+    it.
     """
     if isinstance(error, UnpackError):  # the same bytes would be sent again
         return False
@@ -105,19 +105,19 @@ def decide_after_failure(
     error: KeylaneError, stage: WaitStage, *, doubtful: bool, closed: bool, unrecoverable: bool
 ) -> Step:
     """
-    Return the next step for the oldest batch of a partition and all batches after it, when a try
-    has failed.
+    Return the next step for the oldest batch of a partition and all batches after it, after an
+    attempt has failed.
 
-    Under STRICT a batch leaves its partition only through a route change, and is not given up for
-    a transient error. A doubtful batch keeps its sequence until the right broker has answered,
-    because only that broker recognizes it. A batch that is not doubtful leaves a partition that is
-    no longer open without waiting for the partition's broker.
+    Under STRICT, a batch leaves its partition only through a route change, and is not given up
+    because of a transient error. A doubtful batch keeps its sequence until the right broker has
+    replied, because only that broker recognizes it. A batch that is not doubtful leaves a partition
+    that is no longer open without waiting for the partition's broker.
 
     Args:
-        doubtful: the batch may be stored in the partition, because a try got no reply.
-        closed: the partition is no longer open in the route.
-        unrecoverable: the route does not list the partition at all, and the metaserver confirmed
-            after the refusal that its loss is not accepted.
+        doubtful: True if the batch may be stored in the partition, because an attempt got no reply.
+        closed: True if the partition is no longer open in the route.
+        unrecoverable: True if the route does not list the partition at all, and the metaserver
+            confirmed after the refusal that its loss has not been accepted.
     """
     if isinstance(error, ProducerFencedError) and doubtful:
         # The broker would recognize the batch only under the old epoch, which is fenced.

@@ -1,5 +1,5 @@
-"""Decides when executors send: together at the end of a turn of the event loop, or after a reply
-from their broker. Pure except for timers.
+"""Decides when executors send: together at the end of an event loop iteration (a turn), or after a
+reply from their broker. Pure except for timers.
 
     first message ─▶ SendScheduler ─▶ push(): sent
     while many partitions of the broker have a batch in flight: BrokerLoad ─▶ push()
@@ -24,16 +24,17 @@ from .outgoing_batch import OutgoingBatch
 E_contra = TypeVar("E_contra", contravariant=True)
 
 BUSY_PARTITIONS_MAX = 16
-"""When this many partitions of a broker have a batch in flight, open batches of its other
+"""When this many partitions of a broker have a batch in flight, the open batches of its other
 partitions wait for a reply.
 """
 WAIT_S = 0.005
-"""The maximum wait, in seconds: it bounds the delay that unresponsive partitions cause to others.
+"""The maximum wait, in seconds, which bounds the delay that unresponsive partitions cause to
+others.
 """
 
 
 class ExecutorOwner(Protocol[E_contra]):
-    """The sender of a subject, as seen by its executors."""
+    """The interface of a subject's sender to its executors."""
 
     def has_alternative(self, executor: E_contra) -> bool:
         """Return True if another executor is available."""
@@ -46,17 +47,17 @@ class ExecutorOwner(Protocol[E_contra]):
         ...
 
     def on_availability_changed(self) -> None:
-        """React to a broker that has started to fail, or answers again."""
+        """React to a broker that has started to fail or has recovered."""
         ...
 
     def on_emptied(self, executor: E_contra) -> None:
-        """React to an executor without messages whose partition is no longer open."""
+        """React to an executor that has no messages left and whose partition is no longer open."""
         ...
 
     async def fetch_history(self) -> Collection[str]:
         """
         Fetch the lost partitions and the current broker addresses from the metaserver, and update
-        the executors.
+        the executors accordingly.
 
         Returns:
             The names of the silent broker groups.
@@ -68,7 +69,7 @@ class ExecutorOwner(Protocol[E_contra]):
 
 
 class PushableExecutor(Protocol):
-    """An executor, as seen by a `SendScheduler` or a `BrokerLoad`, which let it send."""
+    """The interface of an executor to `SendScheduler` and `BrokerLoad`, which let it send."""
 
     open: OutgoingBatch
     wait_is_over: bool
@@ -81,8 +82,8 @@ class PushableExecutor(Protocol):
 
 
 class BrokerLoad:
-    """Counts one broker's partitions with a batch in flight, and queues those that wait for a
-    reply.
+    """Counts the partitions of one broker that have a batch in flight, and queues those that wait
+    for a reply.
     """
 
     __slots__ = ("__weakref__", "_loop", "_timer", "_waiting", "busy_partitions")
@@ -96,13 +97,13 @@ class BrokerLoad:
 
     @property
     def is_crowded(self) -> bool:
-        """Return True while open batches must wait: BUSY_PARTITIONS_MAX partitions or more have a
+        """True while open batches must wait, because at least BUSY_PARTITIONS_MAX partitions have a
         batch in flight.
         """
         return self.busy_partitions >= BUSY_PARTITIONS_MAX
 
     def enqueue(self, executor: PushableExecutor) -> None:
-        """Push `executor` when a reply has arrived and its predecessors have been pushed, or after
+        """Push `executor` after a reply has arrived and its predecessors have been pushed, or after
         WAIT_S.
         """
         self._waiting[executor] = None
@@ -114,7 +115,7 @@ class BrokerLoad:
         self._waiting.pop(executor, None)
 
     def release_partition(self) -> None:
-        """Count one busy partition less, and push waiting executors while there is capacity."""
+        """Count one fewer busy partition, and push waiting executors while there is capacity."""
         self.busy_partitions -= 1
         while self._waiting and not self.is_crowded:
             self._push(next(iter(self._waiting)))
@@ -132,7 +133,7 @@ class BrokerLoad:
 
 class SendScheduler:
     """
-    The executors of a producer that send at the end of the current turn of the event loop.
+    Schedules a producer's executors to send at the end of the current event loop turn.
 
     Args:
         on_end: called at the end of the turn, before the executors send.
@@ -158,9 +159,7 @@ class SendScheduler:
         self._sent_early = False
         self._due_executors: dict[PushableExecutor, None] = {}
         self._broker_loads: WeakValueDictionary[str | None, BrokerLoad] = WeakValueDictionary()
-        """The load of each broker, by its address; executors keep the loads of their brokers
-        alive.
-        """
+        """The load of each broker, by address. Executors keep the loads of their brokers alive."""
 
     def begin_turn(self) -> None:
         """Schedule `on_end` for the end of this turn."""
@@ -169,8 +168,8 @@ class SendScheduler:
             self.is_scheduled = True
 
     def schedule(self, executor: PushableExecutor) -> Callable[[], object] | None:
-        """Push `executor` at the end of this turn; return a callback that may push it earlier, or
-        None.
+        """Schedule `executor` to be pushed at the end of this turn. Return a callback that may push
+        it earlier, or None.
         """
         self._due_executors[executor] = None
         if not self.is_scheduled:
@@ -179,8 +178,8 @@ class SendScheduler:
         return self._send_early if self._was_single else None
 
     def _send_early(self) -> None:
-        """Send now, once in a turn, if only one executor is due, because its caller awaits a single
-        message.
+        """Send now, once per turn, if only one executor is due, because its caller is awaiting a
+        single message.
         """
         if self._was_single and len(self._due_executors) == 1:
             self._was_single = False
@@ -220,7 +219,7 @@ class SendScheduler:
                 _flush_safely(channel, self._loop)  # the channel itself would flush one turn later
 
     def get_load(self, address: str | None) -> BrokerLoad:
-        """Return the load of the broker at `address`; all brokers without a known address share
+        """Return the load of the broker at `address`. All brokers without a known address share
         one.
         """
         load = self._broker_loads.get(address)
@@ -230,8 +229,8 @@ class SendScheduler:
 
 
 def _flush_safely(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
-    """Flush `channel`, and pass an exception to the event loop's handler, so the other channels are
-    flushed too.
+    """Flush `channel`, passing any exception to the event loop's handler, so that the other
+    channels are flushed too.
     """
     try:
         channel.flush()
@@ -240,8 +239,8 @@ def _flush_safely(channel: Gathering, loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _push_safely(executor: PushableExecutor, loop: asyncio.AbstractEventLoop) -> None:
-    """Push `executor`, and pass an exception, which is a bug in keylane, to the event loop's
-    handler, so the other executors are pushed too.
+    """Push `executor`, passing any exception (a bug in keylane) to the event loop's handler, so
+    that the other executors are pushed too.
     """
     try:
         executor.push()

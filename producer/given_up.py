@@ -1,7 +1,9 @@
-"""Counts messages that were given up until they are reported to the caller. Pure.
+"""Counts messages that were given up, until they are reported to the caller. Pure.
 
-GivenUp      the outcome of messages that were given up together; their futures raise its cause
-Unreported   counts the messages given up since the last `flush` whose futures were not awaited
+GivenUpOutcome       the outcome of messages that were given up together; their futures raise its
+                     cause
+UnreportedMessages   counts the messages given up since the last `flush` whose futures were not
+                     awaited
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class UnreportedMessages:
         self._noun = noun
         self.message_count = 0
         self.unknown_count = 0
-        """How many of `message_count` may be stored."""
+        """How many of the `message_count` messages may be stored."""
         self.causes: list[GivenUpOutcome] = []
 
     def build_error(self) -> GivenUpError | None:
@@ -47,8 +49,8 @@ class UnreportedMessages:
 
 
 class GivenUpOutcome:
-    """The outcome of messages given up for the same cause; `doubtful` if their last try may have
-    stored them.
+    """The outcome of messages given up for the same cause; `doubtful` is True if their last attempt
+    may have stored them.
     """
 
     __slots__ = ("_summary", "cause", "doubtful", "unreported_count")
@@ -62,7 +64,7 @@ class GivenUpOutcome:
         self._summary = summary
 
     def add_messages(self, messages: int, unknown: int) -> None:
-        """Add messages with this outcome, `unknown` of which may be stored."""
+        """Add messages with this outcome; `unknown` of them may be stored."""
         summary = self._summary
         self.unreported_count += messages
         summary.message_count += messages
@@ -80,5 +82,5 @@ class GivenUpOutcome:
             summary.causes = [cause for cause in summary.causes if cause is not self]
 
     def copy_error(self, *, unknown: bool) -> KeylaneError:
-        """Return a copy of the cause for one caller, with the fate of its message."""
+        """Return a copy of the cause for one caller, with the fate of that caller's message."""
         return self.cause.copy(Fate.UNKNOWN if unknown else Fate.NOT_DONE)

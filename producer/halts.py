@@ -1,4 +1,4 @@
-"""Gives up messages that are not acked within their time-out, and halts their keys.
+"""Gives up messages that are not acked within their timeout, and halts their keys.
 
     deadline passed ─▶ the message is given up, and its key is halted
         ─▶ newer messages of the key that were never sent are given up too; `send` refuses the key
@@ -49,7 +49,7 @@ class HaltedKeys:
         Halt the keys of all overdue messages, and give up the overdue messages that are in flight.
 
         Args:
-            waiting: pairs of a batch and the reason for its wait.
+            waiting: pairs of a batch and the reason why it is waiting.
 
         Returns:
             True if any message is overdue; the caller must then pass every batch that was never
@@ -71,8 +71,8 @@ class HaltedKeys:
         return any_overdue
 
     def withdraw(self, batch: OutgoingBatch, *, wait_reason: str) -> OutgoingBatch | None:
-        """Give up overdue messages and messages of halted keys in a batch that was never sent, and
-        return a batch of the others, or None if there are none.
+        """From a batch that was never sent, give up overdue messages and messages of halted keys.
+        Return a batch of the others, or None if there are none.
         """
         now_ms = self._clock.boot_ms()
         overdue_indexes = set(_overdue_indexes(batch, now_ms))

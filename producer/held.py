@@ -1,5 +1,5 @@
-"""Holds the messages of a subject that have no partition at present, in the order in which they
-will be sent.
+"""Holds the messages of a subject that currently have no partition, in the order in which they will
+be sent.
 
 [batches that left a partition] [batches held again] [open batch: new messages]
 """
@@ -25,9 +25,7 @@ log = logging.getLogger("keylane.producer")
 
 
 class HeldMessages:
-    """Batches of messages without a partition, the oldest first; new messages go to the last
-    batch.
-    """
+    """Batches of messages without a partition, oldest first; new messages go to the last batch."""
 
     def __init__(
         self,
@@ -41,7 +39,7 @@ class HeldMessages:
         """
         Args:
             broker_cause: returns the error cause of a broker that is in the route but refuses
-                messages; NO_PARTITION if there is none.
+                messages, or NO_PARTITION if there is none.
         """
         self._cause = NO_ROUTE
         self._broker_cause = broker_cause
@@ -84,19 +82,19 @@ class HeldMessages:
         return batch, index
 
     def prepend(self, batches: list[OutgoingBatch]) -> None:
-        """Hold batches that left a partition in front of all others."""
+        """Hold batches that left a partition ahead of all others."""
         self.batches = [*batches, *self.batches]
 
     def replace(self, batches: Iterable[OutgoingBatch]) -> None:
-        """Replace all held batches by these; new messages go to a new batch."""
+        """Replace all held batches with `batches`; new messages go to a new batch."""
         self.batches = [*batches, OutgoingBatch(self._loop)]
 
     def remove_sendable(
         self, queue_starts: QueueStarts, message_bytes_max: int
     ) -> list[OutgoingBatch]:
         """
-        Remove and return all batches, but not from the budget, after giving up the messages that
-        the route does not allow; it was unknown when they were queued.
+        Remove and return all batches, after giving up the messages that the route does not allow.
+        The route was unknown when they were queued. The batches stay in the budget.
 
         Args:
             queue_starts: the subject's logic queues.
@@ -122,7 +120,7 @@ class HeldMessages:
         self, last_batch: OutgoingBatch | None, batch: OutgoingBatch, index: int
     ) -> OutgoingBatch:
         """Hold a message again that `remove_sendable` removed, behind those in the batch
-        `last_batch`, and return its new batch.
+        `last_batch`. Return its new batch.
         """
         if last_batch is None or self.is_full(last_batch, len(batch.values[index])):
             last_batch = OutgoingBatch(self._loop)
@@ -135,15 +133,15 @@ class HeldMessages:
         return last_batch
 
     def give_up(self, error: KeylaneError) -> None:
-        """Give up all messages for `error`."""
+        """Give up all messages because of `error`."""
         while self.batches:
             if len(self.batches[0]):
                 self._budget.give_up(self.batches[0], error)
-            del self.batches[0]  # not given up twice if the next one raises
+            del self.batches[0]  # so that it is not given up twice if the next one raises
         self.replace(())
 
     def report(self, cause: WaitCause) -> None:
-        """Log at growing intervals why messages are held, and log when none are any longer."""
+        """Log at growing intervals why messages are held, and log once none are held any more."""
         now_ms = self._clock.boot_ms()
         message_count = len(self)
         self._cause = cause if message_count else NO_PARTITION

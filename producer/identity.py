@@ -1,4 +1,4 @@
-"""The producer id under which batches are sent. Pure except for the log; the source of ids is
+"""The producer id under which batches are sent. Pure except for logging; the source of ids is
 passed in.
 
 Brokers identify a batch by (id, epoch, sequence), and refuse a different batch with the same three
@@ -15,8 +15,8 @@ log = logging.getLogger("keylane.producer")
 
 
 class Identity:
-    """The id of an open producer, replaced when a broker has found another producer with the same
-    id.
+    """The id of an open producer, which is replaced when a broker finds another producer with the
+    same id.
     """
 
     def __init__(self, draw: DrawBits) -> None:
@@ -25,8 +25,8 @@ class Identity:
 
     def renew(self, clashing_id: int, partition_name: str) -> int:
         """
-        Return the id that replaces `clashing_id`, which another producer also uses; the refused
-        batch is not stored.
+        Return the id that replaces `clashing_id`, which another producer also uses. The refused
+        batch was not stored.
 
         All executors that pass the same `clashing_id` get the same new id.
         """

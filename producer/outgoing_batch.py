@@ -6,8 +6,8 @@ message. Pure except for its futures.
                                       └─┘ sent again, under the same sequence
 
 Invariants
-    A batch keeps its sequence and its bytes from its first send on, so a repeat is the same batch.
-    A message settles once, usually with all others of its batch. Messages that were moved to other
+    A batch keeps its sequence and its bytes once it has been sent, so a repeat is the same batch. A
+    message settles once, usually with all others of its batch. Messages that were moved to other
     batches, or were given up early, settle separately, and each `SendFuture` waits for its own
     message. The flags of a receipt (`reordered`, `duplicate`) are marked for each message, not for
     its batch.
@@ -36,8 +36,8 @@ Outcome = Receipt | GivenUpOutcome
 REORDERED = 1
 """Marks a keyed message that left its partition."""
 POSSIBLE = 2
-"""Marks a message that may be stored in a partition that it left, because its last try there got no
-reply.
+"""Marks a message that may be stored in a partition that it left, because its last attempt there
+got no reply.
 """
 
 
@@ -86,24 +86,26 @@ class OutgoingBatch:
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.sent_at_ns = -1
-        """The send time of the next messages, in nanoseconds; `set_sent_at` sets it."""
+        """The send time of the next messages, in nanoseconds; set by `set_sent_at`."""
         self.turn_number = -1
         """The event loop turn in which the last message was added."""
         self._time_runs: list[tuple[int, int]] = []
-        """Runs of messages with the same send time: the index of the first message, and the time in
-        nanoseconds.
+        """Runs of messages with the same send time, as (index of the first message, time in
+        nanoseconds).
         """
         self.properties: list[bytes] | None = None
-        """The packed properties up to the last message that has any; None if none has. Use
-        `properties_of` to read them.
+        """The packed properties, up to the last message that has any; None if no message has
+        properties. Use `properties_of` to read them.
         """
         self.count = 0
         """The number of messages, set when the batch is closed; `send` does not maintain it."""
         self.send_early: Callable[[], object] | None = None
-        """A callback for the first await of a message; it may send the batch immediately."""
+        """A callback for the first time that a message is awaited; it may send the batch
+        immediately.
+        """
         self.remaining_bytes = 0
-        """The remaining bytes, with overhead, that plain messages may use before the batch is
-        checked again; see `grant`. Negative if messages used more.
+        """How many bytes, with overhead, plain messages may still use before the batch is checked
+        again; see `grant`. Negative if messages have used more.
         """
         self.full_size = 0
         """The `size` of the batch once `remaining_bytes` is used up."""
@@ -114,7 +116,7 @@ class OutgoingBatch:
         self.destinations: dict[int, Destination] | None = None
         """The destinations chosen by senders, by message index; None if there are none."""
         self.deadlines: dict[int, tuple[int, int]] | None = None
-        """The deadline (boot time) and the time-out of messages, in milliseconds, by index."""
+        """The deadline (boot time) and the timeout of messages, in milliseconds, by index."""
         self.first_deadline_ms = 0
         """The earliest deadline, in milliseconds of boot time."""
         self.sequence = -1
@@ -122,26 +124,28 @@ class OutgoingBatch:
         self.send_count = 0
         """How often the batch was sent to its current partition."""
         self.tries = 0
-        """The number of failed tries, including those in earlier partitions."""
+        """The number of failed attempts, including those in earlier partitions."""
         self.failed_at_ms: int | None = None
-        """The boot time of the first failed try, in milliseconds."""
+        """The boot time of the first failed attempt, in milliseconds."""
         self.doubtful = False
-        """True if the batch may be stored in its current partition, because a try of it, or of an
-        earlier batch, got no reply.
+        """True if the batch may be stored in its current partition, because an attempt to send it,
+        or an earlier batch, got no reply.
         """
         self.opened_at_ms = 0
         self._future: asyncio.Future[None] | None = None
-        """The future of the batch, created on demand; most batches have `waiters` only, or none."""
+        """The future of the batch, created on demand; most batches have only `waiters`, or
+        nothing.
+        """
         self.is_notified = False
         """True once all messages are settled, or the first of several separate outcomes is known.
         """
         self.outcome: Outcome | list[Outcome | None] | None = None
-        """The first message's receipt, or the GivenUp of all messages; a list by index if messages
-        settle separately.
+        """The first message's receipt, or the GivenUpOutcome of all messages; a list by index if
+        messages settle separately.
         """
         self.plain_receipt: tuple[int, int, str, bool | Literal["possible"]] | None = None
-        """The first four fields of the first message's receipt, set if all receipts follow from
-        them.
+        """The first four fields of the first message's receipt, set if all receipts can be derived
+        from them.
         """
         self.origins: list[tuple[OutgoingBatch, int]] | None = None
         """The original batch and index of each adopted message, where its future waits; None if the
@@ -152,11 +156,11 @@ class OutgoingBatch:
         self._reported: set[int] | None = None
         self._message_waiters: dict[int, asyncio.Future[None]] | None = None
         self.waiters: dict[asyncio.Future[None], None] = {}
-        """A future for each pending await, which completes together with `future`; callbacks would
+        """A future for each pending await, which completes together with `future`. Callbacks would
         take another turn of the event loop.
         """
         self.listeners: dict[tuple[int, object], int] = {}
-        """How often to call a done callback of a message, by index and callback."""
+        """How many times to call a done callback of a message, by index and callback."""
         self._all_bound = False
 
     def __len__(self) -> int:
@@ -174,14 +178,14 @@ class OutgoingBatch:
         return self.full_size - self.remaining_bytes
 
     def grant(self, remaining_bytes: int) -> None:
-        """Allow plain messages to use `remaining_bytes` bytes, instead of the previous grant; each
+        """Allow plain messages to use `remaining_bytes` bytes, in place of the previous grant; each
         message reduces it.
         """
         self.full_size += remaining_bytes - self.remaining_bytes
         self.remaining_bytes = remaining_bytes
 
     def add(self, key: bytes, value: bytes, packed_properties: bytes, sent_at_ns: int) -> int:
-        """Append a message, and return its index."""
+        """Append a message and return its index."""
         index = len(self.values)
         if sent_at_ns != self.sent_at_ns:
             self.set_sent_at(sent_at_ns)
@@ -192,7 +196,7 @@ class OutgoingBatch:
         return index
 
     def put(self, key: bytes, value: bytes, size: int) -> int:
-        """Append a message without properties, with the current send time, and return its index;
+        """Append a message without properties, with the current send time, and return its index.
         `size` includes its overhead in the batch.
         """
         self.remaining_bytes -= size
@@ -221,7 +225,7 @@ class OutgoingBatch:
         return properties[index] if properties is not None and index < len(properties) else b""
 
     def adopt(self, batch: OutgoingBatch, index: int) -> None:
-        """Append message `index` of another batch; its outcome is forwarded to its original
+        """Append message `index` of another batch. Its outcome is forwarded to the original
         batch.
         """
         assert not batch.doubtful, "mark a doubtful batch before its messages are moved"
@@ -274,13 +278,13 @@ class OutgoingBatch:
         return parts[0], parts[1]
 
     def set_destination(self, index: int, destination: Destination) -> None:
-        """Set the destination chosen by the sender of message `index`."""
+        """Set the destination that the sender chose for message `index`."""
         if self.destinations is None:
             self.destinations = {}
         self.destinations[index] = destination
 
     def destination_of(self, index: int) -> Destination | None:
-        """Return the destination chosen for message `index`; None if its key decides."""
+        """Return the destination chosen for message `index`, or None if its key decides."""
         return None if self.destinations is None else self.destinations.get(index)
 
     def iter_unsettled(self) -> Iterator[tuple[bytes, int, int]]:
@@ -341,8 +345,8 @@ class OutgoingBatch:
 
     @property
     def has_unbound(self) -> bool:
-        """Return True if any message may go to any partition. The result is cached, so use this for
-        closed batches only.
+        """True if any message may go to any partition. The result is cached, so use this only for
+        closed batches.
         """
         if self._all_bound:
             return False
@@ -363,7 +367,7 @@ class OutgoingBatch:
         sequence: int,
         compression: Compression = Compression.NONE,
     ) -> bytes | bytearray:
-        """Encode the batch at the first call, and return the same bytes at every call."""
+        """Encode the batch on the first call; later calls return the same bytes."""
         if self.data is None:
             self.sequence = sequence
             runs, properties = self._time_runs, self.properties
@@ -398,18 +402,18 @@ class OutgoingBatch:
         self.sequence = -1
 
     def record_failure(self, now_ms: int) -> None:
-        """Count a failed try of this or an earlier batch."""
+        """Count a failed attempt to send this batch or an earlier one."""
         self.tries += 1
         if self.failed_at_ms is None:
             self.failed_at_ms = now_ms
 
     def reset(self, *, refused: bool) -> None:
         """
-        Reset the batch before it is sent to another partition or under another sequence.
+        Reset the batch before it is sent to another partition, or under another sequence.
 
         Args:
-            refused: no message of the batch is stored, according to the broker. Otherwise, if a try
-                got no reply, each message is marked as POSSIBLE.
+            refused: True if no message of the batch is stored, according to the broker. Otherwise,
+                if an attempt got no reply, each message is marked as POSSIBLE.
         """
         if self.doubtful and not refused:
             for index in range(len(self)):
@@ -481,7 +485,7 @@ class OutgoingBatch:
         return sum(self._settle_origin(index, outcome, index) for index in range(len(self.origins)))
 
     def settle_message(self, index: int, outcome: Outcome) -> bool:
-        """Settle message `index`; return False if it was settled already."""
+        """Settle message `index`. Return False if it was already settled."""
         if self.origins is None:
             return self._settle_own(index, outcome, 0)
         return self._settle_origin(index, outcome, 0)
@@ -536,14 +540,14 @@ class OutgoingBatch:
 
     @property
     def settles_separately(self) -> bool:
-        """Return True once a message was settled before others; each message then has its own
+        """True once a message was settled before others; from then on, each message has its own
         `message_future`.
         """
         return self._message_waiters is not None
 
     def is_settled(self, index: int) -> bool:
-        """Return True once message `index` has an outcome, which for an adopted message is stored
-        in its original batch.
+        """Return True once message `index` has an outcome, which is stored in the original batch if
+        the message was adopted.
         """
         if self.origins is not None:
             origin, origin_index = self.origins[index]
@@ -557,7 +561,7 @@ class OutgoingBatch:
         """
         Return True if message `index` is settled and will not be sent again.
 
-        A message with a key that was given up in flight is still sent with its batch, because newer
+        A keyed message that was given up in flight is still sent with its batch, because newer
         messages of its key that were in flight behind it must not be stored without it.
         """
         origin, origin_index = (self, index) if self.origins is None else self.origins[index]
@@ -571,7 +575,7 @@ class OutgoingBatch:
 
     def message_future(self, index: int) -> asyncio.Future[None]:
         """Return a future that is done when message `index` is settled, or when the caller must
-        call this again.
+        call this method again.
         """
         if self._message_waiters is None:
             return self.future
@@ -581,7 +585,7 @@ class OutgoingBatch:
         return waiter
 
     def receipt(self, index: int) -> Receipt:
-        """Return the receipt of a settled message, or raise a new error if it was given up."""
+        """Return the receipt of a settled message. If it was given up, raise a new error."""
         outcome = self.outcome
         mark = self.marks[index] if self.marks is not None and index < len(self.marks) else 0
         if type(outcome) is Receipt and not mark:

@@ -1,9 +1,9 @@
-"""Destinations that a sender chooses for its messages instead of the hash of their keys. Pure.
+"""Destinations that a sender chooses for its messages, in place of the hash of their keys. Pure.
 
     destination: a logical partition, or a logic queue ─▶ logical partition ─▶ executor
 
 A logic queue is represented by the first logical partition of its range, which does not change when
-the queue moves. A message keeps its destination while it is held, and when it leaves a partition.
+the queue moves. A message keeps its destination while it is held and when it leaves a partition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..protocol.settings import whole
 @dataclass(frozen=True, slots=True)
 class LogicQueue:
     """
-    A logic queue of a static subject, as a partitioner returns it.
+    A logic queue of a static subject, as returned by a partitioner.
 
     Raises:
         InvalidRequestError: the number is not an integer.
@@ -88,11 +88,11 @@ class QueueStarts:
 
     def logical_partition(self, destination: Destination) -> int:
         """
-        Return the logical partition of a destination; 0 for a queue before the first route, when
-        all messages are held anyway.
+        Return the logical partition of a destination. For a queue, this is 0 until the first route
+        arrives; until then, all messages are held anyway.
 
         Raises:
-            ConflictError: the destination is a queue, and the subject has none.
+            ConflictError: the destination is a queue, but the subject has no queues.
             NotFoundError: the subject has no such queue.
         """
         if not isinstance(destination, LogicQueue):

@@ -12,8 +12,8 @@ from .given_up import GivenUpOutcome, UnreportedMessages
 from .outgoing_batch import OutgoingBatch
 
 MEMORY_PER_MESSAGE = 160
-"""The memory, in bytes, that CPython needs for a message besides its key and value: two object
-headers, two list entries, rounding, and the future, which the program may keep.
+"""The memory, in bytes, that CPython needs for a message in addition to its key and value: two
+object headers, two list entries, rounding, and the future, which the program may keep.
 """
 UNAWAITED_MAX = 64
 """The maximum number of tasks that may each have one message over the limit without awaiting it."""
@@ -24,33 +24,33 @@ class ProducerStats:
     """Counts since the producer was opened; they never decrease."""
 
     sent: int
-    """Messages queued by `send`, whatever became of them."""
+    """Messages queued by `send`, whatever their outcome."""
     acked: int
     """Messages that a broker has confirmed as stored."""
     failed: int
     """Messages that were given up. A message that timed out in flight counts as failed, not as
-    acked, even if its broker stores it later.
+    acked, even if a broker stores it later.
     """
     retries: int
-    """Failed tries after which batches were sent again."""
+    """How often batches were sent again after a failed attempt."""
     waiting: dict[str, str]
-    """Why messages wait, by the name of their partition; by subject for messages without a
+    """Why messages are waiting, by the name of their partition; by subject for messages without a
     partition.
     """
     throttled_ms: int = 0
-    """The total time, in milliseconds, for which servers have delayed calls because of a quota;
+    """The total time, in milliseconds, by which servers have delayed calls because of a quota;
     overlapping waits are added up.
     """
 
 
 class SendBudget:
     """
-    Counts the messages in a producer's closed batches, and their memory, from `reserve` until they
+    Counts the messages in a producer's closed batches and their memory, from `reserve` until they
     are settled.
 
     A task that awaits each of its messages may continue to queue while the limit is exceeded,
     because it never has more than one message over the limit. A task that does not await its last
-    message over the limit may not.
+    message over the limit may not continue.
     """
 
     def __init__(self, bytes_max: int, on_full_changed: Callable[[], object] | None = None) -> None:
@@ -67,7 +67,7 @@ class SendBudget:
         self.acked = 0
         self.failed = 0
         self.retries = 0
-        """Failed tries after which batches were sent again."""
+        """How often batches were sent again after a failed attempt."""
         self._unreported = UnreportedMessages()
         self._bytes_max = bytes_max
         self._unawaited: set[object] = set()
@@ -75,9 +75,9 @@ class SendBudget:
         is reached.
         """
         self._capacity_event: asyncio.Event | None = None
-        """Set when more than half of the limit is free; None if no task waits for that."""
+        """Set when more than half of the limit is free; None if no task is waiting for that."""
         self._empty_event: asyncio.Event | None = None
-        """Set when no message remains; None if no task waits for that."""
+        """Set when no message remains; None if no task is waiting for that."""
 
     def _update_full(self) -> None:
         """Update `full`, and notify the producer."""
@@ -113,7 +113,7 @@ class SendBudget:
             self._empty_event = None
 
     def replace(self, batch: OutgoingBatch, *parts: OutgoingBatch | None) -> None:
-        """Count the batches in `parts`, which now have the messages of `batch`, in its place."""
+        """Count the batches in `parts`, which now contain the messages of `batch`, in its place."""
         for part in parts:
             if part is not None:
                 self.reserve(part.count, part.size, expired_count=part.expired_count)
@@ -136,7 +136,7 @@ class SendBudget:
     def give_up_message(
         self, batch: OutgoingBatch, index: int, error: KeylaneError, *, doubtful: bool
     ) -> None:
-        """Give up one message of a batch, which stays queued or in flight itself."""
+        """Give up one message of a batch that itself stays queued or in flight."""
         outcome = GivenUpOutcome(error, self._unreported, doubtful=doubtful)
         if not batch.settle_message(index, outcome):
             return
@@ -149,9 +149,7 @@ class SendBudget:
             self._empty_event = None
 
     def take_unreported_error(self) -> GivenUpError | None:
-        """Return the error for the unawaited messages given up since the last call, if there are
-        any.
-        """
+        """Return the error for unawaited messages given up since the last call, or None."""
         summary = self._unreported
         self._unreported = UnreportedMessages()
         return summary.build_error()
@@ -173,8 +171,8 @@ class SendBudget:
     # ── waiting ───────────────────────────────────────────────────────────────────────────────────
     async def wait_for_capacity(self) -> None:
         """
-        Return immediately if more than a quarter of the limit is free; otherwise wait until more
-        than half is.
+        Return immediately if more than a quarter of the limit is free. Otherwise wait until more
+        than half is free.
         """
         if self.bytes * 4 < self._bytes_max * 3:
             return

@@ -31,7 +31,7 @@ class SendFuture:
     message may be stored. Await a future in the event loop of its producer.
 
     There is no `cancel`, because a sent message may be stored at any moment and cannot be
-    withdrawn. You may stop waiting, for example with `asyncio.wait_for(future, seconds)` or by
+    withdrawn. You can stop waiting, for example with `asyncio.wait_for(future, seconds)` or by
     cancelling the waiting task, but the message is still sent. With `send(..., timeout_ms=...)` a
     message that is not stored in time is given up.
     """
@@ -44,7 +44,7 @@ class SendFuture:
     def __await__(self) -> Generator[Any, None, Receipt]:
         plain_receipt = self._batch.plain_receipt
         if plain_receipt is not None:
-            # An inlined `batch.receipt`, because most messages are stored before they are awaited.
+            # Inlined `batch.receipt`, because most messages are stored before they are awaited.
             partition_id, offset, durable, duplicate = plain_receipt
             return Receipt(partition_id, offset + self._index, durable, duplicate)
         return (yield from self._wait())
@@ -75,7 +75,7 @@ class SendFuture:
         return batch.receipt(index)
 
     def done(self) -> bool:
-        """Return True if the message is stored or given up."""
+        """Return True once the message is stored or given up."""
         batch = self._batch
         return batch.plain_receipt is not None or batch.is_settled(self._index)
 
@@ -125,7 +125,7 @@ class SendFuture:
 
     def exception(self) -> KeylaneError | None:
         """
-        Return the error of a message that was given up; None if it is stored.
+        Return the error of a message that was given up, or None if it is stored.
 
         Raises:
             asyncio.InvalidStateError: the future is not `done` yet.
@@ -146,7 +146,7 @@ class SendFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Raise AttributeError with advice; `hasattr` returns False."""
+        """Raise AttributeError with advice, so that `hasattr` returns False."""
         raise AttributeError(NO_CANCEL)
 
     def cancelled(self) -> bool:
@@ -158,8 +158,8 @@ class SendFuture:
 
 
 class BatchFuture(SendFuture, msgspec.Struct, frozen=True, gc=False):
-    """The future of one message, by batch and index; a small struct, because each message has
-    one.
+    """The future of one message, identified by batch and index; a small object, because each
+    message has one.
     """
 
     _batch: OutgoingBatch

@@ -1,15 +1,14 @@
-"""Dispatches the messages of a subject to executors by its route, and holds messages without a
-partition.
+"""Dispatches the messages of a subject to executors according to its route, and holds messages
+without a partition.
 
     send() ─▶ table[logical partition] ─▶ executor
     held: batches of messages without a partition
 
 Invariants
     The messages of a key are in one executor at a time, in the order of their `send` calls. When
-    messages leave a partition, older ones are sent first; newer ones are held until there is a
-    newer route, and until the old partition has acked or refused all of its messages. A None in the
-    table means that messages are held; when the entry gets an executor, they are released, the
-    oldest first.
+    messages leave a partition, older ones are sent first. Newer ones are held until there is a
+    newer route and the old partition has acked or refused all of its messages. A None in the table
+    means that messages are held; when the entry gets an executor, they are released, oldest first.
 """
 
 from __future__ import annotations
@@ -56,12 +55,12 @@ from .waiting import NO_PARTITION, OLDER_ROUTE, WaitCause, route_cause
 log = logging.getLogger("keylane.producer")
 CLIENT_TYPE = "producer"
 _OLDER_ROUTE = "older"
-"""The key, in the failure log, for routes that are older than the current one."""
+"""The key, in the failure log, of routes that are older than the current one."""
 URGENT_WAIT_MS = 500
 EXPIRY_INTERVAL_MS_MIN, EXPIRY_INTERVAL_MS_MAX = 10, 1_000
 NO_EXECUTORS: list[Executor | None] = [None] * LOGICAL_PARTITIONS
 EXPIRY_SHARE = 10
-"""A message is given up at most this fraction of its time-out late: a tenth."""
+"""A message is given up late by at most 1/EXPIRY_SHARE of its timeout."""
 CLOSED = "the producer was closed before this message was acked"
 CLOSED_HINT = (
     "Send it again, unless its fate is unknown: it may be stored. Await `send` before the "
@@ -70,7 +69,7 @@ CLOSED_HINT = (
 
 
 class SubjectSender:
-    """Dispatches the messages of one subject; owns its executors and its held messages."""
+    """Dispatches the messages of one subject, and owns its executors and its held messages."""
 
     def __init__(
         self,
@@ -89,18 +88,20 @@ class SubjectSender:
     ) -> None:
         self.subject = subject
         self.table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
-        """The executor for messages with a key, by logical partition; None if they are held."""
+        """The executor for messages with a key, by logical partition; None where messages are
+        held.
+        """
         self.keyless_table = self.table
-        """The table for messages without a key, in which unavailable executors are replaced by
-        others.
+        """The table for messages without a key, in which available executors stand in for
+        unavailable ones.
         """
         self.message_bytes_max = MESSAGE_BYTES_MAX
-        """The size limit of a message: key, value and properties, in bytes; from the current
+        """The size limit of a message (key, value and properties), in bytes, from the current
         route.
         """
         self.plain_table = self.table
-        """The table for plain messages in `send`; all entries are None while `send` must check each
-        message.
+        """The table that `send` uses for plain messages; all entries are None while `send` must
+        check each message.
         """
         self._careful = False
         self._order_strategy = order_strategy
@@ -129,8 +130,8 @@ class SubjectSender:
         self._partition_ids: list[int] = []
         self._primary_table: list[Executor | None] = [None] * LOGICAL_PARTITIONS
         self._fallbacks: dict[int, Executor] = {}
-        """By partition id, the executor that gets a partition's messages until the partition's own
-        broker answers again.
+        """By partition id, the executor that receives a partition's messages until the partition's
+        own broker has recovered.
         """
         self._refresh_requested = asyncio.Event()
         self._route_known = asyncio.Event()
@@ -138,19 +139,19 @@ class SubjectSender:
         self._closing = False
         self._expiry_timer: asyncio.TimerHandle | None = None
         self._expiry_interval_ms = EXPIRY_INTERVAL_MS_MAX
-        """The interval between two searches for overdue messages, in milliseconds."""
+        """The interval between searches for overdue messages, in milliseconds."""
         self._pauses = settings.backoff.pauses(rng)
         retries = retry_until_done(
             self._follow_next_route, self._handle_failure, self._pauses, self._to_keylane_error
         )
         self._task = start_task(retries, name=f"route {subject}")
-        # A `finally` in the task would not do: a task cancelled before its first step never runs.
+        # A `finally` in the task is not enough: a task cancelled before its first step never runs.
         self._task.add_done_callback(self._warn_if_unclosed)
 
     @property
     def careful(self) -> bool:
-        """True while messages go to other partitions than their own, or a key is halted; `send`
-        must then call `check`.
+        """True while messages are sent to partitions other than their own, or a key is halted;
+        `send` must then call `check`.
         """
         return self._careful
 
@@ -160,7 +161,7 @@ class SubjectSender:
         self._update_plain_table()
 
     def _update_plain_table(self) -> None:
-        """Set `plain_table`: empty while `send` must check each message."""
+        """Set `plain_table`, which is empty while `send` must check each message."""
         self.plain_table = (
             NO_EXECUTORS if self._careful or self.keyless_table is not self.table else self.table
         )
@@ -176,7 +177,7 @@ class SubjectSender:
         destination: Destination | None,
     ) -> SendFuture:
         """
-        Hold a message that has no partition at present.
+        Hold a message that currently has no partition.
 
         Args:
             destination: the destination that the sender chose; None: the key decides.
@@ -198,7 +199,7 @@ class SubjectSender:
         Wait for the first route.
 
         Raises:
-            KeylaneError: the metaserver refused the route.
+            KeylaneError: the metaserver refused the request for the route.
         """
         await self._route_known.wait()
         self.raise_if_stopped()
@@ -210,7 +211,7 @@ class SubjectSender:
 
     def is_reordered(self, executor: Executor, key: bytes, logical_id: int) -> bool:
         """
-        Return True if a message of this logical partition is reordered by sending it to `executor`.
+        Return True if sending a message of this logical partition to `executor` would reorder it.
 
         Raises:
             KeyHaltedError: the key is halted; nothing was queued.
@@ -223,7 +224,7 @@ class SubjectSender:
     def annotate(
         self, batch: OutgoingBatch, index: int, *, reordered: bool, timeout_ms: int
     ) -> None:
-        """Mark a queued message as reordered, and set its time-out (0: none)."""
+        """Mark a queued message as reordered, and set its timeout (0: none)."""
         if reordered:
             batch.mark(index, REORDERED)
         if timeout_ms:
@@ -231,7 +232,7 @@ class SubjectSender:
             self._schedule_expiry(timeout_ms)
 
     def _schedule_expiry(self, timeout_ms: int) -> None:
-        """Make sure that overdue messages are searched often enough for this time-out."""
+        """Make sure that the search for overdue messages runs often enough for this timeout."""
         interval_ms = min(
             EXPIRY_INTERVAL_MS_MAX, max(EXPIRY_INTERVAL_MS_MIN, timeout_ms // EXPIRY_SHARE)
         )
@@ -286,7 +287,9 @@ class SubjectSender:
 
     # ── the route ─────────────────────────────────────────────────────────────────────────────────
     def _warn_if_unclosed(self, _task: asyncio.Task[None]) -> None:
-        """Log how many messages are lost if the event loop ended before the producer was closed."""
+        """Log how many messages are lost, if the event loop ended before the producer was
+        closed.
+        """
         batches = [batch for executor in self.executors for batch in executor.batches]
         unsent_count = len(self.held_messages) + sum(map(len, batches))
         if unsent_count and not self._closing:
@@ -298,8 +301,8 @@ class SubjectSender:
             )
 
     async def _follow_next_route(self) -> bool:
-        """Fetch and apply the next route. Returns True, which ends the loop, after a final refusal
-        and giving up all messages.
+        """Fetch and apply the next route. After a final refusal, give up all messages and return
+        True, which ends the loop.
         """
         if self._refusal is not None:
             await self._abort(self._refusal)
@@ -318,7 +321,7 @@ class SubjectSender:
         return False
 
     def _to_keylane_error(self, raised: Exception) -> KeylaneError:
-        """Convert the exception of a try; an unexpected one is logged and becomes an
+        """Convert the exception of a failed attempt. An unexpected one is logged and becomes an
         InternalError.
         """
         return to_keylane_error(
@@ -326,8 +329,8 @@ class SubjectSender:
         )
 
     async def _handle_failure(self, raised: Exception) -> bool:
-        """Record why there is no newer route. Returns True, for a retry without a pause, if the
-        refusal is final.
+        """Record why there is no newer route. If the refusal is final, return True to retry without
+        a pause.
         """
         error = self._to_keylane_error(raised)
         if error is raised:
@@ -341,9 +344,11 @@ class SubjectSender:
 
     async def _fetch_route(self) -> Route:
         """
-        Wait up to PULL_WAIT_MS_MAX for a newer route, and return the current one if there is none.
+        Wait up to PULL_WAIT_MS_MAX for a newer route, and return the current route if there is
+        none.
 
-        While a broker is missing the calls are short, so a new call soon follows the next failure.
+        While a broker is missing, the calls are short, so that a new call soon follows the next
+        failure.
         """
         current_route = self._route
         urgent = self._refresh_requested.is_set() or self._is_broker_missing()
@@ -368,8 +373,8 @@ class SubjectSender:
             return call.result() if call.done() else current_route
 
     def _refusing_broker_cause(self) -> WaitCause:
-        """Return the error cause of an open partition whose broker refuses messages; NO_PARTITION
-        if there is none.
+        """Return the error cause of an open partition whose broker refuses messages, or
+        NO_PARTITION if there is none.
         """
         for executor in self.executors:
             state = executor.state
@@ -378,7 +383,7 @@ class SubjectSender:
         return NO_PARTITION
 
     def _is_broker_missing(self) -> bool:
-        """Return True if a range has no partition, or the broker of a partition fails."""
+        """Return True if a range has no partition, or if the broker of a partition is failing."""
         return None in self._primary_table or not all(map(_is_available, self._executors.values()))
 
     async def _abort(self, error: KeylaneError) -> None:
@@ -387,8 +392,8 @@ class SubjectSender:
         self._executors.clear()
 
     def _apply_route(self, route: Route) -> bool:
-        """Apply a route to the executors; return False, and ignore it, if it is older than the
-        current one.
+        """Apply a route to the executors. If it is older than the current one, ignore it and return
+        False.
         """
         if self._route is not None and route.version < self._route.version:
             text = (
@@ -437,7 +442,7 @@ class SubjectSender:
     async def fetch_history(self) -> set[str]:
         """
         Fetch the lost partitions and the current broker addresses from the metaserver, and update
-        the executors.
+        the executors accordingly.
 
         Returns:
             The names of the silent broker groups.
@@ -470,7 +475,7 @@ class SubjectSender:
                 executor.follow_broker(address, self._broker_at(address))
 
     def _close_executor(self, executor: Executor) -> None:
-        """Close the executor of a closed partition, which has no messages any longer."""
+        """Close the executor of a closed partition, which has no messages left."""
         if self._executors.pop(executor.partition.partition_id, None) is not None:
             start_task(executor.close())
 
@@ -517,8 +522,7 @@ class SubjectSender:
 
         Messages are held (None) while their partition is sealed or has refused them and there is no
         newer route, and while an earlier partition of their range still has messages. A range whose
-        messages were rerouted (BEST_TRIED) uses its fallback until its own partition answers
-        again.
+        messages were rerouted (BEST_TRIED) uses its fallback until its own partition has recovered.
         """
         route = self._route
         if route is None:
@@ -557,6 +561,7 @@ class SubjectSender:
     def _update_fallbacks(
         self, usable_executors: dict[int, Executor], candidates: list[Executor]
     ) -> None:
+        """Drop fallbacks that are no longer needed, and replace those that are unusable."""
         for partition_id, fallback in list(self._fallbacks.items()):
             primary = usable_executors.get(partition_id)
             if primary is None or primary.state.available:
@@ -572,8 +577,8 @@ class SubjectSender:
                     self._fallbacks[partition_id] = self._rng.choice(candidates)
 
     def _move_unbound(self) -> None:
-        """Move unsent messages without a key or destination from unavailable executors to
-        others.
+        """Move unsent messages that have neither a key nor a destination from unavailable executors
+        to others.
         """
         candidates = self._fallback_candidates()
         if not candidates:
@@ -593,7 +598,9 @@ class SubjectSender:
                 executor.replace_unsent(move_unbound)
 
     def _fallback_candidates(self) -> list[Executor]:
-        """Return the executors that may take over messages of others, sorted by partition id."""
+        """Return the executors that may take over messages of other executors, sorted by partition
+        id.
+        """
         return [executor for executor in self.executors if executor.state.can_take_over]
 
     def has_alternative(self, executor: Executor) -> bool:
@@ -627,7 +634,7 @@ class SubjectSender:
         self._reassign_messages()
 
     def _release_held(self) -> None:
-        """Pass held messages to their executors, the oldest first; those without an executor stay
+        """Pass held messages to their executors, oldest first; those without an executor stay
         held.
         """
         batches = self.held_messages.remove_sendable(self.queue_starts, self.message_bytes_max)
@@ -687,7 +694,7 @@ def _is_available(executor: Executor | None) -> TypeGuard[Executor]:
 
 
 def _is_final(error: KeylaneError) -> bool:
-    """Return True if the refusal of a known subject's route is final: the subject was deleted, or
-    its order strategy was changed.
+    """Return True if a refused request for a known subject's route is final: the subject was
+    deleted, or its order strategy was changed.
     """
     return isinstance(error, SubjectDeletedError) or error.reason is Reason.ORDER_STRATEGY

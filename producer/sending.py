@@ -4,7 +4,7 @@
            ─▶ any other: `_send_carefully`, which checks one condition after another
 
 A message is plain if it has only a value and perhaps a key, and needs no special handling: there is
-no codec, partitioner, time-out or halted key, the queue is not full, the thread is the right one,
+no codec, partitioner, timeout or halted key, the queue is not full, the thread is the right one,
 and the message does not need a batch of its own.
 """
 
@@ -50,7 +50,7 @@ from .settings import (
 )
 
 CLOCK_NOT_READ = -1
-"""The time of a turn of the event loop in which the clock has not been read."""
+"""Stands for the time of an event loop turn in which the clock has not been read."""
 NOT_OPEN = "the producer is not open"
 _MISSING: Final[Any] = object()
 """The default of an argument that every call must give."""
@@ -59,7 +59,7 @@ _TUPLE, _BYTES = {tuple}, {bytes}
 
 
 def _empty_columns() -> tuple[list[bytes], list[bytes]]:
-    """Return empty columns for keys and values."""
+    """Return empty columns for the keys and the values."""
     return [], []
 
 
@@ -110,7 +110,7 @@ def _refuse_arguments(subject: object, topic: object, partition: object) -> Neve
 
 
 class _NoSender:
-    """A placeholder for subjects without a sender: no message is plain."""
+    """A placeholder for subjects without a sender, for which no message is plain."""
 
     plain_table = NO_EXECUTORS
     message_bytes_max = 0
@@ -143,8 +143,8 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._batch_count = self._settings.batch_count
         self._large_bytes = self._settings.large_bytes
         self._plain_bytes = min(KEY_BYTES_MAX, self._large_bytes)
-        """Up to this size, in bytes, a message needs neither a check of its key's size nor a batch
-        of its own.
+        """The maximum size, in bytes, of a message that needs neither a check of its key's size nor
+        a batch of its own.
         """
         self._environment = environment
         self._connections = Connections(
@@ -163,7 +163,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._open = False
         self._may_send_plain: Callable[[], bool] = never_in_thread
         """Returns True in the thread that opened the producer, if there is no codec, partitioner or
-        time-out.
+        timeout.
         """
         self._meta: MetaClient | None = None
         self._identity: Identity | None = None
@@ -176,7 +176,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         self._budget = SendBudget(self._settings.queue_bytes, self._on_full_changed)
 
     def _begin_opening(self, meta: MetaClient) -> None:
-        """Reset all state for a new opening, including any that a fork copied."""
+        """Reset all state for a new opening, including any state copied by a fork."""
         self._meta = meta
         self._loop = asyncio.get_running_loop()
         self._end_turn()
@@ -250,25 +250,25 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 (`auto_create`).
             value: bytes, or a value for the codec. Value, key and properties together may not
                 exceed the subject's limit (1 MiB by default).
-            key: the order key, bytes or a text, which is sent as UTF-8, up to 1,024 bytes; b""
-                means any partition, and no order.
-            deliver_at: when the message is delivered; a broker keeps it until then. A datetime with
-                a time zone, or milliseconds since 1970, at most 366 days ahead. Only for messages
-                without a key. The future returns a ScheduledReceipt.
-            properties: a mapping from text to text or bytes, up to 64 KiB encoded.
-            tags: texts without commas, which `message.tags` returns; they are sent as the property
-                "keylane.tags".
-            queue: store the message in this logic queue of a static subject, whatever its key. The
-                messages of a queue are stored in the order of their `send` calls; a key that is
+            key: the order key, bytes or a string, which is sent as UTF-8, up to 1,024 bytes; b""
+                means any partition and no order.
+            deliver_at: when the message is delivered; a broker keeps it until then. This is a
+                timezone-aware datetime, or milliseconds since 1970, at most 366 days ahead. It is
+                only for messages without a key. The future returns a ScheduledReceipt.
+            properties: a mapping from strings to strings or bytes, up to 64 KiB when encoded.
+            tags: strings without commas, which `message.tags` returns; they are sent as the
+                property "keylane.tags".
+            queue: store the message in this logic queue of a static subject, regardless of its key.
+                The messages of a queue are stored in the order of their `send` calls; a key that is
                 sent to several queues has no order. None: the key, or the producer's partitioner,
                 decides.
             timeout_ms: milliseconds after which a message that is not acked is given up with a
-                DeliveryTimeoutError; no newer message of its key is sent until `resume`. None:
-                `delivery_timeout_ms` of the settings.
+                DeliveryTimeoutError; no newer message of its key is sent until `resume`. None: the
+                setting `delivery_timeout_ms`.
 
         Returns:
-            A future: `await` it for the Receipt. An unknown subject, or a limit that was not yet
-            known, raises there.
+            A future; `await` it to get the Receipt. An error about an unknown subject, or a limit
+            that was not yet known, is raised there.
 
         Raises:
             MessageTooLargeError, CodecError: the message cannot be sent; nothing was queued.
@@ -276,7 +276,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
                 nothing was queued.
             NotFoundError, ConflictError: there is no such logic queue; nothing was queued. Before
                 the first route is known, the future raises this instead.
-            QueueFullError: the call was not awaited while the queue is full; nothing was queued.
+            QueueFullError: the queue is full and the call was not awaited; nothing was queued. Call
                 `await producer.drain()` first.
             KeyHaltedError: an older message of the key timed out; nothing was queued. Call
                 `resume` first.
@@ -326,14 +326,14 @@ class MessageSender(LoopBoundClient, Generic[V]):
 
     def _queue_chunk(self, subject: str, messages: Sequence[tuple[bytes | str, V]]) -> int:
         """
-        Queue messages as `send` does, but without futures. Queues nothing unless all of them are
+        Queue messages as `send` does, but without futures. Nothing is queued unless all of them are
         plain, small and routed.
 
-        This gives `send_all` 60 % more throughput than a `send` for each message, because it saves
-        the futures.
+        This gives `send_all` 60 % more throughput than calling `send` for each message, because no
+        futures are created.
 
         Returns:
-            The bytes queued, including the overhead in batches; 0 if nothing was queued.
+            The number of bytes queued, including the overhead in batches; 0 if nothing was queued.
         """
         sender = self._plain_senders.get(subject)
         if sender is None or not self._may_send_plain() or set(map(type, messages)) != _TUPLE:
@@ -406,7 +406,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         return batch
 
     def _send_if_full(self, executor: Executor, batch: OutgoingBatch) -> None:
-        """Send the open batch if it is full; otherwise grant it the remaining room."""
+        """Send the open batch if it is full. Otherwise grant it the remaining room."""
         count_remaining = self._batch_count - len(batch.values)
         bytes_remaining = self._batch_bytes - batch.size
         if count_remaining > 0 and bytes_remaining > 0:
@@ -427,7 +427,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         *,
         over_limit: bool = False,
     ) -> SendFuture | ScheduledFuture:
-        """Send a message with all checks; with `over_limit`, even while the queue is full."""
+        """Send a message with all checks, even while the queue is full if `over_limit` is set."""
         if type(key) is not bytes:
             named = (deliver_at, properties, tags, queue, timeout_ms)
             return self._send_by_text_key(subject, value, key, *named)
@@ -486,13 +486,13 @@ class MessageSender(LoopBoundClient, Generic[V]):
     def _send_by_text_key(
         self, subject: str, value: Any, key: object, *named: object
     ) -> SendFuture | ScheduledFuture:
-        """Send a message again with its key as bytes: it may be a plain message."""
+        """Send a message again with its key as bytes, because it may then be a plain message."""
         send: Any = self.send
         future: SendFuture | ScheduledFuture = send(subject, value, None, encode_key(key), *named)
         return future
 
     def _encode(self, subject: str, value: Any) -> Any:
-        """Encode a value by the subject's codec; without a codec, return it unchanged.
+        """Encode a value with the subject's codec. Without a codec, return it unchanged.
 
         Raises:
             CodecError: the codec failed.
@@ -501,7 +501,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
         return encode_for(self._codec, subject, value)
 
     def _send_encoded(self, subject: str, data: bytes, *, key: bytes) -> SendFuture:
-        """Send bytes that are encoded already, bypassing the codec."""
+        """Send bytes that are already encoded, bypassing the codec."""
         codec = self._codec
         self._codec = None
         try:
@@ -510,9 +510,7 @@ class MessageSender(LoopBoundClient, Generic[V]):
             self._codec = codec
 
     def _read_time_ns(self) -> int:
-        """Return the time of the current turn of the event loop, for which the clock is read only
-        once.
-        """
+        """Return the time of the current event loop turn; the clock is read only once per turn."""
         self._loop_binding.check()  # too slow for each message: a third of a send
         if self._turn_ns == CLOCK_NOT_READ:
             self._turn_ns = self._now_ns()

@@ -1,4 +1,6 @@
-"""The settings of a producer with the reasons for the defaults; checks of its arguments. Pure."""
+"""The settings of a producer, with the reasons for the defaults, and checks of its arguments.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -47,42 +49,43 @@ class ProducerSettings:
     The settings of a producer.
 
     Attributes:
-        batch_bytes: 1 to 559_104, default 131_072; the maximum size of a batch in bytes. A batch
-            of this size is sent immediately; frames of 64 to 256 KiB are the fastest.
+        batch_bytes: 1 to 559_104, default 131_072; the maximum size of a batch in bytes. A batch of
+            this size is sent immediately; frames of 64 to 256 KiB are fastest.
         batch_count: 1 to 65_536, default 4_096; the maximum number of messages in a batch.
-        linger_ms: 0 to 10_000, default 0; milliseconds for which a batch that is not full waits
+        linger_ms: 0 to 10_000, default 0; how many milliseconds a batch that is not full waits
             while nothing is in flight. While a batch is in flight, the next one fills until the
             reply arrives anyway, so lingering costs latency and gains little.
-        in_flight_max: 1 to 8, default 5; batches in flight per partition; their sequences keep the
-            order. Brokers do not recognize repeats of more batches than 8.
-        queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; bytes of memory for
-            messages queued and in flight: key, value, and 160 bytes for each message. At this size
-            the queue is full: `await send(…)` waits, and `send` without an `await` raises
+        in_flight_max: 1 to 8, default 5; the maximum number of batches in flight per partition;
+            their sequences preserve the order. Brokers do not recognize repeats of more than 8
+            batches.
+        queue_bytes: 1_048_576 to 1_099_511_627_776, default 67_108_864; the number of bytes of
+            memory for messages queued and in flight: key, value, and 160 bytes for each message. At
+            this size the queue is full: `await send(…)` waits, and `send` without an `await` raises
             QueueFullError.
-        call_timeout_ms: 10 to 600_000, default 5_000; the time-out of one call to a broker or a
+        call_timeout_ms: 10 to 600_000, default 5_000; the timeout of one call to a broker or
             metaserver, in milliseconds.
-        leave_after_ms: 0 to 3_600_000, default 5_000; milliseconds, counted from the first failure,
-            for which messages of a BEST_TRIED subject stay in a failing partition. A broker that
-            restarts within this time causes no reordering. Afterwards all messages that wait for
+        leave_after_ms: 0 to 3_600_000, default 5_000; how many milliseconds, counted from the first
+            failure, messages of a BEST_TRIED subject stay in a failing partition. A broker that
+            restarts within this time causes no reordering. After that, all messages that wait for
             the partition go to another one, in order.
         give_up_after_ms: 0 to 86_400_000, default 60_000; milliseconds after its first failure at
-            which a batch of a BEST_TRIED subject is given up, if it failed at least `tries_min`
+            which a batch of a BEST_TRIED subject is given up, if it has failed at least `tries_min`
             times.
-        tries_min: 1 to 1_000, default 10; failed tries before a batch of a BEST_TRIED subject may
-            be given up.
+        tries_min: 1 to 1_000, default 10; the number of failed attempts before a batch of a
+            BEST_TRIED subject may be given up.
         delivery_timeout_ms: 0 to 9_007_199_254_740_992, default 0; milliseconds after which a
-            message that is not acked is given up, unless `send` got a `timeout_ms`; 0: never.
-        close_timeout_ms: 0 to 3_600_000, default 30_000; milliseconds for which `close` waits for
-            messages to be stored before it gives up the others.
-        compression: default none; the compression of batches: "none", "zstd" or "lz4". A batch
-            that does not become smaller, or becomes 64 times smaller, is sent uncompressed. All
+            message that is not acked is given up, unless `send` was given a `timeout_ms`; 0: never.
+        close_timeout_ms: 0 to 3_600_000, default 30_000; how many milliseconds `close` waits for
+            messages to be stored before it gives up the rest.
+        compression: default none; the compression of batches: "none", "zstd" or "lz4". A batch that
+            does not become smaller, or that becomes 64 times smaller, is sent uncompressed. All
             sizes and limits apply before compression. Brokers, consumers and Spark jobs of versions
-            without compression cannot read compressed batches: upgrade them first.
-        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between tries of a failing
-            call.
+            that do not support compression cannot read compressed batches: upgrade them first.
+        backoff: default Backoff(first_ms=50, max_ms=2_000); the pauses between attempts of a
+            failing call.
 
     Raises:
-        ConfigError: values are out of range or do not work together; the text lists all of
+        ConfigError: values are out of range or conflict with each other; the message lists all of
             them.
     """
 
@@ -112,7 +115,7 @@ class ProducerSettings:
 
     @property
     def large_bytes(self) -> int:
-        """The message size, in bytes, above which a message starts a new batch; no batch then
+        """The message size, in bytes, above which a message starts a new batch, so that no batch
         exceeds the frame limit.
         """
         return self.batch_bytes // 2
@@ -128,7 +131,7 @@ ARGUMENT_HINTS = {
     "acks": "leave it out: a receipt always means that the message is on the disk",
     "enable_idempotence": "leave it out: a batch sent again is stored once",
 }
-"""Argument names of other systems, with what to use in keylane instead."""
+"""Argument names used by other systems, with their equivalents in keylane."""
 _SEND = "use send(subject, value, key=...)"
 METHOD_HINTS = {
     "produce": _SEND,
@@ -138,7 +141,7 @@ METHOD_HINTS = {
     "poll": "leave it out: receipts arrive by themselves, and flush() waits for them",
     "begin_transaction": "keylane.outbox sends messages with your database transaction",
 }
-"""Method names of other systems, with what to use in keylane instead."""
+"""Method names used by other systems, with their equivalents in keylane."""
 
 
 TIMEOUT_MS_MAX = 1_000_000_000_000
@@ -148,7 +151,7 @@ def parse_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None
     """Parse an order strategy.
 
     Raises:
-        ConfigError: there is no such strategy.
+        ConfigError: the strategy is unknown.
     """
     try:
         return None if strategy is None else OrderStrategy(strategy)
@@ -158,10 +161,10 @@ def parse_strategy(strategy: OrderStrategy | str | None) -> OrderStrategy | None
 
 
 def check_partitioner(partitioner: Partitioner | None) -> Partitioner | None:
-    """Return the partitioner.
+    """Return the partitioner if it is valid.
 
     Raises:
-        ConfigError: it is not callable.
+        ConfigError: the partitioner is not callable.
     """
     if partitioner is not None and not callable(partitioner):
         raise ConfigError(f"partitioner must be callable, not {partitioner!r:.40}")
@@ -172,7 +175,7 @@ def check_settings(settings: ProducerSettings | None) -> ProducerSettings:
     """Return the settings, or the defaults for None.
 
     Raises:
-        ConfigError: the settings have another type.
+        ConfigError: the argument is not a ProducerSettings.
     """
     if settings is None:
         return ProducerSettings()
@@ -182,10 +185,10 @@ def check_settings(settings: ProducerSettings | None) -> ProducerSettings:
 
 
 def check_timeout(timeout_ms: int) -> int:
-    """Return the time-out.
+    """Return the timeout if it is valid.
 
     Raises:
-        InvalidRequestError: it is out of range.
+        InvalidRequestError: the timeout is out of range.
     """
     if not is_within(timeout_ms, 1, TIMEOUT_MS_MAX):
         raise InvalidRequestError(range_problem("timeout_ms", timeout_ms, 1, TIMEOUT_MS_MAX))

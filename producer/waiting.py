@@ -1,5 +1,5 @@
-"""Explains why messages wait, and logs it after five seconds and then at growing intervals. Pure
-except for the log.
+"""Explains why messages are waiting, and logs it after five seconds and then at growing intervals.
+Pure except for logging.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ REPEAT_MS_MAX = 3_600_000
 
 
 class WaitCause(NamedTuple):
-    """The reason for a wait, and advice, as texts for people; both empty if no message waits."""
+    """The reason for a wait, and advice, as texts for users; both are empty if no message is
+    waiting.
+    """
 
     reason: str = ""
     advice: str = ""
@@ -54,7 +56,7 @@ OLDER_ROUTE = WaitCause(
 
 
 def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
-    """Return the cause of a wait after sending to a broker failed with `error`."""
+    """Return the cause of a wait after sending to a broker has failed with `error`."""
     if isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError):
         advice = (
             f"restart broker group {broker_group}, or fix the network connection to it; "
@@ -75,33 +77,34 @@ def broker_cause(error: KeylaneError, broker_group: str) -> WaitCause:
 
 
 def route_cause(error: KeylaneError) -> WaitCause:
-    """Return the cause of a wait after fetching the route failed with `error`."""
+    """Return the cause of a wait after fetching the route has failed with `error`."""
     down = isinstance(error, UnreachableError) and not isinstance(error, ForeignServerError)
     return WaitCause(error.message, METASERVER_ADVICE if down else error.hint)
 
 
 class WaitReport:
     """
-    Tracks when a partition's messages wait, for log lines. All times are monotonic milliseconds.
+    Tracks since when a partition's messages have been waiting, for log lines. All times are
+    monotonic, in milliseconds.
     """
 
     def __init__(self) -> None:
         self._since_ms: int | None = None
         self._sent_ms = 0
-        """When the oldest waiting message was sent, in milliseconds of boot time; the wait itself
-        began later, with a failed try.
+        """When the oldest waiting message was sent, in milliseconds of boot time. The wait itself
+        began later, with a failed attempt.
         """
         self._next_report_ms = FIRST_MS
         self._reported = False
 
     @property
     def since_ms(self) -> int | None:
-        """The start of the current wait; None if nothing waits."""
+        """The start of the current wait; None if nothing is waiting."""
         return self._since_ms
 
     def record_wait(self, now_ms: int, oldest_ms: int) -> bool:
         """
-        Record that messages wait, and return True if a report is due: after 5 s, 1 min, 2 min, 4
+        Record that messages are waiting. Return True if a report is due: after 5 s, 1 min, 2 min, 4
         min …, at most an hour apart.
 
         Args:
@@ -125,8 +128,8 @@ class WaitReport:
         End the wait, if there is one.
 
         Returns:
-            Milliseconds since the oldest message of the wait was sent; None if there was no wait,
-            or it was never reported.
+            Milliseconds since the oldest message of the wait was sent; None if there was no wait or
+            it was never reported.
         """
         waited, reported = self._since_ms is not None, self._reported
         self._since_ms = None
@@ -135,15 +138,15 @@ class WaitReport:
 
 
 def oldest_age_ms(batches: Sequence[OutgoingBatch], clock: Clock) -> int:
-    """Return the age of the first batch's first message in milliseconds of wall-clock time; 0 if
-    the clock was set back.
+    """Return the age of the first batch's first message, in milliseconds of wall-clock time, or 0
+    if the clock was set back.
     """
     return max(0, clock.wall_ms() - batches[0].first_sent_at_ns // 1_000_000)
 
 
 class PartitionWaits:
-    """Tracks why the messages of one partition wait, and logs it at growing intervals and when the
-    wait ends.
+    """Tracks why the messages of one partition are waiting, and logs it at growing intervals and
+    when the wait ends.
     """
 
     def __init__(self, partition_name: str, broker_group: str, clock: Clock) -> None:
@@ -155,7 +158,7 @@ class PartitionWaits:
 
     @property
     def since_ms(self) -> int | None:
-        """The start of the current wait; None if nothing waits."""
+        """The start of the current wait; None if nothing is waiting."""
         return self._report.since_ms
 
     def begin(
@@ -165,8 +168,8 @@ class PartitionWaits:
         batches: Sequence[OutgoingBatch],
         address: str | None,
     ) -> None:
-        """Record that `batches`, the oldest first, wait because of `error`; log it if that is
-        due.
+        """Record that `batches`, given oldest first, are waiting because of `error`, and log this
+        if it is due.
         """
         self.cause = broker_cause(error, self._broker_group)
         oldest_ms = oldest_age_ms(batches, self._clock)
@@ -181,7 +184,7 @@ class PartitionWaits:
             )
 
     def suspend(self) -> None:
-        """End the wait in this partition, because the messages left it, but keep the cause."""
+        """End the wait in this partition, because the messages have left it, but keep the cause."""
         self._report.end(self._clock.boot_ms())
 
     def end(self) -> None:

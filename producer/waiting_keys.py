@@ -1,8 +1,8 @@
-"""Lists the keys whose messages wait at a producer, with number, age, reason and advice; also
-builds the producer's statistics.
+"""Lists the keys that have messages waiting in a producer: how many, for how long, why, and what to
+do about it. Also builds the producer's statistics.
 
-Each key has one entry, at the partition for which its oldest message waits. Messages without a key
-have one entry for each partition; scheduled messages have separate entries.
+Each key has one entry, at the partition that its oldest message is waiting for. Messages without a
+key have one entry per partition; scheduled messages have separate entries.
 """
 
 from __future__ import annotations
@@ -25,26 +25,24 @@ class WaitingKey:
 
     subject: str
     key: bytes
-    """b"" for messages without a key."""
+    """The key; b"" for messages without a key."""
     messages: int
     size_bytes: int
-    """The size of keys, values and properties in bytes."""
+    """The size of keys, values and properties together, in bytes."""
     sent_at_ns: int
-    """When the oldest message was sent, in nanoseconds since 1970, by the wall clock of this
-    machine.
-    """
+    """When the oldest message was sent, in nanoseconds since 1970, by this machine's wall clock."""
     partition: str | None
-    """The name of the partition for which the oldest message waits; None for scheduled messages,
-    and while the route has no partition for it.
+    """The name of the partition that the oldest message is waiting for; None for scheduled
+    messages, and while the route has no partition for it.
     """
     broker_group: str | None
     """The partition's broker group; for scheduled messages, the broker group that may already keep
     them.
     """
     reason: str
-    """Why the oldest message waits, as a text for people."""
+    """Why the oldest message is waiting, as a text for users."""
     advice: str
-    """What to do about it, as a text for people; empty while no try has failed."""
+    """What to do about it, as a text for users; empty while no attempt has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +102,8 @@ class _KeyEntry:
 
 
 def _blocking_executor(executors: Iterable[Executor], key: bytes) -> Executor | None:
-    """Return the executor whose messages must settle before held messages of this key are sent, or
-    None.
+    """Return the executor whose messages must settle before held messages of this key can be sent,
+    or None.
     """
     logical_id = logical_partition(key)
     for executor in executors:
@@ -123,7 +121,7 @@ def list_waiting_messages(
     Count the messages of all `senders` by key, and list the `limit` keys that have waited longest.
 
     Args:
-        scheduled: entries of scheduled messages, which have no sender.
+        scheduled: the entries of scheduled messages, which have no sender.
     """
     entries: list[_KeyEntry | WaitingKey] = [*scheduled]
     for sender in senders:
@@ -179,7 +177,7 @@ def build_stats(
 
 
 def _wait_reasons(sender: SubjectSender) -> dict[str, str]:
-    """Return the reasons for waits by partition name, and for held messages by subject name."""
+    """Return the reasons for waits, by partition name, or by subject name for held messages."""
     reasons = {
         executor.group.partition_name: executor.wait_reason
         for executor in sender.executors

@@ -1,5 +1,5 @@
-"""Fenced effects: commits a handler's writes to the user's database once for each message, and only
-for the partition's owner.
+"""Fenced effects: commits a handler's writes to the user's database exactly once per message, and
+only for the partition's owner.
 """
 
 from ..protocol.errors import MissingExtraError

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 async def create_tables(engine_or_url: EngineOrUrl, *, prefix: str = DEFAULT_PREFIX) -> None:
     """
-    Create the tables of fenced effects. Does nothing if they exist.
+    Create the tables of fenced effects. This does nothing if they exist.
 
     Raises:
-        SchemaError: the tables exist, and belong to another version of keylane.
+        SchemaError: the tables exist but belong to another version of keylane.
         ConfigError: the engine, the URL or the prefix is invalid.
         StorageError: the database reported an error.
     """
@@ -34,11 +34,11 @@ async def forget(
     engine_or_url: EngineOrUrl, subject: str, group: str, *, prefix: str = DEFAULT_PREFIX
 ) -> int:
     """
-    Forget which effects of a consumer group are done; redelivered messages then have their effects
-    again.
+    Forget which effects of a consumer group are done. The effects of redelivered messages are then
+    applied again.
 
-    Call this while the group has no consumers: before a `group reset` that is meant to repeat
-    effects, or after the group or the subject was deleted.
+    Call this while the group has no consumers, either before a `group reset` that is meant to
+    repeat effects, or after the group or the subject was deleted.
 
     Returns:
         The number of partitions that had effects.
@@ -57,8 +57,8 @@ async def forget(
         condition = (fences.c.subject == subject) & (fences.c.consumer_group == group)
         locked = sa.select(fences.c.id).where(condition).with_for_update()
         partitions = len(connection.execute(locked).all())
-        # A subquery, because PostgreSQL allows 32,767 parameters, and a group has a fence for each
-        # partition that it ever consumed.
+        # A subquery, because PostgreSQL allows 32,767 parameters and a group has a fence for each
+        # partition that it has ever consumed.
         fence_ids = sa.select(fences.c.id).where(condition)
         connection.execute(sa.delete(done_ranges).where(done_ranges.c.fence_id.in_(fence_ids)))
         return partitions
@@ -69,7 +69,7 @@ async def forget(
 async def _run(
     engine_or_url: EngineOrUrl, tables: SinkTables, work: Callable[[Connection], T]
 ) -> T:
-    """Run `work` in a transaction of its own, and return its result."""
+    """Run `work` in its own transaction, and return its result."""
     database = UserDatabase(engine_or_url, tables.missing_error)
     try:
         return await database.run(work)

@@ -1,6 +1,6 @@
 """Operations for the user's own migrations: `import keylane.sink.alembic`, then
 `op.keylane_sink_upgrade()` creates the tables of fenced effects, and `op.keylane_sink_drop()` drops
-them; redelivered messages then have their effects again.
+them; the effects of redelivered messages are then applied again.
 """
 
 from ..user_database.migrations import register_operations

@@ -1,4 +1,6 @@
-"""Finds offsets whose effects are not done, and plans merges of the ranges that are. Pure."""
+"""Finds offsets whose effects are not done, and plans merges of the ranges whose effects are.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ..protocol.offsets import Range
 
 
 def offsets_outside(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int]:
-    """Return the `offsets` outside all `ranges`, which are half-open, disjoint and sorted."""
+    """Return the `offsets` that lie outside all `ranges`, which are half-open, disjoint and
+    sorted.
+    """
     firsts = [first for first, _ in ranges]
     pending = []
     for offset in offsets:
@@ -21,7 +25,7 @@ def offsets_outside(ranges: Sequence[Range], offsets: Iterable[int]) -> list[int
 
 
 def ranges_of(offsets: Iterable[int]) -> list[Range]:
-    """Return half-open ranges that contain exactly these sorted, distinct offsets."""
+    """Return half-open ranges that contain exactly the sorted, distinct `offsets`."""
     ranges: list[Range] = []
     for offset in offsets:
         if ranges and ranges[-1][1] == offset:

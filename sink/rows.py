@@ -1,5 +1,5 @@
-"""Statements on the rows of one partition, which are read when a handler's block begins, and locked
-and written when it ends. I/O: SQL.
+"""Statements on the rows of one partition, which are read when a handler's block begins, and are
+locked and written when it ends. I/O: SQL.
 
     read_state   one SELECT without a lock: the token, and which messages are done
     record       lock the fence ─▶ check that its token is not above ours ─▶ insert our offsets
@@ -10,12 +10,11 @@ end of the block, so an owner that is suspended during its handler holds no lock
 
 Invariants
     A transaction that recorded under a token cannot commit after another has raised the fence above
-    that token, because both hold the lock until they commit.
-    After raising a fence, an owner checks again which offsets are done before it records any.
-    An offset is in at most one row of `done_ranges`.
-    Only offsets below the cursor are merged; they are redelivered only after a reset. A concurrent
-    block for the same message that began before the merge is refused: after its INSERT it checks
-    for other rows that contain one of its offsets.
+    that token, because both hold the lock until they commit. After raising a fence, an owner checks
+    again which offsets are done before it records any. An offset is in at most one row of
+    `done_ranges`. Only offsets below the cursor are merged; they are redelivered only after a
+    reset. A concurrent block for the same message that began before the merge is refused: after its
+    INSERT, it checks for other rows that contain one of its offsets.
 """
 
 from __future__ import annotations
@@ -37,29 +36,31 @@ MERGE_ROWS_MAX = 2_000
 """The maximum number of rows that one merge reads."""
 FIRST_MERGE_ROWS = 4_000
 """
-The first merge of an owner starts this many rows below the cursor. From the lowest row, an owner
-that is soon replaced would never reach its own rows, because messages that were not fenced leave
-gaps, and so years of rows that cannot be merged.
+The first merge of an owner starts this many rows below the cursor.
+
+If it started at the lowest row, an owner that is soon replaced would never reach its own rows:
+messages that were not fenced leave gaps, and over the years these leave many rows that cannot be
+merged.
 """
 _MYSQL = ("mysql", "mariadb")
 DIALECTS = ("sqlite", "postgresql", *_MYSQL)
 
 
 class Source(NamedTuple):
-    """The partition of messages, and the token under which they were delivered."""
+    """The partition that messages come from, and the token under which they were delivered."""
 
     subject: str
     group: str
     partition_id: int
     token: int
     leased_id: int
-    """The partition whose lease has the token; a child partition for parked messages of an
-    ancestor.
+    """The partition whose lease has the token; for parked messages of an ancestor, this is a child
+    partition.
     """
 
     @property
     def uses_child_lease(self) -> bool:
-        """True if the token belongs to a child partition, with whose fence it is compared."""
+        """True if the token belongs to a child partition, whose fence it is compared with."""
         return self.leased_id != self.partition_id
 
     def fenced_error(self, current_token: int, offset: int) -> LeaseLostError:
@@ -90,6 +91,9 @@ class EffectRows:
 
     def __init__(self, connection: Connection, tables: SinkTables, source: Source) -> None:
         """
+
+        Prepare statements for the dialect of the connection's database.
+
         Raises:
             InvalidRequestError: the database is not supported.
         """
@@ -110,7 +114,7 @@ class EffectRows:
 
     def read_state(self, offsets: Sequence[int]) -> SourceState:
         """
-        Return the fence's token, and which of the sorted `offsets` are not done.
+        Return the fence's token, and which of the sorted `offsets` are not done yet.
 
         Raises:
             LeaseLostError: a newer owner has committed effects.
@@ -136,13 +140,13 @@ class EffectRows:
         if token > self._source.token and not self._source.uses_child_lease:
             raise self._source.fenced_error(token, offsets[0])
         ranges = [(first, end) for _, first, end in selected_rows if first is not None]
-        # Several children may have owners.
+        # several children may have owners
         known_token = 0 if self._source.uses_child_lease else token
         return SourceState(known_token, offsets_outside(ranges, offsets))
 
     def record(self, state: SourceState) -> int:
         """
-        Record the effects of the pending messages in `state` as done; return the fence's id.
+        Record the effects of the pending messages in `state` as done, and return the fence's id.
 
         Raises:
             LeaseLostError, EffectDoneError: this transaction must not commit.
@@ -168,11 +172,11 @@ class EffectRows:
 
     def check_not_merged(self, fence_id: int, state: SourceState) -> None:
         """
-        Check that no concurrent block has recorded the same message, and had it merged, since
-        `read_state`.
+        Check that since `read_state`, no concurrent block has recorded the same message and had it
+        merged.
 
         A merged row no longer begins at the message's offset, so the INSERT does not conflict with
-        it. This cannot happen to an owner that has checked under the lock in `record`.
+        it. This cannot happen to an owner that did its check under the lock in `record`.
 
         Raises:
             EffectDoneError: this transaction must not commit.
@@ -205,7 +209,8 @@ class EffectRows:
 
     def merge(self, fence_id: int, start_offset: int | None, cursor: int) -> int:
         """
-        Merge the rows of offsets in `[mark, cursor)`, and return the mark for the next merge.
+        Merge the rows of offsets below `cursor`, and return the offset at which the next merge
+        starts.
 
         Rows that another transaction is merging are skipped.
 
@@ -257,8 +262,8 @@ class EffectRows:
         return max(start_offset, last_merged_offset)
 
     def _first_merge_offset(self, fence_id: int, cursor: int) -> int:
-        """Return the offset for an owner's first merge: FIRST_MERGE_ROWS rows below the cursor, or
-        the lowest row.
+        """Return the offset at which an owner's first merge starts: FIRST_MERGE_ROWS rows below the
+        cursor, or at the lowest row.
         """
         done_ranges = self._tables.done_ranges
         query = (
@@ -273,8 +278,8 @@ class EffectRows:
 
     # ── statements ────────────────────────────────────────────────────────────────────────────────
     def _nearby_rows_condition(self, fence_id: Any, offsets: Sequence[int]) -> Any:
-        """Return the SQL condition of rows that may contain one of `offsets`: those that begin
-        among them, and the last row before.
+        """Return the SQL condition for rows that may contain one of `offsets`: those that begin
+        among them, and the last row before that.
         """
         done_ranges = self._tables.done_ranges
         earlier = done_ranges.alias("earlier")
@@ -310,7 +315,7 @@ class EffectRows:
         return row[0], row[1]
 
     def _insert_fence(self) -> Any:
-        """Return an INSERT that does nothing if the row exists."""
+        """Return an INSERT statement that does nothing if the row exists."""
         fences, source = self._tables.fences, self._source
         values = {
             "subject": source.subject,
@@ -326,7 +331,8 @@ class EffectRows:
 
     def _check_not_done(self, fence_id: int, offsets: Sequence[int]) -> None:
         """
-        Check under the lock that no earlier owner has done one of `offsets` since `read_state`.
+        Check under the lock that no earlier owner has completed any of `offsets` since
+        `read_state`.
 
         The rows are locked, because with an older snapshot only a locking read sees the latest
         commits, or fails.
@@ -342,8 +348,8 @@ class EffectRows:
                 raise self._already_done_error(offset)
 
     def _locked_ranges(self, fence_id: int, low: int, high: int) -> list[Range]:
-        """Take shared locks on the rows that begin in `(low, high]` and on the last row before, and
-        return their ranges.
+        """Take shared locks on the rows that begin in `(low, high]` and on the last row before
+        those, and return their ranges.
         """
         done_ranges = self._tables.done_ranges
         rows = (
@@ -351,7 +357,7 @@ class EffectRows:
             .where(done_ranges.c.fence_id == fence_id)
             .with_for_update(read=True)
         )
-        # No subquery, which MariaDB would read in the old snapshot.
+        # No subquery, because MariaDB would read it in the old snapshot.
         nearest = rows.where(done_ranges.c.first_offset <= low).order_by(
             done_ranges.c.first_offset.desc()
         )

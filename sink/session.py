@@ -1,4 +1,4 @@
-"""Blocks whose effects are committed once for each message, in a transaction of the user or in
+"""Blocks whose effects are committed exactly once per message, in the user's transaction or in
 their own.
 
     enter ─▶ is it done? ─▶ the user's statements ─▶ exit: write fence and offset ─▶ commit
@@ -36,24 +36,24 @@ class MessageHolder(Protocol):
 
     @property
     def message(self) -> Message[Any]:
-        """The message as `keylane.Consumer` delivers it."""
+        """The message as delivered by `keylane.Consumer`."""
         ...
 
 
 MERGE_EVERY = 256
-"""Number of offsets between two merges of rows."""
+"""The number of offsets between two merges of rows."""
 
 _checked_engines: WeakKeyDictionary[SinkTables, WeakSet[Engine]] = WeakKeyDictionary()
 """The engines whose tables were found to have the right version."""
 _next_merge_offsets: WeakKeyDictionary[Delivery, int] = WeakKeyDictionary()
-"""The offset at which a partition's next merge starts. If it is lost, or its transaction was rolled
-back, rows only stay unmerged longer.
+"""The offset at which a partition's next merge starts. If it is lost, or its transaction is rolled
+back, rows merely stay unmerged for longer.
 """
 
 
 class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[T]):
     """
-    A block in a transaction of the user; `fenced` and `fenced_batch` create it.
+    A block inside the user's transaction; `fenced` and `fenced_batch` create it.
 
     Use `async with` for an AsyncSession or an AsyncConnection, `with` for a Session or a
     Connection.
@@ -77,12 +77,13 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
     def __enter__(self) -> T:
         """
-        Return True if the effect must be done; for `fenced_batch`, the messages to handle.
+        Return True if the effect still has to be applied; for `fenced_batch`, return the messages
+        to handle.
 
         Raises:
             InvalidRequestError: the session or connection cannot be used, or has no transaction.
             LeaseLostError: a newer owner has committed effects.
-            SchemaError: the tables are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
         """
         if not isinstance(self._target, Session | Connection):
             raise InvalidRequestError(
@@ -101,8 +102,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         Record the effects as done, unless the block failed.
 
         Raises:
-            LeaseLostError, EffectDoneError: the caller must roll the transaction back.
-            InvalidRequestError: the block's transaction was ended inside it, or spans two
+            LeaseLostError, EffectDoneError: the caller must roll back the transaction.
+            InvalidRequestError: the block's transaction was ended inside the block, or spans two
                 databases.
         """
         assert isinstance(self._target, Session | Connection)
@@ -176,12 +177,12 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
         raise _transaction_ended_error()
 
     def _refuse_prepare(self, _connection: Connection, _xid: object) -> None:
-        """Refuse to prepare, which makes a session with `twophase` roll back."""
+        """Refuse to prepare the transaction, which makes a session with `twophase` roll back."""
         self._commit_refused = True
         raise _transaction_ended_error()
 
     def _refuse_unprepared(self, connection: Connection, xid: object, _is_prepared: bool) -> None:
-        """Refuse a commit without preparation, which `begin_twophase` allows."""
+        """Refuse a commit without a preceding prepare, which `begin_twophase` would allow."""
         self._commit_refused = True
         connection.dialect.do_rollback_twophase(connection, xid, is_prepared=False)
         raise _transaction_ended_error()
@@ -204,8 +205,8 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
             rows = EffectRows(connection, self._tables, source)
             fence_id = rows.record(state)
             delivery = self._deliveries[source]
-            # Check after the INSERT. While the cursor is at or below a message, its row cannot have
-            # been merged.
+            # Check after the INSERT. While the cursor is at or below a message, the message's row
+            # cannot have been merged.
             if delivery is not None and (delivery.is_copied or state.pending[0] < delivery.cursor):
                 rows.check_not_merged(fence_id, state)
             if delivery is not None and _crosses_merge_boundary(state.pending):
@@ -221,16 +222,16 @@ class Fenced(AbstractContextManager[T], AbstractAsyncContextManager[T], Generic[
 
 class FencedSession(Fenced[bool]):
     """
-    A block with its own transaction, which commits the effect of a message once.
+    A block with its own transaction, which commits the effect of a message exactly once.
 
         async def handle(message: keylane.Message) -> None:
             async with AsyncSession(engine) as session, FencedSession(session, message) as todo:
                 if todo:
                     session.add(Entry(account=message.key, amount=message.value))
 
-    The block begins a transaction, and commits it at the end with the message's offset and fencing
-    token. The transaction is rolled back if the block fails, or if the effect was already done
-    (`todo` is False).
+    The block begins a transaction, and commits it at the end together with the message's offset and
+    fencing token. The transaction is rolled back if the block fails, or if the effect was already
+    applied (`todo` is False).
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class FencedSession(Fenced[bool]):
         Connection.
 
         Args:
-            target: a session or connection of the user, without a transaction.
+            target: the user's session or connection, not in a transaction.
             message: a message that a consumer of an exclusive group received.
             prefix: the prefix of the tables' names.
 
@@ -281,19 +282,19 @@ def fenced(
     target: Target, message: Message[Any] | MessageHolder, *, prefix: str = DEFAULT_PREFIX
 ) -> Fenced[bool]:
     """
-    Return a block for a transaction that has begun. Its `todo` is True if the effect of the message
-    must be done, and False if it was already done.
+    Return a context manager for use inside an open transaction. It yields True if the message's
+    effect still has to be applied, and False if it already was.
 
         async with session.begin():
             async with fenced(session, message) as todo:
                 if todo:
                     session.add(Entry(...))
 
-    The end of the block adds the message's offset and fencing token to the transaction; the caller
-    commits it.
+    On exit, it adds the message's offset and fencing token to the transaction, which the caller
+    commits.
 
     Args:
-        target: a session or connection of the user, in a transaction.
+        target: the user's session or connection, in a transaction.
         message: a message that a consumer of an exclusive group received.
         prefix: the prefix of the tables' names.
 
@@ -311,15 +312,15 @@ def fenced_batch(
     prefix: str = DEFAULT_PREFIX,
 ) -> Fenced[list[Message[Any]]]:
     """
-    Return a block for many messages in one transaction; it yields the list of distinct messages
-    whose effects must be done.
+    Return a context manager for many messages in one transaction. It yields a list of the distinct
+    messages whose effects still have to be applied.
 
     The list is sorted by partition and offset, so messages of one key keep their order. If one
     message is refused, nothing is committed.
 
     Args:
-        target: a session or connection of the user, in a transaction.
-        messages: messages that a consumer of an exclusive group received, of any partitions.
+        target: the user's session or connection, in a transaction.
+        messages: messages that a consumer of an exclusive group received, from any partitions.
         prefix: the prefix of the tables' names.
 
     Raises:
@@ -351,6 +352,7 @@ def _transaction_ended_error() -> InvalidRequestError:
 
 
 def _crosses_merge_boundary(offsets: list[int]) -> bool:
+    """Return True if the offsets cross a multiple of MERGE_EVERY, so that a merge is due."""
     return offsets[-1] // MERGE_EVERY != (offsets[0] - 1) // MERGE_EVERY
 
 

@@ -24,10 +24,13 @@ VERSION_ROW = {"id": 1, "version": VERSION}
 
 
 class SinkTables(VersionedTables):
-    """The tables whose names begin with `prefix`."""
+    """The tables, whose names start with `prefix`."""
 
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         """
+
+        Define the tables for a prefix.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """
@@ -71,7 +74,7 @@ class SinkTables(VersionedTables):
 
 @lru_cache(maxsize=64)
 def tables_of(prefix: str) -> SinkTables:
-    """Return the tables of a prefix, cached.
+    """Return the tables for a prefix, from a cache if possible.
 
     Raises:
         ConfigError: the prefix is invalid.

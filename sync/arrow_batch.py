@@ -48,7 +48,7 @@ class TakenBatch:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last row."""
+        """One past the offset of the last row."""
         return self.batch.next_offset
 
     @property
@@ -63,13 +63,13 @@ class TakenBatch:
 
     @property
     def attempt(self) -> int:
-        """The number of times that the batch was delivered, including this one."""
+        """How often the batch was delivered, including this time."""
         return self.batch.attempt
 
     def ack(self) -> None:
-        """Ack all messages of the batch. Raises the errors of `keylane.ArrowBatch.ack`."""
+        """Ack all messages of the batch. Raises the same errors as `keylane.ArrowBatch.ack`."""
         self._thread.run(self.batch.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Nack the batch. Raises the errors of `keylane.ArrowBatch.nack`."""
+        """Nack the batch. Raises the same errors as `keylane.ArrowBatch.nack`."""
         self._thread.run(partial(self.batch.nack, after_s=after_s))

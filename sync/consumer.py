@@ -61,7 +61,9 @@ class MessageRequest(Generic[T]):
         self._abandoned = False
 
     def run(self, thread: LoopThread, convert: Callable[[T], R]) -> R:
-        """Take messages and return `convert(messages)`. Raises the errors of `LoopThread.run`."""
+        """Take messages and return `convert(messages)`. Raises the same errors as
+        `LoopThread.run`.
+        """
         try:
             thread.run(self._request_messages)
             return convert(self._messages[0])
@@ -148,7 +150,7 @@ class TakenMessage(Generic[V]):
 
     @property
     def attempt(self) -> int:
-        """The number of times that the message was delivered, including this one."""
+        """How often the message was delivered, including this time."""
         return self.message.attempt
 
     @property
@@ -158,7 +160,7 @@ class TakenMessage(Generic[V]):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags, in the order of sending."""
+        """The tags, in the order in which they were sent."""
         return self.message.tags
 
     @property
@@ -181,16 +183,16 @@ class TakenMessage(Generic[V]):
         return self.message.decode()
 
     def ack(self) -> None:
-        """Ack the message. Raises the errors of `keylane.Message.ack`."""
+        """Ack the message. Raises the same errors as `keylane.Message.ack`."""
         self._run(self.message.ack)
 
     def nack(self, *, after_s: float = 0) -> None:
-        """Nack the message. Raises the errors of `keylane.Message.nack`."""
+        """Nack the message. Raises the same errors as `keylane.Message.nack`."""
         self._run(partial(self.message.nack, after_s=after_s))
 
     def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._thread is None:
-            call().send(None)  # the message is a copy, so the first step raises
+            call().send(None)  # the message is a copy, so its first step raises an error
         else:
             self._thread.run(call)
 
@@ -212,7 +214,8 @@ _HANDLER_SETTINGS = (*_CALLBACKS, "threads", "concurrency", "max_wait_ms")
 
 class SyncConsumer(NonCopyable, Generic[V]):
     """
-    Receives messages in programs without an event loop, and in notebooks beside their own.
+    Receives messages in programs without an event loop, and in notebooks, which run a loop of their
+    own.
 
         with Consumer("127.0.0.1:7000", subject="orders", group="billing") as consumer:
             for message in consumer:
@@ -221,8 +224,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
     It works like a `keylane.Consumer` without a handler, on its own thread: heartbeats continue
     while the program works, so the loop body may take as long as it needs. A message is returned
-    only after all earlier messages of its key were acked; `getmany` may return several of a key.
-    When the block ends, the partitions are released, and unacked messages are delivered again.
+    only after all earlier messages of its key were acked; `getmany` may return several messages of
+    a key. When the block ends, the partitions are released, and unacked messages are redelivered.
     """
 
     _method_hints = METHOD_HINTS | {"subscribe": "give subject= and group="}
@@ -246,13 +249,13 @@ class SyncConsumer(NonCopyable, Generic[V]):
         **others: Never,
     ) -> None:
         """
-        Create a consumer with arguments of `keylane.Consumer`; `with` or `open` opens it.
+        Create a consumer with the arguments of `keylane.Consumer`; `with` or `open` opens it.
 
         Args:
-            others: not accepted; only `keylane.Consumer` takes a handler and its options.
+            others: rejected; only `keylane.Consumer` takes a handler and its options.
 
         Raises:
-            ConfigError: an argument is invalid, or only `keylane.Consumer` takes it.
+            ConfigError: an argument is invalid, or is accepted only by `keylane.Consumer`.
         """
         _refuse_arguments(others)
         for name in _CALLBACKS:
@@ -285,7 +288,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         Start the thread, join the group, and return the consumer.
 
         Raises:
-            UsageError: the consumer is open, or was opened before a fork.
+            UsageError: the consumer is already open, or was opened before a fork.
             KeylaneError: see `keylane.Consumer.__aenter__`; `open` may be called again.
         """
         self._thread.open_client(self._consumer.__aenter__, self._exit_hook)
@@ -294,8 +297,8 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
     def close(self) -> None:
         """
-        Release the partitions and close the consumer. Does nothing if it is closed, or in a forked
-        child.
+        Release the partitions and close the consumer. This does nothing if it is already closed, or
+        in a forked child.
 
         Raises:
             UsageError: called by this consumer's filter; the consumer stays open.
@@ -328,7 +331,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
         Raises:
             StopIteration: the consumer is closed.
-            ClosedError: the consumer was never open.
+            ClosedError: the consumer was never opened.
             KeylaneError: an error ended the consumer.
         """
         try:
@@ -360,7 +363,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         """
         Take several messages at once, as `keylane.Consumer.getmany` does, for `ack` and `nack`.
 
-        If Ctrl-C interrupts this, the next call returns the messages.
+        If Ctrl-C interrupts this call, the next one returns the messages.
         """
         request = partial(self._consumer.getmany, max_records=max_records, timeout_ms=timeout_ms)
         return MessageRequest(request, self._put_back).run(
@@ -371,7 +374,7 @@ class SyncConsumer(NonCopyable, Generic[V]):
         """Iterate over messages as Arrow record batches, as `keylane.Consumer.batches` does; call
         `batch.ack()` before taking the next one.
         """
-        # Not a generator, because Ctrl-C would end that.
+        # Not a generator, because Ctrl-C would end it.
         return iter(partial(self._next_batch, self._consumer.batches()), None)
 
     def _next_batch(self, batches: AsyncIterator[ArrowBatch]) -> TakenBatch | None:
@@ -396,14 +399,14 @@ class SyncConsumer(NonCopyable, Generic[V]):
         self._thread.run(partial(self._consumer.nack, _unwrap(messages), after_s=after_s))
 
     def pause(self, *partition_ids: int) -> None:
-        """Receive no messages of these partitions until `resume`, as `keylane.Consumer.pause`
+        """Receive no messages from these partitions until `resume`, as `keylane.Consumer.pause`
         does.
         """
         self._thread.run(partial(self._consumer.pause, *partition_ids))
 
     def resume(self, *partition_ids: int) -> None:
-        """Receive messages of these partitions again, or of all without ids, as
-        `keylane.Consumer.resume` does.
+        """Receive messages from these partitions again, or from all partitions if no ids are given,
+        as `keylane.Consumer.resume` does.
         """
         self._thread.run(partial(self._consumer.resume, *partition_ids))
 
@@ -422,36 +425,36 @@ class SyncConsumer(NonCopyable, Generic[V]):
 
     @property
     def lag(self) -> Lag:
-        """The total lag of the partitions that are owned now."""
+        """The total lag of the partitions owned now."""
         return self._consumer.lag
 
     @property
     def throttled_ms(self) -> int:
-        """The milliseconds for which servers have delayed this consumer's calls because of a quota;
-        overlapping delays are added up.
+        """The time, in milliseconds, by which servers have delayed this consumer's calls because of
+        a quota; overlapping delays are added up.
         """
         return self._consumer.throttled_ms
 
     @property
     def assignment(self) -> list[Assignment]:
-        """The partitions that are owned now, sorted by id; empty while the consumer is not open."""
+        """The partitions owned now, sorted by id; empty while the consumer is not open."""
         return self._consumer.assignment
 
     @property
     def waiting_for(self) -> str:
-        """For people: who has suspended the consumer, and which partitions' messages it handles one
-        at a time; "" if neither; see `keylane.Consumer.waiting_for`.
+        """A text for users: who has suspended the consumer, and which partitions' messages it
+        handles one at a time; "" if neither applies. See `keylane.Consumer.waiting_for`.
         """
         return self._consumer.waiting_for
 
 
 def _refuse_arguments(arguments: Collection[str]) -> None:
     """
-    Refuse arguments that this consumer does not take.
+    Reject arguments that this consumer does not take.
 
     Raises:
-        ConfigError: `keylane.Consumer` takes the argument.
-        TypeError: no consumer takes it; the text says what to pass instead.
+        ConfigError: the argument is accepted only by `keylane.Consumer`.
+        TypeError: no consumer takes the argument; the message says what to pass instead.
     """
     for name in arguments:
         is_known = name in signature(Consumer).parameters and not name.startswith("_")

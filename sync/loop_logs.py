@@ -4,14 +4,12 @@
 
 A thread holds a log handler's lock while it calls the handler. A handler that sends records with a
 producer of keylane.sync waits for an event loop. If that loop logged too, and waited for the lock,
-this would be a deadlock.
+both would deadlock.
 
 Invariants
     An event loop never waits for a handler: records beyond RECORDS_MAX are dropped, and their
-    number is logged.
-    A record whose handler needs a client that is closed is dropped: only its log would carry it.
-    Records keep their order. `stop` of a loop thread waits for SETTLE_S at most until its records
-    are handled.
+    number is logged. A record whose handler needs a client that is closed is dropped. Records keep
+    their order. Stopping a loop thread waits for at most SETTLE_S until its records are handled.
 """
 
 from __future__ import annotations
@@ -29,31 +27,35 @@ from ..protocol.errors import ClosedError
 from ..rpc.loop_binding import at_fork
 
 RECORDS_MAX = 10_000
-"""The largest number of records that may wait for the handlers."""
+"""The maximum number of records that may wait for the handlers."""
 SETTLE_S = 0.2
-"""The longest time, in seconds, for which a closing client waits for the handlers; its caller may
-hold a handler's lock, so it must not wait forever.
+"""The longest time, in seconds, that a closing client waits for the handlers. It must not wait
+forever, because its caller may hold a handler's lock.
 """
 
 
 class LoopLogs:
-    """Queues log records of this process's event loops, and handles them on its thread."""
+    """Queues log records from this process's event loops, and handles them on its own thread."""
 
     def __init__(self) -> None:
         self._loops: set[int] = set()
         """The ids of the threads that run an event loop."""
         self._thread = 0
         self._queue: deque[tuple[logging.Logger, logging.LogRecord] | Any] = deque()
-        """Records to handle, and locks of callers that wait until all earlier ones are handled."""
+        """The records to handle, and the locks of callers that wait until all earlier records are
+        handled.
+        """
         self._dropped_count = 0
         self._wake = threading.Lock()
-        """A lock that is held while no records wait. A `queue.Queue` could deadlock, because a
-        finalizer may log while the same thread puts a record.
+        """A lock that is held while no records are waiting. A `queue.Queue` could deadlock, because
+        a finalizer may log while the same thread is adding a record.
         """
         self._wake.acquire()
 
     def start(self) -> None:
-        """Start the thread unless it runs. Raises RuntimeError if the system cannot start it."""
+        """Start the thread unless it is already running. Raises RuntimeError if the system cannot
+        start it.
+        """
         if not self._thread:
             thread = threading.Thread(target=self._run, name="keylane logs", daemon=True)
             thread.start()
@@ -69,7 +71,9 @@ class LoopLogs:
         self._loops.discard(get_ident())
 
     def accept(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
-        """Queue the record if the caller runs an event loop, and return whether it was accepted."""
+        """Queue the record if the calling thread runs an event loop. Return True if it was
+        queued.
+        """
         if get_ident() not in self._loops or not self._thread:
             return False
         if len(self._queue) < RECORDS_MAX:
@@ -79,7 +83,7 @@ class LoopLogs:
         return True
 
     def wait_until_handled(self) -> None:
-        """Wait until the queued records are handled, for SETTLE_S at most."""
+        """Wait until the queued records are handled, for at most SETTLE_S."""
         if self._queue and get_ident() != self._thread:
             handled_lock = threading.Lock()
             handled_lock.acquire()
@@ -123,8 +127,8 @@ _original_handlers: list[Callable[[logging.Logger, logging.LogRecord], None]] = 
 
 
 def _install() -> None:
-    """Make all loggers of the process try LOGS first, because the program's codecs and partitioners
-    log on an event loop too.
+    """Make all loggers of the process offer records to LOGS first, because the program's codecs and
+    partitioners log on an event loop too.
     """
     if not _original_handlers:
         _original_handlers.append(logging.Logger.callHandlers)
@@ -137,7 +141,7 @@ def _call_handlers(logger: logging.Logger, record: logging.LogRecord) -> None:
 
 
 def _reset_in_child() -> None:
-    """Start with no threads in a forked child."""
+    """Start without threads in a forked child."""
     global LOGS  # noqa: PLW0603 - a process has one
     LOGS = LoopLogs()
 

@@ -1,19 +1,17 @@
 """Runs a client on an event loop in a separate thread, for programs without an event loop, and
-closes it when the process ends.
+closes the client when the process ends.
 
     caller's thread ── run(work) ──▶ the thread's loop ── result or error ──▶ caller's thread
 
 Invariants
-    All work that was passed to `run` before `stop` is done or cancelled before the thread ends.
-    The client is closed before its loop ends, whatever was interrupted; otherwise its group would
-    wait for its ttl to expire.
-    An interrupted `stop` continues in the background; `start` waits for its end.
-    If a user's callback ends the program, for example with `sys.exit()`, the client is closed
-    before the loop ends.
-    In a forked child nothing runs, because the thread exists only in the parent.
-    No thread holds a lock that another thread needs. Signal handlers, finalizers and log handlers
-    may interrupt a thread anywhere and call this module. Each caller therefore waits for its own
-    lock, which the loop releases without waiting.
+    All work that was passed to `run` before `stop` is done or cancelled before the thread ends. The
+    client is closed before its loop ends, even after an interrupt; otherwise its group would wait
+    for its ttl to expire. An interrupted `stop` continues in the background, and `start` waits
+    until it has ended. If a user's callback ends the program, for example with `sys.exit()`, the
+    client is closed before the loop ends. In a forked child nothing runs, because the thread exists
+    only in the parent. No thread holds a lock that another thread needs. Signal handlers,
+    finalizers and log handlers may interrupt a thread at any point and call this module. Each
+    caller therefore waits for its own lock, which the loop releases without waiting.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ SHARED_THREAD_HINT = (
     "share it. To run several clients, use real threads, for example with gunicorn "
     "--worker-class gthread."
 )
-"""The hint of a UsageError if `threading` is patched and starts no real threads."""
+"""The hint of a UsageError if `threading` is patched so that it does not start real threads."""
 
 NO_THREAD_HINT = (
     "Python starts no thread after the main thread has ended: open the client earlier, and end the "
     "main thread last. Or the process has reached the system's limit of threads."
 )
-"""The hint of a UsageError when no thread could be started."""
+"""The hint of a UsageError if no thread could be started."""
 
 
 class _Gate:
@@ -66,7 +64,7 @@ class _Gate:
             self._lock.release()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the gate is open; return False on a timeout."""
+        """Wait until the gate is open. Return False on a timeout."""
         return self._lock.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
@@ -77,10 +75,12 @@ class _LoopCall(Generic[T]):
         self.gate = _Gate()
         self._work = work
         self._task: asyncio.Task[T | _ExitOutcome] | None = None
-        """The task of the work. Once the gate is open, it is done, or None if it never began."""
+        """The task that does the work. Once the gate is open, it is done, or None if it never
+        began.
+        """
 
     def begin(self, loop_run: _LoopRun) -> None:
-        """Start the work; called on the loop."""
+        """Start the work. Called on the loop."""
         if loop_run.stopping:
             self.gate.open()
             return
@@ -89,11 +89,11 @@ class _LoopCall(Generic[T]):
 
     def _finish(self, task: asyncio.Task[T | _ExitOutcome]) -> None:
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: an interrupted caller never reads it
+            task.exception()  # mark it as retrieved, because an interrupted caller never reads it
         self.gate.open()
 
     def cancel(self) -> None:
-        """Cancel the work; called on the loop."""
+        """Cancel the work. Called on the loop."""
         if self._task is not None:
             self._task.cancel()
 
@@ -113,20 +113,20 @@ class _LoopRun:
     def __init__(self, run: Callable[[_LoopRun], None], name: str) -> None:
         self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
         self.ident = 0
-        """The id of the thread; 0 until it runs."""
+        """The id of the thread; 0 until the thread runs."""
         self.started_gate = _Gate()
-        """Opens when the loop runs, or has failed to start."""
+        """Opens when the loop is running or has failed to start."""
         self.error: Exception | None = None
-        """Why the loop did not start."""
+        """The reason why the loop did not start."""
         self.stopping = False
-        """True once no more work is accepted: the thread is ending, or has ended."""
+        """True once no more work is accepted, because the thread is ending or has ended."""
         self.ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._gates: set[_Gate] = set()
         """The gates of waiting callers."""
         self._claim_lock = threading.Lock()
-        """Acquired once, without waiting: by the thread when it begins to serve, or before that by
+        """Acquired once, without waiting: by the thread when it starts serving, or before that by
         an interrupted starter.
         """
         self._is_joined = False
@@ -134,8 +134,8 @@ class _LoopRun:
 
     # ── on the thread ─────────────────────────────────────────────────────────────────────────────
     def claim(self) -> bool:
-        """Return True to the first caller only: the thread, which then serves, or its interrupted
-        starter, so that the thread does not serve.
+        """Return True only to the first caller: either the thread, which then serves, or its
+        interrupted starter, in which case the thread does not serve.
         """
         return self._claim_lock.acquire(blocking=False)
 
@@ -155,13 +155,13 @@ class _LoopRun:
 
     # ── on any thread ─────────────────────────────────────────────────────────────────────────────
     def post(self, call: Callable[..., object], *args: object) -> None:
-        """Schedule `call(*args)` on the loop; do nothing if it has ended."""
+        """Schedule `call(*args)` on the loop. This does nothing if the loop has ended."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(call, *args)
 
     def wait(self, gate: _Gate, timeout_s: float | None = None) -> bool:
-        """Wait until the gate is open or the thread has ended; return False on a timeout."""
+        """Wait until the gate is open or the thread has ended. Return False on a timeout."""
         self._gates.add(gate)
         try:
             return self.ended or gate.wait(timeout_s)  # a later `mark_ended` opens the gate
@@ -174,7 +174,7 @@ class _LoopRun:
         self.post(self._stop.set)
 
     def wait_until_ended(self) -> None:
-        """Wait until the thread has ended; return at once in a forked child."""
+        """Wait until the thread has ended. Returns at once in a forked child."""
         if process_id() != self._process_id:
             return
         self.wait(_Gate())
@@ -185,12 +185,12 @@ class _LoopRun:
 
 class LoopThread:
     """
-    A daemon thread with an event loop; callers in other threads run work on it and wait for the
+    A daemon thread with an event loop. Callers in other threads run work on it and wait for the
     result.
 
     Args:
-        client_kind: the kind of client, for error texts.
-        close_client: closes the client if it is open; the last work on the loop.
+        client_kind: the kind of client, for error messages.
+        close_client: closes the client if it is open; this is the last work on the loop.
     """
 
     def __init__(
@@ -205,11 +205,11 @@ class LoopThread:
         self._latest_run: _LoopRun | None = None
         """The latest run."""
         self._start_lock = threading.Lock()
-        """Held by a starter; no thread waits for it."""
+        """Held by the thread that is starting the loop; no thread waits for it."""
 
     @property
     def state(self) -> str:
-        """One of "open", "closed" and "forked"."""
+        """The state: "open", "closed" or "forked"."""
         if self.forked:
             return "forked"
         return (
@@ -223,12 +223,12 @@ class LoopThread:
 
     def start(self) -> None:
         """
-        Start the thread, and wait until its loop runs.
+        Start the thread, and wait until its loop is running.
 
         Raises:
-            UsageError: it is open, or was opened before a fork; or gevent has patched threads, so
-                that they are greenlets of one thread, which already runs an event loop; or no
-                thread could be started, and `start` may be called again.
+            UsageError: the thread is already running, or was started before a fork; or gevent has
+                patched threads, so that they are greenlets of one thread, which already runs an
+                event loop; or no thread could be started, and `start` may be called again.
             OSError: no event loop could be created, for example because no file descriptor is free;
                 `start` may be called again.
         """
@@ -256,7 +256,7 @@ class LoopThread:
             loop_run.started_gate.wait()
         except UsageError:
             raise
-        except BaseException:  # an interrupt such as Ctrl-C: end a thread that has begun
+        except BaseException:  # an interrupt such as Ctrl-C: end a thread that has already started
             if not loop_run.claim():
                 self._latest_run = loop_run  # the next `start` waits for its end
                 loop_run.stop()
@@ -266,7 +266,9 @@ class LoopThread:
         return loop_run
 
     def _start_thread(self, thread: threading.Thread) -> None:
-        """Start the thread. Raises UsageError if the system or an ending interpreter refuses."""
+        """Start the thread. Raises UsageError if the system, or an interpreter that is shutting
+        down, refuses to.
+        """
         try:
             loop_logs.LOGS.start()
             thread.start()
@@ -302,7 +304,7 @@ class LoopThread:
             loop_run.mark_ended()
 
     def _run_until_served(self, loop: asyncio.AbstractEventLoop, loop_run: _LoopRun) -> None:
-        """Run `_serve` until it returns; if an error stops the loop, continue, so that the client
+        """Run `_serve` until it returns. If an error stops the loop, continue, so that the client
         is closed.
         """
         serve_task = loop.create_task(self._serve(loop_run))
@@ -335,8 +337,9 @@ class LoopThread:
 
         Raises:
             InvalidRequestError: `timeout_s` is not a number of seconds; nothing was run.
-            ClosedError: the thread does not run, or was stopped during the work.
-            UsageError: called on the thread itself, which would wait forever, or in a forked child.
+            ClosedError: the thread is not running, or was stopped during the work.
+            UsageError: this was called on the thread itself, which would wait forever, or in a
+                forked child.
             TimeoutError: the work took longer than `timeout_s` seconds.
             BaseException: the work raised it.
         """
@@ -364,8 +367,8 @@ class LoopThread:
             raise
 
     def check_caller(self) -> None:
-        """Raise UsageError on the thread itself, for example in a codec or a filter: it would wait
-        for itself.
+        """Raise UsageError if called on the thread itself, for example in a codec or a filter,
+        because the thread would wait for itself.
         """
         if (
             self._latest_run is not None
@@ -379,8 +382,8 @@ class LoopThread:
             raise error
 
     def post(self, call: Callable[[], None]) -> None:
-        """Schedule `call` on the loop, after earlier work of `run`; do nothing once the thread is
-        stopping.
+        """Schedule `call` on the loop, after earlier work from `run`. This does nothing once the
+        thread is stopping.
         """
         if self._latest_run is not None and not self._latest_run.stopping and not self.forked:
             self._latest_run.post(call)
@@ -389,10 +392,10 @@ class LoopThread:
         """
         Close the client, cancel the remaining work, and wait until the thread has ended.
 
-        In a forked child this does nothing. An interrupt ends only the wait.
+        This does nothing in a forked child. An interrupt ends only the wait.
 
         Raises:
-            UsageError: called on the thread itself; nothing was stopped.
+            UsageError: this was called on the thread itself; nothing was stopped.
         """
         loop_run = self._latest_run
         if loop_run is None or self.forked:
@@ -405,7 +408,9 @@ class LoopThread:
     def open_client(
         self, enter: Callable[[], Coroutine[Any, Any, object]], exit_hook: ExitHook
     ) -> None:
-        """Start the thread, run `enter` on it, and enable the hook. Raises the errors of both."""
+        """Start the thread, run `enter` on it, and enable `exit_hook`. Raises the errors of
+        both.
+        """
         self.start()
         try:
             self.run(enter)
@@ -418,10 +423,10 @@ class LoopThread:
         self, close: Callable[[], Coroutine[Any, Any, object]], exit_hook: ExitHook
     ) -> None:
         """
-        Run `close` on the thread if the client is open, stop the thread, and disable the hook.
+        Run `close` on the thread if the client is open, stop the thread, and disable `exit_hook`.
 
         Raises:
-            UsageError: called on the thread itself; the client stays open.
+            UsageError: this was called on the thread itself; the client stays open.
             BaseException: `close` raised it.
         """
         if self.state != "open":
@@ -448,8 +453,8 @@ async def _run_work(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _ExitOutc
     """
     Return the result of the work.
 
-    SystemExit and KeyboardInterrupt, for example of `sys.exit()` in a codec, are returned for the
-    caller to raise; raised here, they would stop the loop.
+    SystemExit and KeyboardInterrupt, for example from `sys.exit()` in a codec, are returned for the
+    caller to raise, because raising them here would stop the loop.
     """
     try:
         return await work()
@@ -458,8 +463,8 @@ async def _run_work(work: Callable[[], Coroutine[Any, Any, T]]) -> T | _ExitOutc
 
 
 def _check_real_thread(client_kind: str) -> None:
-    """Raise UsageError if an event loop already runs in this new thread, which is then a
-    greenlet.
+    """Raise UsageError if an event loop is already running in this new thread, which means that the
+    thread is a greenlet.
     """
     try:
         asyncio.get_running_loop()
@@ -481,7 +486,9 @@ def _add_hint(error: ClosedError) -> ClosedError:
 
 
 def _check_seconds(timeout_s: object) -> None:
-    """Raise InvalidRequestError unless the timeout is None, or seconds that a thread can wait."""
+    """Raise InvalidRequestError unless the timeout is None or a number of seconds that a thread can
+    wait.
+    """
     if timeout_s is None:
         return
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
@@ -493,24 +500,24 @@ def _check_seconds(timeout_s: object) -> None:
 
 class ExitHook:
     """
-    Calls a function once when this process ends, if it is enabled.
+    Calls a function once when this process ends, if the hook is enabled.
 
     A forked child of `multiprocessing` calls no `atexit` functions before Python 3.13, but it does
     call the finalizers of `multiprocessing`, unless `os._exit` or a signal ends it.
 
     Args:
-        call: the function; it must do nothing in a forked child.
+        call: the function to call; it must do nothing in a forked child.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._finalizer: Any = None
-        """The finalizer, in a child of `multiprocessing` only."""
+        """The finalizer; set only in a child of `multiprocessing`."""
 
     def enable(self) -> None:
-        """Enable the call."""
+        """Enable the hook."""
         atexit.register(self._run_once)
-        # Only a child of `multiprocessing` needs its finalizers, and has imported it already.
+        # Only a child of `multiprocessing` needs its finalizers, and it has already imported it.
         process = sys.modules.get("multiprocessing.process")
         if process is not None and process.parent_process() is not None:
             from multiprocessing.util import Finalize
@@ -518,7 +525,7 @@ class ExitHook:
             self._finalizer = Finalize(None, self._run_once, exitpriority=0)
 
     def disable(self) -> None:
-        """Disable the call."""
+        """Disable the hook."""
         atexit.unregister(self._run_once)
         if self._finalizer is not None:
             self._finalizer.cancel()

@@ -34,7 +34,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 F = TypeVar("F")
 CHUNK_MESSAGES = 1_000
-"""The number of messages that `send_all` passes to the other thread at once."""
+"""The number of messages that `send_all` passes to the other thread at a time."""
 
 
 class _MessageFuture(Protocol[R_co]):
@@ -51,17 +51,20 @@ class _MessageFuture(Protocol[R_co]):
 
 
 class _QueuedSend(Generic[R]):
+    """A message that was passed to the producer on the other thread."""
+
     def __init__(self, thread: LoopThread, future: _MessageFuture[R]) -> None:
         self._thread = thread
         self._future = future
 
     def result(self, timeout_s: float | None = None, *, timeout: float | None = None) -> R:
         """
-        Wait until the message is stored, scheduled or given up; also after the producer is closed.
+        Wait until the message is stored, scheduled or given up. This also works after the producer
+        is closed.
 
         Args:
-            timeout_s: seconds to wait; None: no timeout.
-            timeout: the same, as `concurrent.futures` calls it.
+            timeout_s: how many seconds to wait; None: no timeout.
+            timeout: the same, under the name that `concurrent.futures` uses.
 
         Returns:
             The receipt.
@@ -92,7 +95,9 @@ class _QueuedSend(Generic[R]):
 
     @property
     def cancel(self) -> Any:
-        """Always raises AttributeError, which says what to use instead; `hasattr` is False."""
+        """Always raises AttributeError, which says what to use instead, so that `hasattr` returns
+        False.
+        """
         return self._future.cancel
 
     def __repr__(self) -> str:
@@ -104,14 +109,15 @@ class SentMessage(_QueuedSend[Receipt]):
 
 
 class ScheduledMessage(_QueuedSend[ScheduledReceipt]):
-    """A message that was sent with `deliver_at`; `result` waits for its receipt, with which
-    `Producer.cancel` cancels it.
+    """A message that was sent with `deliver_at`. `result` waits for its receipt, which
+    `Producer.cancel` takes.
     """
 
 
 class SyncProducer(NonCopyable, Generic[V]):
     """
-    Sends messages from programs without an event loop, and from notebooks beside their own.
+    Sends messages from programs without an event loop, and from notebooks, which run a loop of
+    their own.
 
         with Producer("127.0.0.1:7000") as producer:
             receipt = producer.send("orders", b"paid", key="customer-7").result()
@@ -120,11 +126,11 @@ class SyncProducer(NonCopyable, Generic[V]):
     of a key are stored in the order in which the `send` calls return. Each `send` is a round trip
     to the other thread; `send_all` needs one per thousand messages.
 
-    The end of the block waits until all messages are stored. In a notebook, `producer =
+    Leaving the block waits until all messages are stored. In a notebook, `producer =
     Producer(...).open()` opens the producer for several cells; it is closed by `close()`, or when
-    the program or `multiprocessing` child ends. A process that is ended by a signal or `os._exit`,
-    such as uvicorn and the workers of Celery and RQ, does not close it, and queued messages are
-    lost: call `result`, `flush` or `close` first.
+    the program or `multiprocessing` child ends. A process that a signal or `os._exit` ends, such as
+    uvicorn or a Celery or RQ worker, does not close it, and queued messages are lost: call
+    `result`, `flush` or `close` first.
     """
 
     _method_hints = METHOD_HINTS | {"send_and_wait": "use send(...).result()"}
@@ -176,22 +182,22 @@ class SyncProducer(NonCopyable, Generic[V]):
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`; `open` may be
                 called again.
-            UsageError: the producer is open, or was opened before a fork.
+            UsageError: the producer is already open, or was opened before a fork.
         """
         self._thread.open_client(self._producer.__aenter__, self._exit_hook)
         return self
 
     def close(self, *, flush: bool = True) -> None:
         """
-        Close the producer. Does nothing if it is closed, or in a forked child.
+        Close the producer. This does nothing if it is already closed, or in a forked child.
 
         Args:
-            flush: wait for the queued messages; False: give them up at once.
+            flush: True: wait for the queued messages; False: give them up at once.
 
         Raises:
-            GivenUpError: messages were given up, before (see `flush`) or by this call.
+            GivenUpError: messages were given up, either earlier (see `flush`) or by this call.
             InvalidRequestError: `flush` is neither True nor False; the producer stays open.
-            UsageError: called by a codec or partitioner of this producer, which stays open.
+            UsageError: this was called by a codec or partitioner of the producer, which stays open.
         """
         check_no_call_problems(flag_problems(flush=flush))
         close = partial(self._producer.close, flush=flush)
@@ -246,14 +252,14 @@ class SyncProducer(NonCopyable, Generic[V]):
         Queue a message, as `keylane.Producer.send` does, but wait while the queue is full.
 
         Returns:
-            The queued message, whose `result()` waits for the Receipt, or with `deliver_at` for the
-            ScheduledReceipt. If `result` is never called, `flush` and `close` report whether the
-            message was given up.
+            The queued message, whose `result()` waits for the Receipt or, with `deliver_at`, for
+            the ScheduledReceipt. If `result` is never called, `flush` and `close` report whether
+            the message was given up.
 
         Raises:
             KeylaneError: see `keylane.Producer.send`; there is no QueueFullError. Nothing was
                 queued.
-            UsageError: called by a codec or partitioner of this producer.
+            UsageError: this was called by a codec or partitioner of the producer.
         """
         send: Callable[[], Any] = partial(
             self._producer.send,
@@ -334,10 +340,10 @@ class SyncProducer(NonCopyable, Generic[V]):
         Wait until every message that was sent is stored or given up.
 
         Raises:
-            GivenUpError: since the last flush, messages were given up whose `result` was not
-                called.
+            GivenUpError: messages whose `result` was not called have been given up since the last
+                flush.
             InvalidRequestError: `timeout_s` is not a number of seconds.
-            TimeoutError: it took longer than `timeout_s` seconds.
+            TimeoutError: the flush took longer than `timeout_s` seconds.
         """
         self._thread.run(self._producer.flush, timeout_s)
 
@@ -370,8 +376,8 @@ class SyncProducer(NonCopyable, Generic[V]):
 
 
 class _Chunk(Generic[V]):
-    """Up to CHUNK_MESSAGES messages of a source; if the source raised an error, iterating over the
-    chunk raises it at the same point.
+    """Up to CHUNK_MESSAGES messages from a source. If the source raised an error, iterating over
+    the chunk raises it at the same point.
     """
 
     def __init__(self, source: Iterator[tuple[bytes | str, V]]) -> None:

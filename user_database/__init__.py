@@ -1,1 +1,1 @@
-"""Access to a user program's own database, on which `outbox/` and `sink/` are built."""
+"""Access to the user's own database, on which `outbox/` and `sink/` are built."""

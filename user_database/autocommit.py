@@ -1,5 +1,5 @@
-"""Refuses connections in AUTOCOMMIT mode, which commit each statement separately instead of
-committing the user's transaction as a whole.
+"""Rejects connections in AUTOCOMMIT mode, which commit each statement separately instead of the
+user's transaction as a whole.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def check_transaction(connection: Connection) -> None:
     """
     Check that the connection commits all statements of its transaction together.
 
-    For SQLite it also makes sure that releasing a savepoint commits nothing.
+    For SQLite, also make sure that releasing a savepoint commits nothing.
 
     Raises:
-        InvalidRequestError: the connection has AUTOCOMMIT.
+        InvalidRequestError: the connection is in AUTOCOMMIT mode.
     """
     if _is_autocommit(connection):
         error = InvalidRequestError(
@@ -41,12 +41,12 @@ def check_transaction(connection: Connection) -> None:
 
 
 def _is_autocommit(connection: Connection) -> bool:
-    """Return whether the driver commits each statement. It asks the driver, because `connect_args`,
-    which SQLAlchemy does not interpret, may have set AUTOCOMMIT.
+    """Return True if the driver commits each statement. The driver is asked, because
+    `connect_args`, which SQLAlchemy does not interpret, may have set AUTOCOMMIT.
     """
     pooled_connection: Any = connection.connection
     if connection.dialect.name == "sqlite":
-        # A driver that does not begin transactions itself is fine if an event handler of the user
+        # A driver that does not begin transactions itself is fine if an event handler of the user's
         # has sent BEGIN.
         driver_connection = pooled_connection.driver_connection
         has_no_transaction = (
@@ -68,12 +68,13 @@ def _is_autocommit(connection: Connection) -> bool:
 
 def _keep_first_savepoint(connection: Connection, name: str, _context: object) -> None:
     """
-    Keep the transaction's first savepoint from being released.
+    Prevent the transaction's first savepoint from being released.
 
-    Python's SQLite driver begins a transaction before the first statement that writes; SAVEPOINT is
-    not such a statement. If a savepoint comes first, SQLite treats it as the transaction, and
-    releasing it commits. SQLite releases the latest savepoint of a name, so this function adds a
-    second savepoint of the same name, which is released instead of the first.
+    Python's SQLite driver begins a transaction before the first statement that writes, and
+    SAVEPOINT is not such a statement. If a savepoint comes first, SQLite treats it as the
+    transaction, and releasing it commits. SQLite releases the latest savepoint with a given name,
+    so this function adds a second savepoint with the same name, which is released instead of the
+    first.
     """
     transaction = connection.get_transaction()
     savepoint = connection.get_nested_transaction()

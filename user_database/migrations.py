@@ -11,11 +11,12 @@ from .tables import VersionedTables
 
 def register_operations(name: str, tables_of: Callable[[str], VersionedTables]) -> None:
     """
-    Register `op.NAME_upgrade()` and `op.NAME_drop()` for the tables of a prefix.
+    Register `op.NAME_upgrade()` and `op.NAME_drop()` for the tables of a prefix, where NAME is
+    `name`.
 
     Args:
         name: the operations' name, which is also the default prefix.
-        tables_of: returns the tables of a prefix.
+        tables_of: returns the tables for a prefix.
     """
 
     class TablesOperation(MigrateOperation):

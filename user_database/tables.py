@@ -44,6 +44,9 @@ class VersionedTables:
         newer: Callable[..., SchemaError],
     ) -> None:
         """
+
+        Prepare the metadata for a prefix; subclasses define the tables.
+
         Raises:
             ConfigError: the prefix is not a lower-case name of at most 40 characters.
         """
@@ -73,7 +76,7 @@ class VersionedTables:
         Check that the tables exist and have the right version.
 
         Raises:
-            SchemaError: they are missing, or have another version.
+            SchemaError: the tables are missing or have another version.
         """
         table = self.version_table
         try:
@@ -88,7 +91,7 @@ class VersionedTables:
             raise make_error(table=self.prefix, version=version, wanted=wanted)
 
     def missing_error(self, error: SQLAlchemyError) -> SchemaError | None:
-        """Return a SchemaError if `error` is about a missing table, else None."""
+        """Return a SchemaError if `error` is about a missing table, otherwise None."""
         cause = getattr(error, "orig", None)
         text = f"{getattr(cause, 'sqlstate', '')} {cause}"
         if not any(state in text for state in _MISSING_STATES):

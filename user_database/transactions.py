@@ -21,7 +21,7 @@ T = TypeVar("T")
 EngineOrUrl = AsyncEngine | Engine | URL | str
 RETRY_PAUSES_S = (0.05, 0.1, 0.2, 0.4)
 """Backoff times, in seconds, for creating tables: if several processes create them at once, all but
-one fail, and find the tables when they retry.
+one of these fail, and find the tables when they retry.
 """
 _CREATED_BY_OTHER = re.compile("already exists|duplicate|unique|locked", re.IGNORECASE)
 
@@ -33,8 +33,8 @@ class UserDatabase:
     An async engine is used in the event loop, a blocking one in threads of the loop's executor.
 
     Args:
-        missing_error: converts a SQLAlchemy error to our error if it says that one of our tables
-            does not exist; returns None for other errors.
+        missing_error: converts a SQLAlchemy error about a missing keylane table to the error to
+            raise; returns None for other errors.
         options: execution options; ignored for SQLite.
     """
 
@@ -44,8 +44,8 @@ class UserDatabase:
         missing_error: Callable[[SQLAlchemyError], KeylaneError | None],
         **options: Any,
     ) -> None:
-        """Raise ConfigError if the argument is neither an engine nor the URL of a database whose
-        driver is installed.
+        """Create the engine if it is given as a URL. Raises ConfigError if the argument is neither
+        an engine nor the URL of a database whose driver is installed.
         """
         self._missing_error = missing_error
         self._owns_engine = not isinstance(engine_or_url, AsyncEngine | Engine)
@@ -67,7 +67,7 @@ class UserDatabase:
 
         Raises:
             KeylaneError: a table is missing.
-            InvalidRequestError: the engine has AUTOCOMMIT.
+            InvalidRequestError: the engine is in AUTOCOMMIT mode.
             StorageError: the database reported an error; the transaction may be committed.
         """
         engine = self._engine
@@ -87,7 +87,9 @@ class UserDatabase:
             raise _storage_error(error) from error
 
     async def close(self) -> None:
-        """Close the engine if it was created from a URL; an engine of the caller stays open."""
+        """Close the engine if it was created from a URL; an engine passed by the caller stays
+        open.
+        """
         if not self._owns_engine:
             return
         if isinstance(self._engine, AsyncEngine):
@@ -129,7 +131,7 @@ def _create_engine(url: URL | str) -> AsyncEngine | Engine:
         return create_engine(parsed_url)
     except (ArgumentError, ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"an engine or the URL of a database is needed: {error}") from error
-    except ValueError:  # the error's text may contain a part of the password
+    except ValueError:  # the error's text may contain part of the password
         raise ConfigError(f"the URL of the database cannot be read: {UNREADABLE_URL}") from None
 
 

@@ -23,18 +23,18 @@ class DeliveryClient(Protocol):
 
     @property
     def cursor(self) -> int:
-        """Return the group's cursor."""
+        """The group's cursor."""
         ...
 
     @property
     def report_failure(self) -> Callable[[Message, Failure], None]:
-        """Return the callback that makes the broker record a failed attempt and its error."""
+        """The callback that records a failed attempt and its error at the broker."""
         ...
 
     @property
     def report_hang(self) -> Callable[[Message, Failure, int], None]:
-        """Return the callback that makes the broker show for how many milliseconds a message has
-        been with its handler or the program.
+        """The callback that reports to the broker how many milliseconds a message has been in its
+        handler or with the program.
         """
         ...
 
@@ -43,7 +43,7 @@ class DeliveryClient(Protocol):
         ...
 
     def discard_in_flight(self, count: int) -> None:
-        """Stop counting `count` messages that were handed out and will not be handled by this
+        """Stop counting `count` messages that were handed out but will not be handled by this
         consumer.
         """
         ...
@@ -57,19 +57,17 @@ class DeliveryClient(Protocol):
         ...
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside and try it again after `pause_ms`; later messages of its key
-        continue.
-        """
+        """Set a message aside and retry it after `pause_ms`; later messages of its key continue."""
         ...
 
 
 class ClientDelivery(UserAcks):
     """
-    A delivery other than the pull client itself: a batch handed out by a shared group, a window of
-    redriven messages, or suspects.
+    A delivery other than the pull client itself: a batch from a shared group, a window of redriven
+    messages, or a set of suspects.
 
-    It copies the client's constant attributes, and forwards the outcome of each message to the
-    client unless a subclass overrides that.
+    It copies the client's constant attributes. It forwards the outcome of each message to the
+    client, unless a subclass overrides that.
     """
 
     __slots__ = ("client", "codec", "exclusive", "group", "leased_id", "logic_start", "queue")
@@ -88,12 +86,12 @@ class ClientDelivery(UserAcks):
 
     @property
     def deadline_ns(self) -> int:
-        """Return the boot time after which no handler may start."""
+        """The boot time after which no handler may start."""
         return self.client.deadline_ns
 
     @property
     def cursor(self) -> int:
-        """Return the offset below which the broker has acks for all messages."""
+        """The offset below which the broker has acks for all messages."""
         return self.client.cursor
 
     def mark_handled(self, offset: int) -> None:
@@ -105,15 +103,15 @@ class ClientDelivery(UserAcks):
         self.client.discard_in_flight(count)
 
     def report_failure(self, message: Message, failure: Failure) -> None:
-        """Make the broker record a failed attempt of a message, and its error."""
+        """Record a failed attempt of a message, and its error, at the broker."""
         self.client.report_failure(message, failure)
 
     def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Make the broker show for how long a message has been with its handler or the program."""
+        """Report to the broker how long a message has been in its handler or with the program."""
         self.client.report_hang(message, failure, running_ms)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Park a message that failed too often together with the later messages of its key in
+        """Park a message that failed too often, together with the later messages of its key in
         `waiting`.
         """
         self.client.park(message, failure, waiting)
@@ -123,7 +121,7 @@ class ClientDelivery(UserAcks):
         self.client.dead_letter(message, failure)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside and try it again after `pause_ms`, so that later messages of its key
+        """Set a message aside and retry it after `pause_ms`, so that later messages of its key
         continue.
         """
         self.client.retry(message, failure, pause_ms)

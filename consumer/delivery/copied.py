@@ -15,7 +15,7 @@ from ...protocol.message import Delivery, Message
 class CopiedDelivery:
     """
     The delivery of a pickled message: a snapshot of the real delivery, without the client that
-    takes acks.
+    receives acks.
 
     Compared by identity, because a sink keeps state for each delivery object.
     """
@@ -30,7 +30,7 @@ class CopiedDelivery:
 
     @property
     def is_copied(self) -> bool:
-        """Return True: this is the delivery of a copy."""
+        """True: this is the delivery of a copy."""
         return True
 
     def refusal(self, message: Message) -> ClosedError:
@@ -49,13 +49,13 @@ class CopiedDelivery:
         raise self.refusal(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Raise ClosedError: a copy cannot be given back."""
+        """Raise ClosedError: a copy cannot be nacked."""
         raise self.refusal(message)
 
 
 def copied_delivery(delivery: Delivery) -> tuple[type[CopiedDelivery], tuple[Any, ...]]:
-    """Return what `__reduce_ex__` returns for `delivery`. If its codec cannot be pickled, pickling
-    raises the codec's error.
+    """Return the value that `__reduce_ex__` should return for `delivery`. If its codec cannot be
+    pickled, pickling raises the codec's error.
     """
     return CopiedDelivery, (
         delivery.queue,

@@ -26,7 +26,7 @@ def decode_messages(
         batch: the columns; keys, values and properties are slices of `batch.blob`.
         header: the header, with the offset of the first message.
         token: the fencing token of the lease; 0 for a reader, which has none.
-        delivery: the object that takes the messages' acks.
+        delivery: the object that receives the messages' acks.
     """
     blob, property_edges = batch.blob, batch.property_edges
     if header.count == 1:

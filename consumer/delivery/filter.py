@@ -58,8 +58,8 @@ class MessageFilter:
                 )
             self._predicate = wanted
         self.text = self._describe()
-        """Identifies the filter in comparisons: equal for filters that reject the same messages, as
-        far as that can be known. A function is identified by its name, a lambda by its code.
+        """The filter's identity in comparisons: equal for filters that reject the same messages, as
+        far as this can be determined. A function is identified by its name, a lambda by its code.
         """
 
     def _describe(self) -> str:
@@ -105,7 +105,7 @@ class MessageFilter:
         return bool(result)
 
     def rejects(self, message: Message[Any]) -> bool:
-        """Return True if the filter rejects a message; False if it accepts it, or fails."""
+        """Return True if the filter rejects a message, or False if it accepts it or fails."""
         try:
             return not self.matches(message)
         except FilterError:
@@ -140,8 +140,8 @@ def check_tags(tags: Collection[str]) -> tuple[str, ...]:
 
 def _function_name(function: Callable[..., object]) -> str:
     """
-    Return a function's name; for a lambda, followed by a digest of its code, because all lambdas
-    have the same name.
+    Return a function's name. A lambda's name is followed by a digest of its code, because all
+    lambdas have the same name.
 
     The digest is independent of the lambda's location in the source and of the variables it
     captures; it changes between minor versions of Python.
@@ -155,7 +155,7 @@ def _function_name(function: Callable[..., object]) -> str:
 
 
 def _serialize_code(code: CodeType) -> str:
-    """Return a text for a function's code that depends neither on source locations nor on the order
+    """Return a text for a function's code that does not depend on source locations or on the order
     of sets.
     """
     constants = [

@@ -1,5 +1,5 @@
 """
-Pulled batches that are not decoded yet, with the offsets that are to be handed out. Pure.
+Pulled batches that are not decoded yet, with the offsets to hand out. Pure.
 
 Decoding waits until it is known whether the program takes messages or Arrow columns.
 """
@@ -26,13 +26,13 @@ class BatchOpener(Protocol):
 
 class PulledBatch:
     """
-    A batch in the form in which the broker stored it.
+    A batch in the form in which the broker stores it.
 
     Args:
         client: the pull client that pulled it.
         record: the header and the body.
-        ranges: the half-open, sorted offset ranges of the batch to hand out: neither pulled earlier
-            nor acked.
+        ranges: the offset ranges of the batch to hand out, half-open and sorted; their messages
+            were neither pulled earlier nor acked.
     """
 
     __slots__ = ("client", "count", "header", "ranges", "record")
@@ -47,7 +47,7 @@ class PulledBatch:
         self.count = sum(end - start for start, end in ranges)
 
     def cut(self, end: int) -> PulledBatch:
-        """Split off the messages below `end`, and return them as a new batch."""
+        """Split off the messages below `end` and return them as a new batch."""
         below = [(low, min(high, end)) for low, high in self.ranges if low < end]
         self.ranges = [(max(low, end), high) for low, high in self.ranges if high > end]
         part = PulledBatch(self.client, self.record, self.header, below)
@@ -66,15 +66,17 @@ class PulledBatch:
         return self.select_wanted(self.client.decode(self.record, self.header))
 
     def select_wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Return the messages to hand out from `messages`, which are all messages of the batch."""
+        """Return those of `messages`, which are all messages of the batch, that are to be handed
+        out.
+        """
         return _in_ranges(messages, self.header, self.ranges)
 
 
 class CutOpener(Protocol):
-    """The part of a pull client that opens its cut batches."""
+    """The part of a pull client that decodes its cut batches."""
 
     def decode_cut_batch(self, batch: CutBatch) -> list[Message[Any]]:
-        """Return the messages of a batch that are to be handled now."""
+        """Return the messages of a batch that must be handled now."""
         ...
 
 
@@ -102,7 +104,7 @@ class CutBatch:
         self.has_only_first_attempts = False
 
     def select_wanted(self, messages: list[Message[Any]]) -> list[Message[Any]]:
-        """Return the messages to handle from `messages`, which are all messages of the batch."""
+        """Return those of `messages`, which are all messages of the batch, that must be handled."""
         return _in_ranges(messages, self.header, self.ranges)
 
     def messages(self) -> list[Message[Any]]:

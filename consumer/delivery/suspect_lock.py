@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class SuspectLock:
-    """Serializes messages that may end the process: if it dies, the message that held the turn is
+    """Serializes messages that may kill the process: if it dies, the message that held the lock is
     probably the cause.
     """
 
@@ -18,8 +18,8 @@ class SuspectLock:
 
     @asynccontextmanager
     async def acquire(self, limit_s: float) -> AsyncIterator[None]:
-        """Wait for the turn, in FIFO order, and hold it for the block, but for at most `limit_s`
-        seconds, so that a handler that hangs does not block other suspects forever.
+        """Wait for the lock, in FIFO order, and hold it inside the block, but for at most `limit_s`
+        seconds, so that a hanging handler does not block other suspects forever.
         """
         loop = asyncio.get_running_loop()
         if self._lock is None or self._loop is not loop:

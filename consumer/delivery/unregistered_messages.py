@@ -10,8 +10,8 @@ from ...protocol.message import Message
 
 class UnregisteredMessages:
     """
-    The messages that a program took while nothing else was in hand; neither lanes nor deliveries
-    have registered them.
+    Messages that a program took while it had no others in hand. They are registered neither in
+    lanes nor in deliveries.
 
     Most messages are acked before the next ones are taken, so they never need to be registered.
 
@@ -24,15 +24,15 @@ class UnregisteredMessages:
     def __init__(self, register: Callable[[list[Message]], None]) -> None:
         self._register_in_lanes = register
         self.message: Message | None = None
-        """The message, if the program iterates."""
+        """The message, if the program iterates over messages."""
         self.messages: list[Message] | None = None
         """The messages, if the program took several at once."""
         self.runs: list[tuple[Any, list[Message]]] = []
         """The same messages grouped by delivery, each group in offset order."""
 
     def register(self) -> None:
-        """Register the messages in their lanes and deliveries. Called before any of them is acked
-        alone or given back.
+        """Register the messages in their lanes and deliveries. Called before one of them is acked
+        separately or nacked.
         """
         if self.message is not None:
             message = self.message
@@ -62,4 +62,4 @@ class UnregisteredMessages:
 
 
 def _ignore(messages: list[Message]) -> None:
-    """Replaces the callback after the consumer has closed."""
+    """Replaces the callback after the consumer is closed."""

@@ -1,4 +1,4 @@
-"""Takes a user's acks and nacks of the messages of one delivery."""
+"""Accepts a user's acks and nacks for the messages of one delivery."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .copied import copied_delivery
 from .unregistered_messages import UnregisteredMessages
 
 ACK_STALL_S = 30.0
-"""How often, in seconds, a wait for a refused ack checks whether the program still takes messages:
-it gives up if the same message is ready at two checks.
+"""How often, in seconds, a wait for a refused ack checks whether the program still takes messages.
+It gives up if the same message is ready at two checks.
 """
 
 
 class UserAcks(ABC):
     """
-    The messages that the user took from one delivery: a pull client, a batch handed out by a shared
+    Tracks the messages that the user took from one delivery: a pull client, a batch from a shared
     group, or a window of redriven messages.
 
     Deliveries keep separate sets because their messages may come from different partitions, whose
@@ -45,20 +45,20 @@ class UserAcks(ABC):
     is_copied = False
     """True for the delivery of a copy; see `Delivery`."""
     is_loose = False
-    """True if later messages of a key do not wait for these."""
+    """True if later messages of the same key do not wait for these."""
 
     def __init__(self) -> None:
         self._delivered_offsets: set[int] = set()
-        """The offsets of messages that the user has and has not acked."""
+        """The offsets of messages that the user has not acked yet."""
         self._nacked: set[int] = set()
-        """The offsets of messages that were given back and not yet handed out again."""
+        """The offsets of messages that were nacked and not yet handed out again."""
         self.unregistered: UnregisteredMessages | None = None
         """The consumer's unregistered messages; some may belong to this delivery although they are
         not in `_delivered_offsets`.
         """
         self.may_be_unregistered = self.reports_runs
-        """True if messages may be handed out without registering them: no message that was given
-        back waits to be handed out again.
+        """True if messages may be handed out without registering them: no nacked message is waiting
+        to be handed out again.
         """
 
     def __reduce_ex__(self, _protocol: object) -> Any:
@@ -87,14 +87,14 @@ class UserAcks(ABC):
             self.mark_handled(message.offset)
 
     def register_delivered(self, message: Message) -> None:
-        """Register a message that was given to the user, who is to ack it."""
+        """Register a message that was handed to the user, who must ack it."""
         self._delivered_offsets.add(message.offset)
         if self._nacked:
             self._nacked.discard(message.offset)
             self.may_be_unregistered = self.reports_runs and not self._nacked
 
     def register_all_delivered(self, messages: list[Message]) -> None:
-        """Register several messages that were given to the user."""
+        """Register several messages that were handed to the user."""
         offsets = [message.offset for message in messages]
         self._delivered_offsets.update(offsets)
         if self._nacked:
@@ -106,14 +106,14 @@ class UserAcks(ABC):
             self.unregistered.register()
 
     def is_delivered(self, message: Message) -> bool:
-        """Return True if the user has the message and has neither acked it nor given it back."""
+        """Return True if the user has the message and has neither acked nor nacked it."""
         self._register_messages()
         return message.offset in self._delivered_offsets
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
         """
-        Ack a message for the user; repeating an ack only waits until the first one is durable, if
-        the settings require that.
+        Ack a message for the user. A repeated ack only waits until the first one is durable, if the
+        settings require that.
 
         Raises:
             InvalidRequestError: a handler has the message. Raised by the call, not by the await: a
@@ -123,7 +123,7 @@ class UserAcks(ABC):
         return self._accept_ack(message)
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Give a message back for the user, to be handed out again after `after_s`. Raises
+        """Nack a message for the user, so that it is handed out again after `after_s`. Raises
         InvalidRequestError as `ack` does.
         """
         check_not_in_handler(message)
@@ -134,7 +134,7 @@ class UserAcks(ABC):
         Ack a message that is not in a handler.
 
         Raises:
-            InvalidRequestError: the message was given back.
+            InvalidRequestError: the message was nacked.
             LeaseLostError: the message is delivered to another consumer.
         """
         client, offset = self.client, message.offset
@@ -158,26 +158,26 @@ class UserAcks(ABC):
             await self.wait_until_acks_durable([message])
 
     async def wait_until_acked(self, offset: int) -> bool:
-        """Wait until the ack of a handled message is durable; return False if it never will be."""
+        """Wait until the ack of a handled message is durable. Return False if it never will be."""
         durable: bool = await self.client.acks.wait_until_durable(offset)
         return durable
 
     async def wait_for_ack_reply(self, offset: int) -> bool:
-        """Wait for the broker's reply to the ack; return False if the ack is not durable yet."""
+        """Wait for the broker's reply to the ack. Return False if the ack is not durable yet."""
         durable: bool = await self.client.acks.wait_for_ack_reply(offset)
         return durable
 
     async def wait_until_acks_durable(self, messages: list[Message]) -> None:
         """
-        Wait until the acks of handled messages are durable; only then are later messages of their
-        keys handed out.
+        Wait until the acks of handled messages are durable.
 
-        They are handed out then even if this call is cancelled or raises OverloadedError.
+        Later messages of their keys are handed out only then, even if this call is cancelled or
+        raises OverloadedError.
 
         Raises:
             LeaseLostError: the messages are delivered to another consumer.
-            OverloadedError: the broker stores no more acked ranges, and the program does not take
-                the messages whose acks would free some.
+            OverloadedError: the broker cannot store more acked ranges, and the program does not
+                take the messages whose acks would free some.
         """
         ack_task, ready = start_task(self._release_when_durable(messages)), None
         client, offset = self.client, messages[0].offset
@@ -195,7 +195,7 @@ class UserAcks(ABC):
         return durable
 
     def accept_acks(self, messages: list[Message]) -> bool:
-        """Ack messages none of which was given back; return False if all were acked already."""
+        """Ack messages, none of which was nacked. Return False if all were acked already."""
         self._register_messages()
         offsets = {message.offset for message in messages}
         taken = self._delivered_offsets
@@ -213,8 +213,8 @@ class UserAcks(ABC):
         return True
 
     def check_not_nacked(self, messages: Iterable[Message]) -> None:
-        """Raise InvalidRequestError if the user gave one of the messages back, because it will be
-        delivered again.
+        """Raise InvalidRequestError if the user nacked one of the messages, because it will be
+        redelivered.
         """
         if not self._nacked:
             return
@@ -227,10 +227,10 @@ class UserAcks(ABC):
 
     async def _accept_nack(self, message: Message, after_s: float) -> None:
         """
-        Give back a message that is not in a handler.
+        Nack a message that is not in a handler.
 
         Raises:
-            InvalidRequestError: it is already acked or given back.
+            InvalidRequestError: it is already acked or nacked.
             LeaseLostError: it is delivered to another consumer.
         """
         client = self.client
@@ -245,7 +245,7 @@ class UserAcks(ABC):
             returned.delivery.record_nack(returned.offset)
 
     def record_nack(self, offset: int) -> None:
-        """Record that the user has given back the message at `offset`."""
+        """Record that the user has nacked the message at `offset`."""
         self._delivered_offsets.discard(offset)
         self._nacked.add(offset)
         self.may_be_unregistered = False
@@ -285,8 +285,8 @@ def check_not_in_handler(message: Message) -> None:
 
 
 def are_parked_together(failed: Message, other: Message) -> bool:
-    """Return True if `other`, a message of the same key, is to be parked with `failed`: both come
-    from the client itself, or from the same delivery.
+    """Return True if `other`, a message of the same key, must be parked together with `failed`:
+    both come from the client itself, or from the same delivery.
     """
     first: UserAcks = failed.delivery  # type: ignore[assignment]
     second: UserAcks = other.delivery  # type: ignore[assignment]

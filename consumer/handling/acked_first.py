@@ -1,11 +1,11 @@
 """
-Calls a handler only after its messages are acked, so that it is never called again for them, even
-if it raises.
+Calls a handler only after its messages are acked, so that it is never called for them again,
+even if it raises.
 
     taken ─▶ acked, durably ─▶ handler ─▶ returned
                                    ╰─ raised, or cancelled: the messages are lost, which is logged
 
-To the workers the handler always succeeds, so they never retry.
+The workers see a handler that always succeeds, so they never retry.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .handlers import await_result
 
 log = logging.getLogger("keylane.consumer")
 LOG_MS = 1_000
-"""The least time between two log lines about lost messages, in milliseconds; messages lost in
+"""The minimum interval between log lines about lost messages, in milliseconds; messages lost in
 between are counted.
 """
 
@@ -43,8 +43,8 @@ class AckFirstHandler:
         self._handler = handler
         self._boot_ms = boot_ms
         self.take_timeout_error: Callable[[], HandlerTimeoutError | None] = lambda: None
-        """Returns, once, the error of the running task's handler if it was cancelled because of its
-        time-out.
+        """Returns, once, the error of the current task's handler if the handler was cancelled
+        because it timed out.
         """
         self._lost_count = 0
         """The number of messages lost since the last log line."""

@@ -1,4 +1,4 @@
-"""Messages of one partition as an Arrow record batch, which is acked as a whole."""
+"""Arrow record batches of the messages of one partition, acked as a whole."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ..pulling.pull_client import PullClient
 from .not_acked import limited_wait_ms, parse_wait_ms
 
 BATCH_BYTES_MAX = 2 << 20
-"""The most bytes of stored batches that are joined into one Arrow batch: they are copied, and
-larger copies need fresh memory.
+"""The maximum size, in bytes, of the stored batches that are joined into one Arrow batch. They are
+copied, and larger copies would need newly allocated memory.
 """
 
 
 class ArrowOwner(Protocol):
-    """Keeps the state of a consumer's batches."""
+    """Tracks the state of a consumer's batches."""
 
     def is_unacked(self, batch: ArrowBatch) -> bool:
         """Return True if the batch is in hand."""
         ...
 
     def is_requeued(self, batch: ArrowBatch) -> bool:
-        """Return True if the batch was given back and has not been handed out again."""
+        """Return True if the batch was nacked and has not been handed out again."""
         ...
 
     def record_ack(self, batch: ArrowBatch) -> None:
@@ -40,7 +40,7 @@ class ArrowOwner(Protocol):
         ...
 
     def requeue(self, batch: ArrowBatch, wait_ms: int) -> None:
-        """Take the batch in hand back, for at least `wait_ms`."""
+        """Take back the batch in hand, for at least `wait_ms`."""
         ...
 
 
@@ -50,16 +50,16 @@ class ArrowBatch:
 
     Attributes:
         record_batch: a `pyarrow.RecordBatch` with columns `offset` (int64), `key` and `value`
-            (binary), `timestamp` (when sent, in UTC) and `properties` (a map of strings; bytes are
-            base64-encoded); one row per message, in offset order.
+            (binary), `timestamp` (the time of sending, in UTC) and `properties` (a map of strings;
+            bytes are base64-encoded); one row per message, in offset order.
         partition_id: the partition.
-        queue: the number of its logic queue.
+        queue: the number of the partition's logic queue.
         start_offset: the offset of the first row.
         next_offset: one past the offset of the last row.
         lease: the lease under which the messages were delivered, see `Message`; None without a
             group.
         fencing_token: the token of the lease.
-        attempt: the number of times that the batch was handed out, including this time.
+        attempt: how often the batch was handed out, including this time.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class ArrowBatch:
 
     async def ack(self) -> None:
         """
-        Ack all messages of the batch. After that, the partition's next batch may be handed out.
-        Repeated acks are harmless.
+        Ack all messages of the batch. The partition's next batch may then be handed out. Repeated
+        acks are harmless.
 
         Raises:
             LeaseLostError: another consumer owns the partition now, and gets the messages again.
-            InvalidRequestError: the batch was given back, and will be handed out again.
+            InvalidRequestError: the batch was nacked, and will be handed out again.
         """
         client = self._client
         client.check_can_ack(self.start_offset)
@@ -116,7 +116,7 @@ class ArrowBatch:
             raise InvalidRequestError(f"{self!r} was given back; ack it when it is delivered again")
 
     async def _release_when_durable(self) -> bool:
-        """Wait until the ack is durable, and then allow the next batch, even if the caller's wait
+        """Wait until the ack is durable and then release the next batch, even if the caller's wait
         was cancelled.
         """
         durable = await self._client.wait_until_acked(self.next_offset - 1)
@@ -126,14 +126,14 @@ class ArrowBatch:
 
     async def nack(self, *, after_s: float = 0) -> None:
         """
-        Give the batch back: it is handed out again before any later message of its partition.
+        Nack the batch: it is handed out again before any later message of its partition.
 
         Args:
-            after_s: the least number of seconds until it is handed out again, up to a day.
+            after_s: the minimum number of seconds until it is handed out again, up to a day.
 
         Raises:
-            InvalidRequestError: the batch is already acked or given back, or `after_s` is not a
-                number from 0 to a day.
+            InvalidRequestError: the batch is already acked or nacked, or `after_s` is not a number
+                from 0 to a day.
             LeaseLostError: another consumer owns the partition now, and gets the messages again.
         """
         self._client.check_can_ack(self.start_offset)
@@ -153,11 +153,12 @@ def check_arrow() -> None:
 
 def build_arrow_batch(batches: list[PulledBatch], owner: ArrowOwner) -> tuple[ArrowBatch, int]:
     """
-    Join the first messages of some batches of one partition, up to a gap or BATCH_BYTES_MAX.
+    Join the first messages of some batches of one partition, up to a gap in the offsets or
+    BATCH_BYTES_MAX.
 
     Returns:
-        The Arrow batch, and the number of stored batches that it fully contains; what is left of
-        the next one is in its `ranges`.
+        The Arrow batch, and the number of stored batches that it fully contains. The rest of the
+        next stored batch is in its `ranges`.
 
     Raises:
         CorruptBatchError: the first batch cannot be unpacked; nothing is consumed.

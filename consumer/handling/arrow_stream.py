@@ -3,7 +3,7 @@ Chooses the next Arrow batch: one per partition at a time, in offset order.
 
     put ─▶ stored, by partition ─▶ take ─▶ in hand ─acked─▶ the partition's next batch
                                     ▲         │
-                                    ╰─────────╯ give_back: handed out again when it is due
+                                    ╰─────────╯ requeue: handed out again when it is due
 
 Invariant
     While a batch of a partition is in hand, no later message of the partition is handed out.
@@ -20,6 +20,8 @@ from .arrow_batch import ArrowBatch, build_arrow_batch
 
 
 class _Partition:
+    """The batches of one partition: waiting, in hand, and nacked."""
+
     __slots__ = ("due_ns", "requeued_batch", "unacked_batch", "stored")
 
     def __init__(self) -> None:
@@ -32,7 +34,7 @@ class _Partition:
 
 class ArrowStream:
     """
-    The Arrow batches of one consumer without a handler.
+    Hands out the Arrow batches of a consumer without a handler.
 
     Args:
         boot_ns: the boot clock.
@@ -47,7 +49,7 @@ class ArrowStream:
 
     @property
     def waiting(self) -> int:
-        """Return the number of messages that are not in hand."""
+        """The number of messages that are not in hand."""
         return sum(map(_waiting, self._partitions.values()))
 
     def put(self, batch: PulledBatch) -> None:
@@ -64,8 +66,8 @@ class ArrowStream:
         self._partitions[client].stored.append(batch)
 
     def put_all(self, batches: deque[PulledBatch]) -> None:
-        """Move all batches from `batches`, in order. If the parked rows of one cannot be read, it
-        stays there and the error is raised.
+        """Move all batches out of `batches`, in order. If the parked rows of a batch cannot be
+        read, it stays there and the error is raised.
         """
         while batches:
             self.put(batches[0])
@@ -73,10 +75,10 @@ class ArrowStream:
 
     def take(self) -> ArrowBatch | None:
         """
-        Return the next batch, which is then in hand; None if there is none now.
+        Return the next batch, which is then in hand; None if none is available.
 
         Raises:
-            CorruptBatchError: a partition's next batch cannot be unpacked; it stays in front of the
+            CorruptBatchError: a partition's next batch cannot be unpacked; it stays ahead of the
                 later ones.
         """
         now_ns = self._boot_ns()
@@ -111,8 +113,8 @@ class ArrowStream:
         return batch
 
     def next_ns(self) -> int | None:
-        """Return when a batch that was given back is due; None if there is none in a partition that
-        is not paused.
+        """Return when a requeued batch is due; None if there is none in a partition that is not
+        paused.
         """
         return min(
             (
@@ -129,7 +131,7 @@ class ArrowStream:
         return partition is not None and partition.unacked_batch is batch
 
     def is_requeued(self, batch: ArrowBatch) -> bool:
-        """Return True if the batch was given back and has not been handed out again."""
+        """Return True if the batch was nacked and has not been handed out again."""
         partition = self._partitions.get(batch._client)
         return partition is not None and partition.requeued_batch is batch
 
@@ -139,7 +141,7 @@ class ArrowStream:
         self._wake()
 
     def requeue(self, batch: ArrowBatch, wait_ms: int) -> None:
-        """Take the batch in hand back, for at least `wait_ms`."""
+        """Take back the batch in hand, for at least `wait_ms`."""
         partition = self._partitions[batch._client]
         partition.unacked_batch = None
         partition.requeued_batch = batch
@@ -147,7 +149,7 @@ class ArrowStream:
         self._wake()
 
     def put_back(self, batch: ArrowBatch) -> None:
-        """Take back a batch that never reached the program: it is handed out again at once, as the
+        """Take back a batch that never reached the program. It is handed out again at once, as the
         same attempt.
         """
         if self.is_unacked(batch):

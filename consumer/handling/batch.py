@@ -1,10 +1,12 @@
 """
-Messages of one partition that a handler gets together and that workers treat as one message. Pure.
+Messages of one partition that a handler gets together, and that workers treat as one message.
+Pure.
 
-    workers read of a message:   partition_id  offset  key  attempt
-                                 delivery.deadline_ns  delivery.done  delivery.forget
-    a batch provides these for:  all its messages; its offset and the digest of its key are
-                                 those of the first message
+    workers read from a message:  partition_id  offset  key  attempt
+                                  delivery.deadline_ns  delivery.mark_handled
+                                  delivery.discard_in_flight
+    a batch provides these for    all its messages; its offset and the digest of its key are
+                                  those of the first message
 
 Invariant
     The messages are in offset order.
@@ -33,8 +35,8 @@ class BatchClient(Protocol):
 
 
 class BatchKey(bytes):
-    """The key of a batch's first message, with a reference to the batch: lanes need it when a
-    worker reports that the key is finished.
+    """The key of a batch's first message, with a reference to the batch. Lanes need the reference
+    when a worker reports that the key is finished.
     """
 
     batch: Batch
@@ -46,11 +48,11 @@ class Batch:
 
     Args:
         messages: at least one, in offset order.
-        keys: the distinct keys without b""; empty if the messages have no order; None: computed on
+        keys: the distinct keys except b""; empty if the messages are unordered; None: computed on
             demand.
         one_delivery: True if all messages are under the same lease.
-        acks_per_delivery: True: each message is acked and forgotten through its own delivery;
-            False: all through their pull client.
+        acks_per_delivery: True: each message is acked or discarded through its own delivery; False:
+            all through their pull client.
         attempt: the number of attempts of the batch, including the next one.
     """
 
@@ -78,8 +80,8 @@ class Batch:
 
     @property
     def key(self) -> BatchKey:
-        """Return the first message's key with a reference to this batch. It is not cached, because
-        a reference cycle would delay freeing the messages.
+        """The first message's key with a reference to this batch. It is not cached, because a
+        reference cycle would delay freeing the messages.
         """
         key = BatchKey(self.messages[0].key)
         key.batch = self
@@ -87,37 +89,37 @@ class Batch:
 
     @property
     def keys(self) -> set[bytes]:
-        """Return the distinct keys without b""; empty if the messages have no order."""
+        """The distinct keys except b""; empty if the messages are unordered."""
         if self._keys is None:
             self._keys = {message.key for message in self.messages if message.key}
         return self._keys
 
     @property
     def subject(self) -> str:
-        """Return the subject of the messages."""
+        """The subject of the messages."""
         return self.messages[0].subject
 
     @property
     def partition_id(self) -> int:
-        """Return the partition of the messages."""
+        """The partition of the messages."""
         return self.messages[0].partition_id
 
     @property
     def leased_id(self) -> int:
-        """Return the id of the partition whose pull client handed the messages out."""
+        """The id of the partition whose pull client handed the messages out."""
         first: Any = self.messages[0].delivery
         leased_id: int = first.leased_id
         return leased_id
 
     @property
     def offset(self) -> int:
-        """Return the offset of the first message."""
+        """The offset of the first message."""
         return self.messages[0].offset
 
     @property
     def attempt(self) -> int:
-        """Return the number of attempts of the batch, including the next one; single messages may
-        have had more.
+        """The number of attempts of the batch, including the next one; individual messages may have
+        had more.
         """
         return self._attempt
 
@@ -131,23 +133,23 @@ class Batch:
     # ── as the delivery of its messages ───────────────────────────────────────────────────────────
     @property
     def delivery(self) -> Batch:
-        """Return the object that takes the outcome: the batch itself."""
+        """The object that receives the outcome: the batch itself."""
         return self
 
     @property
     def group(self) -> str:
-        """Return the consumer group, for log lines."""
+        """The consumer group, for log lines."""
         return self.messages[0].group
 
     @property
     def is_loose(self) -> bool:
-        """Return True if no later message waits for these, for log lines."""
+        """True if no later message waits for these; for log lines."""
         first: Any = self.messages[0].delivery
         return bool(first.is_loose)
 
     @property
     def deadline_ns(self) -> int:
-        """Return the boot time after which the handler must not start."""
+        """The boot time after which the handler must not start."""
         first: Any = self.messages[0].delivery
         if self._one_delivery:
             return int(first.deadline_ns)
@@ -164,12 +166,12 @@ class Batch:
             message.delivery.mark_handled(message.offset)  # type: ignore[union-attr]
 
     async def wait_for_ack_reply(self, _offset: int) -> bool:
-        """Wait for the broker's replies to all acks; return False if some are not durable yet."""
+        """Wait for the broker's replies to all acks. Return False if some are not durable yet."""
         last_offsets = self._last_offsets().items()
         return all([await delivery.wait_for_ack_reply(offset) for delivery, offset in last_offsets])
 
     async def wait_until_acked(self, _offset: int) -> bool:
-        """Wait until all acks are durable; return False if some never will be."""
+        """Wait until all acks are durable. Return False if some never will be."""
         last_offsets = self._last_offsets().items()
         return all([await delivery.wait_until_acked(offset) for delivery, offset in last_offsets])
 
@@ -178,13 +180,13 @@ class Batch:
         return {message.delivery: message.offset for message in self.messages}
 
     def report_failure(self, _message: Message, failure: Failure) -> None:
-        """Make the broker record a failed attempt of each message, and its error."""
+        """Record a failed attempt of each message, and its error, at the broker."""
         for message in self.messages:
             own_failure = replace(failure, attempts=message.attempt)
             message.delivery.report_failure(message, own_failure)  # type: ignore[union-attr]
 
     def report_hang(self, _message: Message, failure: Failure, running_ms: int) -> None:
-        """Make the broker show, at the first message, for how long the batch has been with its
+        """Report to the broker, for the first message, how long the batch has been in its
         handler.
         """
         first = self.messages[0]
@@ -192,7 +194,7 @@ class Batch:
         first.delivery.report_hang(first, first_failure, running_ms)  # type: ignore[union-attr]
 
     def discard_in_flight(self, _count: int) -> None:
-        """Stop counting all messages: none will be handled by this consumer."""
+        """Stop counting all messages, because this consumer will handle none of them."""
         if not self.acks_per_delivery:
             self.client.discard_in_flight(len(self.messages))
             return

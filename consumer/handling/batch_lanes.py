@@ -1,5 +1,5 @@
 """
-Lanes for batches: they decide which messages a handler gets together next. Pure.
+Lanes for batches, which decide which messages a handler gets together next. Pure.
 
     put_batch ─▶ stored, opened when less than a batch is ready
                    ▼
@@ -11,12 +11,12 @@ Lanes for batches: they decide which messages a handler gets together next. Pure
 
 Invariants
     No two batches have messages of the same key, and messages of a key run in the order in which
-    they were put: the keys of a batch are busy from `take` until `finish` or `release`. A batch
+    they were added: the keys of a batch are busy from `take` until `finish` or `release`. A batch
     has messages of one partition, in offset order, and at most `max_records` of them. Redriven
-    messages are in separate batches. Messages without a key (b"") have no order and never wait
-    for each other. While a batch's worth of messages is held for a partition's running batches,
-    no further batch of it is started; messages held for failed batches do not count. A batch
-    whose keys are all free costs no Python code per message. The keys of a batch that ends
+    messages are in separate batches. Messages without a key (b"") have no order and never wait for
+    each other. While a batch's worth of messages is held for a partition's running batches, no
+    further batch of that partition is started; messages held for failed batches do not count. A
+    batch whose keys are all free costs no Python code per message. The keys of a batch that ends
     before anything else is taken are not checked.
 """
 
@@ -32,19 +32,21 @@ from .batch import Batch, BatchKey
 from .lanes import UnopenedBatch
 
 _QueueKey = tuple[int, Any]
-"""The partition id, and the delivery of redriven messages; None for all other messages."""
+"""The partition id, and the delivery of redriven messages; the latter is None for all other
+messages.
+"""
 _by_offset = attrgetter("offset")
 
 WHOLE_TRIES = 2
 """The number of failures after which a batch is halved."""
 PART_BITS = 4
 """By how many bits batches shrink if their messages failed that often under earlier owners: to 1/16
-of their size, after one more attempt to 1/256, and so on.
+of their size, after another attempt to 1/256, and so on.
 """
 
 
 class _Queue:
-    """The messages of one partition that are in no batch and not held for a busy key. Redriven
+    """The messages of one partition that are not in a batch and not held for a busy key. Redriven
     messages have separate queues.
     """
 
@@ -76,7 +78,7 @@ class _Queue:
         """True if a message may have a delivery other than its pull client."""
         self.ready: list[Message] = []
         self.stored: deque[UnopenedBatch] = deque()
-        """The batches pulled after all ready messages."""
+        """The batches that were pulled after all ready messages."""
         self.stored_count = 0
         self.held = 0
         """The number of messages that wait for running batches."""
@@ -85,24 +87,26 @@ class _Queue:
         waited long enough.
         """
         self.linger_id = 0
-        """Counts the waits for a full batch, so that the timer of an earlier one is ignored."""
+        """Identifies the latest wait for a full batch, so that the timers of earlier ones are
+        ignored.
+        """
         self.is_lingering = False
-        """True while the last such wait has not ended."""
+        """True until the latest wait for a full batch has ended."""
         self.linger_upto = 0
-        """The value of `put_count` at the start of the wait: it is for the messages put before
-        that.
+        """The value of `put_count` at the start of the wait: the wait is for the messages added
+        before it.
         """
         self.put_count = 0
         self.unsorted = False
-        """True if some messages precede older ones."""
+        """True if some messages are ahead of older ones."""
 
     @property
     def count(self) -> int:
-        """Return the number of messages that are in no batch and not held."""
+        """The number of messages that are not in a batch and not held."""
         return len(self.ready) + self.stored_count
 
     def put(self, messages: list[Message]) -> None:
-        """Add messages before all stored batches."""
+        """Add messages ahead of all stored batches."""
         self.add(messages)
         self.put_count += len(messages)
 
@@ -120,7 +124,7 @@ class _Queue:
         self.put_count += batch.count
 
     def begin_linger(self) -> int:
-        """Start to wait for more messages beside those in the queue, and return the wait's id."""
+        """Start waiting for more messages to join those in the queue, and return the wait's id."""
         self.linger_id += 1
         self.is_lingering = True
         self.linger_upto = self.put_count
@@ -128,7 +132,7 @@ class _Queue:
 
     def end_linger(self) -> int:
         """End the wait, so that the queued messages may form a smaller batch. If none of the
-        messages that it was for is left, start the next wait and return its id.
+        messages that it was for are left, start the next wait and return its id.
         """
         self.is_lingering = False
         if not self.count:
@@ -139,8 +143,8 @@ class _Queue:
         return 0
 
     def open(self, count: int) -> None:
-        """Open batches until `count` messages are ready or all are open; messages of parked keys
-        are skipped.
+        """Open batches until `count` messages are ready or all batches are open; skip messages of
+        parked keys.
         """
         while self.stored and len(self.ready) < count:
             batch = self.stored.popleft()
@@ -148,15 +152,13 @@ class _Queue:
             self.add(batch.messages())
 
     def keep(self, predicate: Callable[[Message], bool]) -> int:
-        """Remove the ready messages that do not match the predicate, and return how many
-        they were.
-        """
+        """Remove the ready messages that do not match the predicate, and return their number."""
         count_before = len(self.ready)
         self.ready = [message for message in self.ready if predicate(message)]
         return count_before - len(self.ready)
 
     def drop_batches(self, client: Any) -> int:
-        """Drop the stored batches of a pull client, and return how many messages they have."""
+        """Drop the stored batches of a pull client, and return the number of messages in them."""
         count_before = self.stored_count
         self.stored = deque(batch for batch in self.stored if batch.client is not client)
         self.stored_count = sum(batch.count for batch in self.stored)
@@ -165,11 +167,12 @@ class _Queue:
 
 class BatchLanes:
     """
-    The waiting messages by partition and key; all workers of one event loop take batches of them.
+    Holds the waiting messages by partition and key. All workers of an event loop take batches from
+    it.
 
     Args:
-        max_records: the most messages in a batch.
-        lingers: True: a batch of fewer messages is taken only after `end_linger`.
+        max_records: the maximum number of messages in a batch.
+        lingers: True: a smaller batch is taken only after `end_linger`.
         ordered: False: every message is treated as if it had no key.
         wake: called when freed keys may let other workers take batches too.
     """
@@ -191,7 +194,7 @@ class BatchLanes:
         self._ordered = ordered
         self._queues: dict[_QueueKey, _Queue] = {}
         self._round_robin: deque[_QueueKey] = deque()
-        """The keys of the queues; the one whose turn is next comes first."""
+        """The keys of the queues; the queue whose turn is next comes first."""
         self._paused: set[int] = set()
         """The ids of paused partitions."""
         self._due_batches: deque[Batch] = deque()
@@ -201,10 +204,10 @@ class BatchLanes:
         self._failed_keys: set[bytes] = set()
         """The keys of failed batches, until `finish` or `release`."""
         self._held: dict[bytes, list[Message]] = {}
-        """The messages that wait for busy keys, by key."""
+        """The messages that wait for a busy key, by key."""
         self._unregistered: Batch | None = None
-        """A running batch whose keys are not in `_busy_keys` yet: nothing was taken since, and no
-        other batch has keys.
+        """A running batch whose keys are not in `_busy_keys` yet: nothing has been taken since, and
+        no other batch has keys.
         """
 
     def take_single(self) -> None:
@@ -215,15 +218,16 @@ class BatchLanes:
 
     @property
     def arrivals(self) -> bool:
-        """Return True if a batch may be available."""
+        """True if a batch may be available."""
         return bool(self._due_batches) or any(map(self._is_due, self._queues.values()))
 
     @property
     def has_waiting(self) -> bool:
-        """Return True if a batch may be available."""
+        """True if a batch may be available."""
         return self.arrivals
 
     def _is_due(self, queue: _Queue) -> bool:
+        """Return True if a batch may be taken from the queue now."""
         count = queue.count
         is_complete = queue.has_lingered or count >= self._max_records
         is_allowed = queue.held < self._max_records and queue.leased_id not in self._paused
@@ -231,7 +235,7 @@ class BatchLanes:
 
     def put(self, messages: list[Message]) -> int:
         """
-        Add messages of one partition, in offset order, before the stored batches.
+        Add messages of one partition, in offset order, ahead of the stored batches.
 
         Returns:
             The id of a wait for a full batch that starts now, for `end_linger`; 0 if none starts.
@@ -245,7 +249,7 @@ class BatchLanes:
         return self._maybe_linger(queue, has_lingered=acks_per_delivery)
 
     def put_batch(self, batch: UnopenedBatch) -> int:
-        """Add a batch that is opened when its messages are next, and return as `put` does."""
+        """Add a batch that is opened when its messages are next. Returns the same as `put`."""
         if not batch.count:
             return 0
         partition_id: int = batch.client.partition_id
@@ -269,6 +273,7 @@ class BatchLanes:
         return self._queue_of(self._queue_key(message), message.partition_id)
 
     def _queue_of(self, key: _QueueKey, partition_id: int) -> _Queue:
+        """Return the queue with this key, creating it if needed."""
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(partition_id, accepts_more=key[1] is None)
@@ -279,8 +284,8 @@ class BatchLanes:
 
     def end_linger(self, partition_id: int, linger_id: int) -> int:
         """
-        End a partition's wait for a full batch: the messages for which it started may be taken now,
-        however few they are.
+        End a partition's wait for a full batch: the messages that it was for may be taken now,
+        however few there are.
 
         Returns:
             The id of a wait that starts now, for messages that arrived later; 0 if none starts.
@@ -289,7 +294,7 @@ class BatchLanes:
         return 0 if queue is None or queue.linger_id != linger_id else queue.end_linger()
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, except due retries; see `take_due`."""
+        """Start no message of a partition until `resume`, except due retries; see `take_due`."""
         self._paused.add(partition_id)
 
     def take_due(self, partition_id: int) -> list[Batch]:
@@ -301,18 +306,18 @@ class BatchLanes:
         return due_batches
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; return True if there are any."""
+        """Let the messages of a partition run again. Return True if there are any."""
         self._paused.discard(partition_id)
         return any(
             queue.count for queue in self._queues.values() if queue.leased_id == partition_id
         )
 
     def put_due(self, batches: Iterable[Batch]) -> None:
-        """Put failed batches whose retry is due before everything else; their keys are busy."""
+        """Put failed batches whose retry is due ahead of everything else; their keys are busy."""
         self._due_batches.extend(batches)
 
     def take(self) -> Batch | None:
-        """Take the next batch, which then counts as running; return None if there is none."""
+        """Take the next batch, which then counts as running. Return None if there is none."""
         self._register_batch()
         if self._due_batches:
             return self._due_batches.popleft()
@@ -331,7 +336,7 @@ class BatchLanes:
         return None
 
     def _next_batch(self, queue: _Queue) -> Batch | None:
-        """Return a batch of ready messages; None if all that were examined are parked or have busy
+        """Return a batch of ready messages; None if all examined messages are parked or have busy
         keys.
         """
         queue.open(self._max_records)
@@ -369,10 +374,10 @@ class BatchLanes:
 
     def _next_size(self, queue: _Queue) -> int:
         """
-        Return the most messages of the next batch: fewer if the first message failed under earlier
-        owners.
+        Return the maximum size of the next batch, which is smaller if the first message failed
+        under earlier owners.
 
-        Otherwise a batch that ends its consumer every time would never be halved.
+        Otherwise a batch that kills its consumer every time would never be halved.
         """
         if not queue.ready or self._queue_key(queue.ready[0])[1] is not None:  # redriven
             return self._max_records
@@ -405,7 +410,9 @@ class BatchLanes:
         return free
 
     def finish(self, key: bytes) -> None:
-        """Record that the batch of `key` has ended: messages held for its keys are ready again."""
+        """Record that the batch of `key` has ended: messages held for its keys become ready
+        again.
+        """
         assert isinstance(key, BatchKey)
         if key.batch is self._unregistered:
             self._unregistered = None
@@ -432,11 +439,12 @@ class BatchLanes:
         self._failed_keys -= batch.keys
 
     def _adjust_held(self, messages: list[Message], sign: int) -> None:
+        """Add `sign` (1 or -1) to the held count of each message's queue."""
         for message in messages:
             self._queue(message).held += sign
 
     def _requeue_front(self, messages: list[Message]) -> None:
-        """Put messages that were held before everything that is ready."""
+        """Put messages that were held ahead of everything that is ready."""
         messages.sort(key=_by_offset)
         released: dict[_QueueKey, list[Message]] = {}
         for message in messages:
@@ -448,7 +456,7 @@ class BatchLanes:
             queue.acks_per_delivery |= not all(map(_is_from_client, group))
 
     def fail(self, batch: Batch) -> None:
-        """Record that a batch failed: its keys stay busy until it is handled, and other keys do not
+        """Record that a batch failed: its keys stay busy until it is handled; other keys do not
         wait for it.
         """
         self._register_batch()
@@ -457,7 +465,7 @@ class BatchLanes:
         self._failed_keys |= batch.keys
 
     def split(self, batch: Batch) -> Batch | None:
-        """Halve a failed batch, and return the other half if its keys differ, so that both may be
+        """Halve a failed batch, and return the other half if its keys differ, so that both can be
         retried at the same time.
         """
         self._register_batch()
@@ -481,8 +489,8 @@ class BatchLanes:
         )
 
     def collect(self, failed: Batch, predicate: Callable[[Message], bool]) -> list[Message]:
-        """Remove and return the messages that match the predicate and wait for a failed batch of
-        one key that is not retried here.
+        """Remove and return the messages that match the predicate and wait for a failed single-key
+        batch that is not retried here.
         """
         self._register_batch()
         (key,) = failed.keys
@@ -512,7 +520,7 @@ class BatchLanes:
             partition_id: a partition that is no longer paused; the predicate may also match others.
 
         Returns:
-            The number of messages that were in no batch, and the failed batches that were due.
+            The number of messages that were not in a batch, and the failed batches that were due.
         """
         count = 0
         self._paused.discard(partition_id)
@@ -539,12 +547,12 @@ class BatchLanes:
         return count, due_batches
 
     def drop_batches(self, client: Any) -> int:
-        """Drop the unopened batches of a pull client, and return how many messages they have."""
+        """Drop the unopened batches of a pull client, and return the number of messages in them."""
         return sum(queue.drop_batches(client) for queue in self._queues.values())
 
     @property
     def runnable(self) -> int:
-        """Return the number of messages that wait for a worker; see `Lanes`."""
+        """The number of messages that wait for a worker; see `Lanes`."""
         queues = (each for each in self._queues.values() if each.partition_id not in self._paused)
         return sum(queue.count for queue in queues) + sum(map(len, self._due_batches))
 

@@ -1,5 +1,5 @@
 """
-Runs batch handlers: workers take batches instead of messages, and retry failed ones whole or in
+Runs batch handlers: workers take batches instead of messages, and retry failed batches whole or in
 halves.
 
     batch fails ─▶ once more, whole ─▶ fails again ─▶ two halves, by key ─▶ … ─▶ one message
@@ -37,11 +37,11 @@ from .workers import MESSAGES_PER_TURN, Workers
 
 class BatchWorkers(Workers):
     """
-    `concurrency` workers that share one set of lanes and take a batch at a time.
+    A pool of `concurrency` workers that share one set of lanes and take one batch at a time.
 
     Args:
-        max_records: the most messages in a batch.
-        max_wait_ms: how long a message may wait for others of its batch, in milliseconds.
+        max_records: the maximum number of messages in a batch.
+        max_wait_ms: how long a message may wait for its batch to fill, in milliseconds.
         others: see `Workers`.
     """
 
@@ -106,7 +106,7 @@ class BatchWorkers(Workers):
         self._idle_workers.wake_all()
 
     def _schedule_linger_end(self, partition_id: int, linger_id: int) -> None:
-        """Schedule the end of a wait for a full batch; 0: none has started."""
+        """Schedule the end of a wait for a full batch; does nothing if `linger_id` is 0."""
         if linger_id:
             loop = asyncio.get_running_loop()
             loop.call_later(self._max_wait_s, self._on_linger_end, partition_id, linger_id)

@@ -14,7 +14,7 @@ from .handlers import Handler, is_async
 
 @dataclass(frozen=True, slots=True)
 class Filtering:
-    """The filter of a consumer without a handler, and the backoff between attempts of a filter that
+    """The filter of a consumer without a handler, and the backoff between attempts when the filter
     raises.
     """
 
@@ -24,8 +24,8 @@ class Filtering:
 
 
 def filtered(handler: Handler[Any], message_filter: MessageFilter) -> Handler[Any]:
-    """Return a handler that is called only for accepted messages; an error of the filter is an
-    error of the handler.
+    """Return a handler that is called only for accepted messages. An error in the filter counts as
+    an error in the handler.
     """
     matches = message_filter.matches
 
@@ -39,7 +39,7 @@ def filtered(handler: Handler[Any], message_filter: MessageFilter) -> Handler[An
 
 
 def filtered_batches(handler: Any, message_filter: MessageFilter) -> Any:
-    """Return a batch handler that gets only the accepted messages; it is not called if there are
+    """Return a batch handler that gets only the accepted messages, and is not called if there are
     none.
     """
 

@@ -8,9 +8,9 @@ Pure.
                  ╰─▶ above LINES_PER_MINUTE: counted in a summary line, at growing intervals
 
 Invariants
-    A message that got a line gets another one at its end; every other message is in the next
-    summary. At most 2 * LINES_PER_MINUTE messages get their first line within a minute. Keys are
-    logged as a digest: `printf %s KEY | b2sum -l 64` prints the same.
+    A message that was logged gets another line at its end; every other message is counted in the
+    next summary. At most 2 * LINES_PER_MINUTE messages get their first line within a minute. Keys
+    are logged as a digest, the same as `printf %s KEY | b2sum -l 64` prints.
 """
 
 from __future__ import annotations
@@ -50,23 +50,24 @@ class LogLine:
 
 @dataclass(slots=True)
 class _FailingMessage:
-    """A message that has failed, or whose handler has been running for long."""
+    """A message that has failed, or whose handler has been running for a long time."""
 
     message: Message
     repeats: Repeats
     kind: str = ""
     """The kind of the last error; empty while the first attempt runs."""
     hangs: bool = False
-    """True if its handler had been running for long at the last check."""
+    """True if its handler had been running for a long time at the last check."""
 
 
 class HandlerLog:
     """
-    The failing and hanging messages of one consumer; all times are boot-clock milliseconds.
+    Tracks the failing and hanging messages of one consumer. All times are in milliseconds on the
+    boot clock.
 
     Args:
-        runner: the phrase for what handles messages.
-        done: the phrase for a message that has been handled.
+        runner: the phrase that log lines use for the code that handles messages.
+        done: the phrase that log lines use for a message that has been handled.
         ordered: True if later messages of a key wait for a failing one; False: no message waits for
             another.
     """
@@ -82,11 +83,11 @@ class HandlerLog:
         self._line_limit = LineLimit(allowance)
         self._traceback_limit = LineLimit(Allowance(1, 1000 / TRACEBACK_EVERY_MS), allowance)
         self._name = ""
-        """The consumer's name, as its messages know it."""
+        """The consumer's name, as its messages state it."""
         self._unlogged_count = 0
-        """The number of failing messages that have had no line."""
+        """The number of failing messages that have not been logged individually."""
         self._handled = self._given_up = 0
-        """How many of those were handled, or dropped (`_given_up`), since the last summary."""
+        """How many of those were handled, or given up (`_given_up`), since the last summary."""
         self._summary_times: Repeats | None = None
 
     def record_failure(
@@ -101,13 +102,13 @@ class HandlerLog:
         sealed: bool = False,
     ) -> LogLine | None:
         """
-        Record that attempt `message.attempt` failed with an error of `kind`, and that the next one
-        is in `wait_ms`.
+        Record that attempt `message.attempt` failed with an error of `kind`, and that the next
+        attempt follows in `wait_ms`.
 
         Args:
             text: the error's text.
-            asked_for: the reason, possibly empty, if the handler requested a retry; None: it
-                failed.
+            asked_for: the reason, possibly empty, that the handler gave when it requested a retry;
+                None: the handler failed.
             sealed: True if the message's partition is sealed, so that its children wait for the
                 message.
         """
@@ -156,8 +157,8 @@ class HandlerLog:
         )
 
     def record_stopped(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that the `record_running` handler has finished with `message`; a failure is
-        already logged.
+        """Record that a handler reported by `record_running` has finished with `message`; a failure
+        is already logged.
         """
         failing = self._failing.get(_message_id(message))
         return (
@@ -165,7 +166,7 @@ class HandlerLog:
         )
 
     def record_handled(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that a message that had failed or hung is handled."""
+        """Record that a message that had failed or hung has been handled."""
         return self._end(message, now_ms, handled=True)
 
     def record_set_aside(
@@ -179,11 +180,11 @@ class HandlerLog:
         asked_for: bool = False,
     ) -> LogLine | None:
         """
-        Record that a message is set aside and, if `with_key`, that later messages of its key wait
-        with it.
+        Record that a message is set aside and, if `with_key` is set, that later messages of its key
+        wait with it.
 
         Args:
-            pause_ms: milliseconds until it is retried automatically; None: it is not.
+            pause_ms: milliseconds until it is retried automatically; None: never.
             asked_for: True if the handler requested a retry, so that no traceback is logged.
         """
         failing = self._failing.pop(_message_id(message), None)
@@ -206,26 +207,28 @@ class HandlerLog:
 
     @property
     def has_open_failures(self) -> bool:
-        """Return True while any message that has failed or hung is not finished."""
+        """True while any message that has failed or hung is not finished."""
         return bool(self._failing)
 
     def record_all_given_up(
         self, predicate: Callable[[Message], bool], now_ms: int
     ) -> list[LogLine]:
-        """Record each message that matches the predicate as dropped; see `record_given_up`."""
+        """Record that each message that matches the predicate is given up; see
+        `record_given_up`.
+        """
         messages = [each.message for each in self._failing.values() if predicate(each.message)]
         lines = [self._end(message, now_ms, handled=False) for message in messages]
         return [line for line in lines if line is not None]
 
     def record_given_up(self, message: Message, now_ms: int) -> LogLine | None:
-        """Record that a message is no longer retried by this consumer; return None if it neither
+        """Record that this consumer no longer retries a message. Return None if the message neither
         failed nor hung.
         """
         return self._end(message, now_ms, handled=False)
 
     def build_summary(self, now_ms: int, *, last: bool = False) -> LogLine | None:
-        """Return a summary of the messages without a line if it is due, or at once with `last`. To
-        be called about once a second.
+        """Return a summary of the messages that were not logged individually if one is due, or in
+        any case if `last` is set. Call this about once a second.
         """
         if not self._unlogged_count and not self._handled and not self._given_up:
             self._summary_times = None
@@ -252,7 +255,9 @@ class HandlerLog:
         return LogLine(text)
 
     def _describe_unlogged(self, now_ms: int) -> str:
-        """Return the errors of the messages without a line, and the oldest of these messages."""
+        """Describe the messages that were not logged individually: their errors, and the oldest
+        message.
+        """
         unlogged = [failing for failing in self._failing.values() if not failing.repeats.open]
         if not unlogged:
             return ""
@@ -268,8 +273,8 @@ class HandlerLog:
         )
 
     def _waiting_suffix(self, message: Message, separator: str) -> str:
-        """Return the clause about later messages that wait; empty if the message has no key or is
-        set aside from its key.
+        """Return the clause about later messages that are waiting, or "" if the message has no key
+        or is set aside from its key.
         """
         waits = self._ordered and message.key and not getattr(message.delivery, "is_loose", False)
         return f"{separator} later messages of its key wait" if waits else ""
@@ -305,13 +310,13 @@ class HandlerLog:
             f"partition is handed "
             "over; the next owner tries it again"
         )
-        # A message that was only slow has had its warning.
+        # A message that was only slow has already been warned about.
         warns = not handled or bool(failing.kind)
         return LogLine(f"{message_name(message)} {outcome}", warns=warns)
 
 
 def _error_suffix(text: str) -> str:
-    """Return the clause with an error's text, on one line."""
+    """Return the clause that shows an error's text on one line."""
     return f"; the error says: {printable(text.strip())[:TEXT_CHARS_MAX]}" if text.strip() else ""
 
 

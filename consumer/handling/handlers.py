@@ -1,7 +1,7 @@
 """
 Decides which callables are handlers, and how their results are awaited.
 
-An awaitable result (a coroutine, a task, an asyncio or a thread-pool future) is awaited before the
+An awaitable result (a coroutine, a task, an asyncio or thread-pool future) is awaited before the
 message is acked. A generator is an error, because its body would run only if it were iterated; so
 is a context manager made by `contextlib.contextmanager`. NACK requests a retry. Any other result is
 ignored.
@@ -27,9 +27,9 @@ Handler = Callable[[Message[V]], Awaitable[Any]] | Callable[[Message[V]], Any]
 _BATCH_ANNOTATIONS = frozenset(
     {"list", "sequence", "mutablesequence", "iterable", "collection", "tuple"}
 )
-"""The lower-case names of annotations that mean a batch of messages."""
+"""The lower-case names of annotations that denote a batch of messages."""
 AWAITED_MAX = 10
-"""How many times in a row the result of an awaitable may be awaitable itself."""
+"""How many times in a row the result of an awaitable may itself be awaitable."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ async def _empty_async_manager() -> AsyncIterator[None]:
 
 
 _GENERATOR_MANAGERS = (type(_empty_manager()), type(_empty_async_manager()))
-"""The classes of context managers made from generators; nothing has run when a handler
+"""The classes of context managers made from generators: none of their code has run when a handler
 returns one.
 """
 
@@ -57,13 +57,13 @@ def check_handler(handler: object, argument: str = "one message") -> None:
 
     Args:
         handler: the object that the user passed.
-        argument: what the handler is called with, for error messages.
+        argument: a description of the handler's argument, for error messages.
 
     Raises:
-        HandlerTypeError: the handler is not callable; or it is a class whose call creates an object
-            that cannot be awaited, a generator function, whose body runs only when iterated, or a
-            function that does not accept exactly one positional argument. A handler of unknown
-            signature, such as some builtins, passes.
+        HandlerTypeError: the handler is not callable; or it is a class whose instances cannot be
+            awaited, a generator function, whose body runs only when iterated, or a function that
+            does not accept exactly one positional argument. A handler whose signature is unknown,
+            such as some builtins, is accepted.
     """
     if not callable(handler):
         raise HandlerTypeError(f"a handler must be a function of {argument}, not {handler!r:.80}")
@@ -90,7 +90,7 @@ def check_handler(handler: object, argument: str = "one message") -> None:
 
 
 def _check_annotation(handler: object, signature: inspect.Signature, argument: str) -> None:
-    """Raise HandlerTypeError if the parameter is annotated for the other kind of handler."""
+    """Raise HandlerTypeError if the parameter's annotation fits the other kind of handler."""
     for parameter in signature.parameters.values():
         annotation = parameter.annotation
         if not isinstance(annotation, str):
@@ -118,7 +118,7 @@ def is_async(handler: Handler[Any]) -> bool:
 
 async def await_result(result: object) -> None:
     """
-    Await the result of a handler if it is awaitable. Callers may skip it for None.
+    Await the result of a handler if it is awaitable. Callers may skip this call for None.
 
     Raises:
         HandlerTypeError: `result` is a generator or a context manager made from one, or more than
@@ -148,13 +148,13 @@ async def await_result(result: object) -> None:
         )
     if result is NACK or result is Retry:
         raise Retry
-    if isinstance(result, Retry):  # returned, but meant to be raised
+    if isinstance(result, Retry):  # returned by mistake instead of raised
         raise result
 
 
 async def _await_future(future: asyncio.Future[object]) -> object:
     """
-    Await `future`, but raise a GeneratorExit of its task here.
+    Await `future`, but raise a GeneratorExit from its task here.
 
     With a plain `await`, the event loop would close every coroutine that awaits the task, up to the
     outermost one.
@@ -169,8 +169,8 @@ async def _await_future(future: asyncio.Future[object]) -> object:
 
 
 def _callables(handler: object) -> tuple[object, object]:
-    """Return the function inside a handler's partials and that object's `__call__`: a call runs one
-    of the two.
+    """Return the function inside a handler's partials, and that object's `__call__`; a call runs
+    one of the two.
     """
     while isinstance(handler, partial):
         handler = handler.func

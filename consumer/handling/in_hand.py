@@ -1,19 +1,19 @@
 """
-Tracks the keys of messages that the user has in hand or gave back, and the later messages that wait
+Tracks the keys of messages that the user has in hand or nacked, and the later messages that wait
 for them. Pure.
 
     collect ─▶ in hand ─acked─▶ the next message of the lane
-                   ╰─ give_back: with the later messages in hand
+                   ╰─ requeue: with the later messages in hand
                         ─▶ lane of the key, by offset ◀─ later messages that arrive
                                ╰─▶ take: when due, and no message of the lane is in hand
 
 Invariants
     While a message of a lane is in hand, no later one is handed out, unless one call of `collect`
-    hands out both. Messages of a lane are handed out in offset order; a message that is given back
-    is handed out again before all later ones. When a message is given back or set aside, the user
-    no longer has any that was handed out after it. That is not always one with a higher offset,
-    because a redriven dead letter may follow newer messages. A lane ends when its last message is
-    acked.
+    hands out both. Messages of a lane are handed out in offset order, and a nacked message is
+    handed out again before all later ones. When a message is nacked or set aside, the user no
+    longer has any that was handed out after it. Such a message does not always have a higher
+    offset, because a redriven dead letter may follow newer messages. A lane ends when its last
+    message is acked.
 """
 
 from __future__ import annotations
@@ -37,33 +37,37 @@ _consume = deque[object](maxlen=0).extend
 
 
 class _Lane:
+    """The messages of one key that are waiting or in hand."""
+
     __slots__ = ("due_ns", "messages", "unacked")
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         """The waiting messages, in offset order."""
         self.due_ns: dict[tuple[int, int], int] = {}
-        """When a message that was given back may be handed out again, by message id."""
+        """When a nacked message may be handed out again, by message id."""
         self.unacked: dict[int, Message] = {}
-        """The messages that are neither acked nor given back, by `id`, in the order in which they
-        were handed out.
+        """The messages that are neither acked nor nacked, by `id`, in the order in which they were
+        handed out.
         """
 
 
 class UnackedMessages:
-    """The lanes of one consumer without a handler; all times are nanoseconds of the boot clock."""
+    """Tracks the unacked messages of a consumer that has no handler, with one lane per key. All
+    times are in nanoseconds on the boot clock.
+    """
 
     def __init__(self, *, ordered: bool = True) -> None:
         self._lanes: dict[_Key, _Lane | Message] = {}
-        """The lanes by key. A message stands for a lane in which only it is in hand and none waits,
-        the usual case.
+        """The lanes by key. In the usual case, where only one message is in hand and none waits,
+        the message itself stands for its lane.
         """
         self._due_lanes: list[tuple[int, int, _Key]] = []
         self._sequence = 0
         self.waiting = 0
         """The number of messages that wait in lanes."""
         self.unregistered = UnregisteredMessages(self._register_all)
-        """Messages in hand without a lane, while nothing else is in hand. All other methods
+        """Messages in hand that have no lane, because nothing else is in hand. All other methods
         register them first.
         """
         self._ordered = ordered
@@ -73,7 +77,7 @@ class UnackedMessages:
 
     @property
     def is_free(self) -> bool:
-        """Return True if no message is in hand or waits to be handed out again."""
+        """True if no message is in hand or waits to be handed out again."""
         unregistered = self.unregistered
         return not (
             self._lanes
@@ -85,8 +89,8 @@ class UnackedMessages:
     def take_unregistered(
         self, arrivals: deque[Message], boot_ns: Callable[[], int]
     ) -> Message | None:
-        """Take the first arrived message without registering it; None if others are in hand or it
-        must be registered.
+        """Take the first arrived message without registering it. Return None if others are in hand
+        or if it must be registered.
         """
         unregistered = self.unregistered
         if (
@@ -109,7 +113,7 @@ class UnackedMessages:
         self, arrivals: deque[Message], count: int, now_ns: int
     ) -> list[Message] | None:
         """Take up to `count` messages, which arrived in offset order within each partition, without
-        registering them; None as in `take_unregistered`.
+        registering them. Return None as in `take_unregistered`.
         """
         if not arrivals or not self.is_free:
             return None
@@ -132,7 +136,7 @@ class UnackedMessages:
         return messages.copy()
 
     def ack_unregistered(self, messages: list[Message]) -> bool:
-        """Ack the unregistered messages if they are exactly `messages`; otherwise return False, and
+        """Ack the unregistered messages if they are exactly `messages`. Otherwise return False:
         they must be acked in another way.
         """
         unregistered = self.unregistered
@@ -159,7 +163,7 @@ class UnackedMessages:
         self.unregistered.clear()
 
     def _register_all(self, messages: list[Message]) -> None:
-        """Register messages, which are all that is in hand, in the lanes of their keys."""
+        """Register messages, the only ones in hand, in the lanes of their keys."""
         lanes = self._lanes
         for message in messages if self._ordered else ():
             key = message.key
@@ -171,7 +175,7 @@ class UnackedMessages:
                 lanes[key] = message
 
     def _lane_of(self, key: _Key) -> _Lane:
-        """Return the lane of a key; create it if there is none."""
+        """Return the lane of a key, creating it if needed."""
         lane = self._lanes.get(key)
         if type(lane) is _Lane:
             return lane
@@ -182,12 +186,12 @@ class UnackedMessages:
 
     def requeue(self, message: Message, due_ns: int) -> list[Message]:
         """
-        Take a message back; it is handed out again at `due_ns` at the earliest, before later
+        Take a message back. It is handed out again at `due_ns` at the earliest, before later
         messages of its key.
 
         Returns:
-            The message and those of its key that were handed out after it, which are taken back
-            with it.
+            The message, and the messages of its key that were handed out after it and are taken
+            back with it.
         """
         self.unregistered.register()
         key = _key(message)
@@ -200,8 +204,8 @@ class UnackedMessages:
         return returned
 
     def requeue_after(self, failed: Message) -> list[Message]:
-        """Take back the messages of the key that were handed out after `failed`; they are handed
-        out again when it has ended.
+        """Take back the messages of the key that were handed out after `failed`. They are handed
+        out again once `failed` has ended.
         """
         self.unregistered.register()
         key = _key(failed)
@@ -218,12 +222,13 @@ class UnackedMessages:
         self, failed: Message, predicate: Callable[[Message], bool]
     ) -> tuple[list[Message], list[Message], list[Message]]:
         """
-        Remove a message that is not handed out again, and the later messages of its lane that match
-        the predicate.
+        Remove a message that will not be handed out again, and the later messages of its lane that
+        match the predicate.
 
         Returns:
-            Those that were in hand, the failed one first; others that were handed out after it,
-            which are taken back; and those that waited and match the predicate.
+            Three lists: the removed messages that were in hand, the failed one first; other
+            messages that were handed out after it and are taken back; and the waiting messages that
+            match the predicate.
         """
         self.unregistered.register()
         key = _key(failed)
@@ -257,8 +262,8 @@ class UnackedMessages:
             del self._lanes[key]
 
     def take(self, now_ns: int) -> Message | None:
-        """Take the next due message, which then counts as in hand until `record_ack` or `requeue`;
-        None if there is none.
+        """Take the next due message, which counts as in hand until `record_ack` or `requeue`.
+        Return None if there is none.
         """
         self.unregistered.register()
         while self._due_lanes and self._due_lanes[0][0] <= now_ns:
@@ -283,12 +288,13 @@ class UnackedMessages:
         self, arrivals: deque[Message], count: int, now_ns: int, *, ordered: bool
     ) -> list[Message]:
         """
-        Take up to `count` messages that may be in hand together: first due ones, then arrived ones.
+        Take up to `count` messages that may be in hand together: due messages first, then arrived
+        ones.
 
         Args:
-            arrivals: in offset order within each partition; messages that must wait are moved from
-                here to their lanes.
-            ordered: True if keys have an order; False: only messages that were given back make
+            arrivals: the arrived messages, in offset order within each partition; messages that
+                must wait are moved from here to their lanes.
+            ordered: True if the messages of a key are ordered; False: only nacked messages make
                 others of their key wait.
         """
         self.unregistered.register()
@@ -317,7 +323,7 @@ class UnackedMessages:
         return messages
 
     def _collect_due(self, count: int, now_ns: int) -> list[Message]:
-        """Take up to `count` due messages, several of one key together."""
+        """Take up to `count` due messages, possibly several of one key."""
         messages: list[Message] = []
         while len(messages) < count and (message := self.take(now_ns)) is not None:
             lane = self._lane_of(_key(message))
@@ -327,7 +333,7 @@ class UnackedMessages:
         return messages
 
     def take_first(self, arrivals: deque[Message], now_ns: int, *, ordered: bool) -> Message | None:
-        """Take one message as `collect` does; None if there is none."""
+        """Take one message as `collect` does, or return None if there is none."""
         self.unregistered.register()
         if (
             self._due_lanes
@@ -355,8 +361,8 @@ class UnackedMessages:
         self.waiting += 1
 
     def add_resumed(self, messages: list[Message]) -> list[Message]:
-        """Put messages of a resumed partition into the lanes of their keys, which may have later
-        ones; return those without a lane.
+        """Put messages of a resumed partition into the lanes of their keys, which may contain later
+        ones. Return those without a lane.
         """
         self.unregistered.register()
         unblocked = []
@@ -385,7 +391,7 @@ class UnackedMessages:
         return None
 
     def record_ack(self, message: Message) -> bool:
-        """Record that a message in hand is acked, or will not be; return True if its lane has
+        """Record that a message in hand is acked, or never will be. Return True if its lane has
         another message.
         """
         self.unregistered.register()
@@ -415,7 +421,9 @@ class UnackedMessages:
         return is_any_ready
 
     def blocking_message(self) -> Message | None:
-        """Return the message in hand for whose ack the most others wait; None if none waits."""
+        """Return the message in hand whose ack the largest number of others wait for, or None if
+        none waits.
+        """
         self.unregistered.register()
         lanes = [
             lane
@@ -426,8 +434,8 @@ class UnackedMessages:
         return None if longest is None else next(iter(longest.unacked.values()))
 
     def messages(self) -> Iterator[Message]:
-        """Yield the messages in hand that have a key or were given back before, roughly in the
-        order in which they were handed out.
+        """Yield the messages in hand that have a key or were nacked before, roughly in the order in
+        which they were handed out.
         """
         self.unregistered.register()
         for lane in self._lanes.values():
@@ -437,7 +445,7 @@ class UnackedMessages:
                 yield from lane.unacked.values()
 
     def drop(self, predicate: Callable[[Message], bool]) -> int:
-        """Remove the messages that match the predicate, and return how many of them waited in
+        """Remove the messages that match the predicate, and return how many of them were waiting in
         lanes.
         """
         self.unregistered.register()
@@ -481,8 +489,8 @@ def _group_by_delivery(messages: list[Message]) -> list[tuple[Any, list[Message]
 
 
 def _handed_out_after(lane: _Lane, message: Message) -> list[Message]:
-    """Return the lane's messages that were handed out after a message. If it is not in the lane, as
-    in a shared group, return those with a higher offset.
+    """Return the lane's messages that were handed out after a message. If the message is not in the
+    lane, as in a shared group, return those with a higher offset.
     """
     unacked = list(lane.unacked.values())
     if id(message) not in lane.unacked:

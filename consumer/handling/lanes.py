@@ -1,5 +1,5 @@
 """
-Lanes, one for each order key: they decide which message may be handled next. Pure.
+Lanes, one per order key, which decide which message may be handled next. Pure.
 
     put_batch ─▶ stored, opened when nothing else waits
                    ▼
@@ -13,9 +13,9 @@ Lanes, one for each order key: they decide which message may be handled next. Pu
 
 Invariants
     At most one message of a key runs at a time, and messages of a key run in the order in which
-    they were put: a failed message that waits for its next attempt (`attempt` above 1) blocks
-    its lane until `finish` or `release`. Messages without a key (b"") have no order and never
-    wait for each other, except while the ack of one of them is refused.
+    they were added: a failed message that waits for its next attempt (`attempt` above 1) blocks its
+    lane until `finish` or `release`. Messages without a key (b"") have no order and never wait for
+    each other, except while the ack of one of them is refused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any, Protocol
 from ...protocol.message import Message
 
 OPENED_MAX = 1_024
-"""How many messages of several batches are opened together, so that small batches share the cost of
-a run.
+"""How many messages of several batches are opened together, so that small batches share the
+overhead of a run.
 """
 RUN_MIN = 16
-"""The size of the first run after a handler that waited; only one batch is opened for it."""
+"""The size of the first run after a handler that waited, for which only one batch is opened."""
 _by_offset = attrgetter("offset")
 _consume = deque[object](maxlen=0).extend
 
@@ -53,10 +53,10 @@ class UnopenedBatch(Protocol):
 
 class Run:
     """
-    Messages of one pull client that a worker handles in a row, as long as no handler waits.
+    Messages of one pull client that a worker handles in succession, as long as no handler waits.
 
-    Neither their lanes nor their outcomes are registered yet. Any call that needs the lanes ends
-    the run, and so does a handler that waits.
+    Their lanes and outcomes are not registered yet. Any call that needs the lanes ends the run, and
+    so does a handler that waits.
 
     Args:
         messages: the first arrived messages, whose keys are free.
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def started(self) -> int:
-        """Return the number of messages whose handlers were started."""
+        """The number of messages whose handlers were started."""
         remaining: int = self.remaining.__length_hint__()
         return len(self.messages) - remaining
 
@@ -89,7 +89,7 @@ class Run:
 
 class Lanes:
     """
-    The waiting messages by key; all workers of one event loop take from them.
+    Holds the waiting messages by key. All workers of an event loop take messages from it.
 
     Args:
         ordered: False: every message is treated as if it had no key.
@@ -98,7 +98,7 @@ class Lanes:
     def __init__(self, *, ordered: bool = True) -> None:
         self._ordered = ordered
         self.arrivals: deque[Message] = deque()
-        """The messages that no worker has examined yet, in the order in which they were put."""
+        """The messages that no worker has examined yet, in the order in which they were added."""
         self._run_client: Any = None
         """The pull client of all arrived messages if they can form runs: first attempts in offset
         order; otherwise None.
@@ -106,10 +106,10 @@ class Lanes:
         self._stored: dict[Any, deque[UnopenedBatch]] = {}
         """The batches pulled after all arrived messages, by pull client; the client whose turn is
         next comes first. Clients take turns, so that one partition does not wait for all messages
-        pulled earlier from others, which takes minutes if handlers are slow.
+        pulled earlier from others, which would take minutes if handlers are slow.
         """
         self.due_retries: deque[Message] = deque()
-        """The messages whose retry is due; they own their lanes and precede all others."""
+        """The messages whose retry is due; they own their lanes and run before all others."""
         self.run: Run | None = None
         self.unregistered: Message | None = None
         """A running message whose lane is not registered yet, because nothing else was taken since.
@@ -117,7 +117,7 @@ class Lanes:
         its message needs no lane.
         """
         self.busy_lanes: dict[bytes, deque[Message] | None] = {}
-        """The messages that wait for each key that has a running or failed message; None if none
+        """The messages that wait for each key with a running or failed message; None if none
         waits.
         """
         self._paused: dict[int, list[Message]] = {}
@@ -129,12 +129,12 @@ class Lanes:
 
     @property
     def has_waiting(self) -> bool:
-        """Return True if `take` may return a message."""
+        """True if `take` may return a message."""
         return bool(self.arrivals or self.due_retries or self._stored)
 
     @property
     def may_take_unregistered(self) -> bool:
-        """Return True if a message has arrived and may run next without being registered."""
+        """True if a message has arrived and may run next without being registered."""
         return (
             self.unregistered is None
             and self.run is None
@@ -144,17 +144,17 @@ class Lanes:
 
     @property
     def may_begin_run(self) -> bool:
-        """Return True if `begin_run` may return a run."""
+        """True if `begin_run` may return a run."""
         if self.unregistered is not None or self.run is not None or self.due_retries:
             return False
         return self._run_client is not None if self.arrivals else bool(self._stored)
 
     def put(self, messages: Sequence[Message]) -> None:
         """
-        Add messages of one partition, in offset order, before the stored batches.
+        Add messages of one partition, in offset order, ahead of the stored batches.
 
-        A suspect goes before all arrived messages: all other suspects wait for it, and nothing of
-        its own partition does.
+        A suspect goes ahead of all arrived messages, because all other suspects wait for it, and no
+        message of its own partition does.
         """
         if messages and getattr(messages[0].delivery, "has_priority", False) and not self._paused:
             self.register_running()
@@ -172,7 +172,7 @@ class Lanes:
             self._stored.setdefault(batch.client, deque()).append(batch)
 
     def _open(self, client: Any = None) -> None:
-        """Open the next batch, or the next one of `client`. That client's turn is then over."""
+        """Open the next batch, or the next batch of `client`, whose turn is then over."""
         client = client or next(iter(self._stored))
         batches = self._stored.pop(client)
         batch = batches.popleft()
@@ -188,10 +188,11 @@ class Lanes:
 
     def take_single(self) -> Message | None:
         """
-        Take the only waiting message, which then counts as running; None if there are several, or
-        if it is a retry or its key is busy.
+        Take the only waiting message, which then counts as running. Return None if there are
+        several, or if the message is a retry or its key is busy.
 
-        This avoids a run, whose callback costs a turn of the event loop even if it is cancelled.
+        This avoids a run, whose callback costs an iteration of the event loop even if it is
+        cancelled.
         """
         if self.unregistered is not None or self.run is not None or self.due_retries:
             return None
@@ -210,8 +211,8 @@ class Lanes:
 
     @property
     def _may_open_more(self) -> bool:
-        """Return True if the next batch is from the pull client of all arrived messages and both
-        together are at most OPENED_MAX messages.
+        """True if the next batch is from the pull client of all arrived messages, and both together
+        have at most OPENED_MAX messages.
         """
         if self._run_client is None:
             return False
@@ -219,7 +220,7 @@ class Lanes:
         return batches is not None and len(self.arrivals) + batches[0].count <= OPENED_MAX
 
     def begin_run(self, max_count: int, worker: Any) -> Run | None:
-        """Start a run of up to `max_count` arrived messages whose keys are free; return None if
+        """Start a run of up to `max_count` arrived messages whose keys are free. Return None if
         there are none.
         """
         while not self.arrivals and self._stored:
@@ -244,13 +245,12 @@ class Lanes:
         return self.run
 
     def end_run(self, run: Run, handled: int) -> None:
-        """End a run of which the first `handled` messages were handled, and no other was
-        started.
-        """
+        """End a run whose first `handled` messages were handled; no further message was started."""
         self.run = None
         self._discard_arrived(handled)
 
     def _discard_arrived(self, count: int) -> None:
+        """Discard the first `count` arrived messages."""
         arrivals = self.arrivals
         if count == len(arrivals):
             arrivals.clear()
@@ -274,7 +274,7 @@ class Lanes:
             self._paused.get(leased_id_of(message), self.arrivals).append(message)
 
     def put_due(self, messages: Sequence[Message]) -> None:
-        """Put messages whose retry is due before all others; their lanes stay blocked."""
+        """Put messages whose retry is due ahead of all others; their lanes stay blocked."""
         self.due_retries.extendleft(reversed(messages))
 
     def collect(self, failed: Message, predicate: Callable[[Message], bool]) -> list[Message]:
@@ -301,7 +301,7 @@ class Lanes:
         return sorted(waiting + arrivals, key=_by_offset)
 
     def register_running(self) -> None:
-        """Register the lane of the running message, which was alone or is the last one of a run."""
+        """Register the lane of the running message, which ran alone or as the last one of a run."""
         message = self.unregistered
         self.unregistered = None
         run = self.run
@@ -313,7 +313,7 @@ class Lanes:
             self.busy_lanes[message.key] = None
 
     def take(self) -> Message | None:
-        """Take the next message that may run, which then counts as running; return None if there is
+        """Take the next message that may run, which then counts as running. Return None if there is
         none.
         """
         if self.unregistered is not None or self.run is not None:
@@ -340,7 +340,7 @@ class Lanes:
             self._open()
 
     def finish(self, key: bytes) -> Message | None:
-        """Record that the running message of `key` has ended; return the next one of its lane,
+        """Record that the running message of `key` has ended. Return the next message of its lane,
         which then counts as running, or None.
         """
         if self.unregistered is not None or self.run is not None:
@@ -354,13 +354,13 @@ class Lanes:
         return None
 
     def hold_for_ack(self, message: Message) -> None:
-        """Block a message's lane until `release`; if it has no key, block all messages without a
-        key of its partition.
+        """Block a message's lane until `release`. If the message has no key, block all messages of
+        its partition without a key.
         """
         self.register_running()
         if not message.key and self._ordered:
             self._refused_acks.setdefault(leased_id_of(message), ([], []))[0].append(message)
-            self.busy_lanes[b""] = None  # makes runs check every message
+            self.busy_lanes[b""] = None  # Without a run client, every message is checked.
 
     def _queue_if_ack_refused(self, message: Message) -> bool:
         refused = self._refused_acks.get(leased_id_of(message))
@@ -370,6 +370,7 @@ class Lanes:
         return True
 
     def _release_refused(self, message: Message) -> None:
+        """Release the messages that waited for the ack of `message` once no refused ack is left."""
         leased_id = leased_id_of(message)
         refused, waiting = self._refused_acks.get(leased_id, ([], []))
         if message not in refused:
@@ -395,12 +396,12 @@ class Lanes:
             self._requeue_front(lane)
 
     def _requeue_front(self, messages: Sequence[Message]) -> None:
-        """Put messages that have waited before those that have arrived."""
+        """Put messages that were already waiting ahead of those that have just arrived."""
         self.arrivals.extendleft(reversed(messages))
         self._run_client = None
 
     def pause(self, partition_id: int) -> None:
-        """Let no message of a partition run until `resume`, except due retries; see `take_due`."""
+        """Start no message of a partition until `resume`, except due retries; see `take_due`."""
         if partition_id in self._paused:
             return
         waiting = self._remove(lambda message: leased_id_of(message) == partition_id)
@@ -417,7 +418,7 @@ class Lanes:
         return due_messages
 
     def resume(self, partition_id: int) -> bool:
-        """Let the messages of a partition run again; return True if there are any."""
+        """Let the messages of a partition run again. Return True if there are any."""
         self.register_running()
         paused = self._paused.pop(partition_id, [])
         self._requeue_front(paused)
@@ -440,13 +441,11 @@ class Lanes:
         return failed + removed
 
     def drop_batches(self, client: Any) -> int:
-        """Drop the unopened batches of a pull client, and return how many messages they have."""
+        """Drop the unopened batches of a pull client, and return the number of messages in them."""
         return sum(batch.count for batch in self._stored.pop(client, ()))
 
     def _remove(self, predicate: Callable[[Message], bool]) -> list[Message]:
-        """Remove the messages that match the predicate from the queue and the lanes, and return
-        them.
-        """
+        """Remove and return the messages that match the predicate, from the queue and the lanes."""
         self.register_running()  # its worker may still use the old queue
         removed = [message for message in self.arrivals if predicate(message)]
         self.arrivals = deque(message for message in self.arrivals if not predicate(message))
@@ -462,7 +461,7 @@ class Lanes:
 
     @property
     def runnable(self) -> int:
-        """Return the number of messages of a shared group that wait for a worker."""
+        """The number of messages of a shared group that wait for a worker."""
         return len(self.arrivals) + len(self.due_retries)
 
     def __len__(self) -> int:
@@ -474,8 +473,8 @@ class Lanes:
 
 
 def leased_id_of(message: Message) -> int:
-    """Return the id of the partition whose pull client handed the message out; a redriven message
-    may belong to an ancestor of it.
+    """Return the id of the partition whose pull client handed out the message; a redriven message
+    may itself belong to an ancestor of that partition.
     """
     delivery: Any = message.delivery
     leased_id: int = delivery.leased_id
@@ -483,7 +482,9 @@ def leased_id_of(message: Message) -> int:
 
 
 def _find_run_client(messages: Sequence[Message]) -> Any:
-    """Return the pull client of the messages if all are its first attempts, otherwise None."""
+    """Return the pull client of the messages if all are first attempts from that client, otherwise
+    None.
+    """
     client: Any = messages[0].delivery if messages else None
     if not getattr(client, "reports_runs", False):
         return None

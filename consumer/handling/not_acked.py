@@ -1,5 +1,5 @@
-"""The signals by which a handler does not ack its message: it raises `Retry`, or returns `NACK`.
-Pure.
+"""The signals with which a handler declines to ack its message: it raises `Retry`, or returns
+`NACK`. Pure.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from ...protocol.errors import InvalidRequestError
 
 AFTER_S_MAX = 86_400
 SHORTEST_MS_MAX = 1_000
-"""The upper limit, in milliseconds, of the minimum pause between retries that a handler requests
-repeatedly.
+"""The upper limit, in milliseconds, of the minimum pause that is enforced when a handler repeatedly
+requests retries.
 """
 
 
@@ -24,11 +24,11 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         raise keylane.Retry("the warehouse is closed", after_s=30)
 
     Args:
-        reason: the reason for the log.
-        after_s: the least number of seconds until the next attempt, up to a day; None: a growing
+        reason: the reason, for the log.
+        after_s: the minimum number of seconds until the next attempt, up to a day; None: a growing
             pause, as after an error. If the lease ends earlier, the next owner handles the message
-            at once. 0 means at once, but if repeated attempts of a message request that, it waits
-            1 ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
+            at once. 0 means at once, but a message whose attempts repeatedly request this waits 1
+            ms, 2 ms, 4 ms and so on, up to 1 s, so that it does not spin.
 
     Raises:
         InvalidRequestError: `after_s` is not a number from 0 to a day.
@@ -38,16 +38,18 @@ class Retry(Exception):  # noqa: N818 - a request of the handler, not an error
         super().__init__(reason)
         self.reason = reason
         self.wait_ms = None if after_s is None else parse_wait_ms(after_s)
-        """The milliseconds until the next attempt; None: as the consumer's settings say."""
+        """The milliseconds until the next attempt; None: as configured in the consumer's
+        settings.
+        """
 
 
 SIGNALS_FROM = 128
-"""By convention, a program that a signal ends has an exit code of 128 plus the signal's number."""
+"""By convention, the exit code of a program killed by a signal is 128 plus the signal's number."""
 
 
 def is_signal(error: BaseException) -> bool:
-    """Return True for an error raised by a signal; it may occur anywhere, so it says nothing about
-    the message being handled.
+    """Return True for an error that a signal raised. It may occur anywhere, so it says nothing
+    about the message being handled.
     """
     if isinstance(error, SystemExit):
         code = error.code
@@ -56,8 +58,8 @@ def is_signal(error: BaseException) -> bool:
 
 
 def only_retry(error: BaseException) -> Retry | None:
-    """Return the Retry with the longest wait if an exception group, such as a TaskGroup's, contains
-    nothing else; otherwise None.
+    """Return the Retry with the longest wait if an exception group, such as that of a TaskGroup,
+    contains only retries; otherwise None.
     """
     if not isinstance(error, BaseExceptionGroup):
         return None
@@ -69,6 +71,8 @@ def only_retry(error: BaseException) -> Retry | None:
 
 
 class _Nack:
+    """The type of `NACK`."""
+
     def __repr__(self) -> str:
         return "keylane.NACK"
 
@@ -79,7 +83,7 @@ class _Nack:
 
 
 NACK: Final = _Nack()
-"""A handler that returns this has its message retried, as by `raise Retry()`."""
+"""A handler returns this to have its message retried, as with `raise Retry()`."""
 
 
 def parse_wait_ms(after_s: Any) -> int:
@@ -96,7 +100,7 @@ def parse_wait_ms(after_s: Any) -> int:
 
 def limited_wait_ms(wait_ms: int, attempt: int) -> int:
     """Return the milliseconds until the next attempt if attempt number `attempt` requested
-    `wait_ms`: more than that if the handler would spin.
+    `wait_ms`. The result is longer than requested if the handler would otherwise spin.
     """
     if attempt < 2:
         return wait_ms

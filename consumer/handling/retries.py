@@ -24,8 +24,8 @@ RETRY_TIME_DIVISOR = 40
 WORKERS_PER_TRY = 4
 LONG_NS = 10_000_000_000
 BURST_NS = 10_000_000
-"""How much of their share retries may use in advance, in nanoseconds, so that short ones need no
-timer between them.
+"""How much of their share retries may use in advance, in nanoseconds, so that no timer is needed
+between short ones.
 """
 PAUSE_MAX_NS = 30_000_000_000
 
@@ -35,7 +35,7 @@ class Retryable(Protocol):
 
     @property
     def delivery(self) -> Any:
-        """Return the delivery, which has the id of the leased partition."""
+        """The delivery, which has the id of the leased partition."""
         ...
 
 
@@ -43,20 +43,20 @@ T = TypeVar("T", bound=Retryable)
 
 
 class Retries(Generic[T]):
-    """The failed messages of one consumer; all times are nanoseconds of the boot clock."""
+    """The failed messages of one consumer; all times are in nanoseconds on the boot clock."""
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = concurrency
         self.waiting: list[tuple[int, int, T]] = []
         """A heap of (due time, sequence number, message)."""
         self._paused: dict[int, list[tuple[int, T]]] = {}
-        """The due time and the message, by paused partition."""
+        """The (due time, message) pairs of each paused partition."""
         self._sequence = 0
         self._in_flight: dict[int, int] = {}
         """The start time of each attempt, by `id(message)`; 0 before it starts."""
         self._reserved_until_ns = 0
-        """The time until which workers are reserved for first attempts, to make up for retries that
-        ran.
+        """The time until which workers are reserved for first attempts, to compensate for retries
+        that ran.
         """
 
     def __len__(self) -> int:
@@ -73,8 +73,8 @@ class Retries(Generic[T]):
 
     def take_due(self, now_ns: int, *, first_attempts_wait: bool) -> list[T]:
         """
-        Remove and return the messages to retry now, those overdue for longest first; each is in
-        flight until `end`.
+        Remove and return the messages to retry now, the longest overdue first; each is in flight
+        until `end`.
 
         Args:
             first_attempts_wait: True if first attempts of other messages wait for a worker.
@@ -100,7 +100,9 @@ class Retries(Generic[T]):
         return None if earliest_ns == NEVER else earliest_ns
 
     def _earliest_ns(self, now_ns: int, *, first_attempts_wait: bool) -> int:
-        """Return when the first waiting message may be retried; NEVER if a retry must end first."""
+        """Return when the first waiting message may be retried, or NEVER if a retry must end
+        first.
+        """
         earliest_ns = self.waiting[0][0]
         if first_attempts_wait:
             earliest_ns = max(earliest_ns, self._reserved_until_ns - BURST_NS)
@@ -116,7 +118,7 @@ class Retries(Generic[T]):
         return earliest_ns
 
     def begin(self, message: T, now_ns: int) -> None:
-        """Record that a worker starts the retry of `message`."""
+        """Record that a worker has started the retry of `message`."""
         self._in_flight[id(message)] = now_ns
 
     def end(self, message: T, now_ns: int) -> None:
@@ -128,7 +130,7 @@ class Retries(Generic[T]):
             self._reserved_until_ns = min(reserved_until_ns, now_ns + PAUSE_MAX_NS)
 
     def pause(self, partition_id: int) -> None:
-        """Retry no message of a partition until `resume`."""
+        """Retry no messages of a partition until `resume`."""
         if partition_id not in self._paused:
             waiting = [
                 entry for entry in self.waiting if entry[2].delivery.leased_id == partition_id

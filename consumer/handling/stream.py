@@ -1,15 +1,15 @@
 """
-Delivers messages to `async for`, `getmany` and `batches`: one queue, no handlers, and the user
-acks.
+Delivers messages to `async for`, `getmany` and `batches`: there is one queue and no handler, and
+the user acks the messages.
 
     pulled ─▶ stored, not opened ─▶ waiting ─▶ in hand ─▶ acked
-                 │                     ▲          ╰─ given back, or later ones of a key:
+                 │                     ▲          ╰─ nacked, or later ones of a key:
                  `UnackedMessages` ╰─▶ Arrow batches     ╰──────────╯
 
-The hand-over of a partition waits until the messages taken from it are acked: for `handover_ms` in
-any case, and then as long as the loop body runs, because it may still be working on them. Messages
-skipped without an ack by then are redelivered. When the consumer closes, unacked messages are
-redelivered at once.
+The hand-over of a partition waits until the messages taken from it are acked: for up to
+`handover_ms` in any case, and then for as long as the loop body runs, because it may still be
+working on them. Messages skipped without an ack by then are redelivered. When the consumer closes,
+unacked messages are redelivered at once.
 
 Invariants
     In an exclusive group a message is handed out only when all earlier ones of its key are acked,
@@ -60,15 +60,15 @@ milliseconds.
 
 class Stream:
     """
-    Hands messages out in offset order within each partition, except those that wait for their key.
+    Hands out messages in offset order within each partition, except those that wait for their key.
 
     Args:
-        handover_ms: the time in which taken messages may be acked when their partition is handed
-            over.
-        check: raises an error if called in another event loop than the consumer's.
-        ordered: False: only messages that were given back make later ones of their key wait.
-        failure_rules: decides when a message that is given back is not delivered again.
-        filtering: the filter, whose rejected messages are acked for the user; None: no filter.
+        handover_ms: how long taken messages may still be acked when their partition is handed over,
+            in milliseconds.
+        check: raises an error if called in a different event loop from the consumer's.
+        ordered: False: only nacked messages make later ones of their key wait.
+        failure_rules: decides when a nacked message is no longer redelivered.
+        filtering: the filter; rejected messages are acked on the user's behalf; None: no filter.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Stream:
         self._failure_rules = failure_rules or FailureRules()
         self._filtering = filtering
         self._blocked_ids: set[int] = set()
-        """The `id` of messages collected by the current call that must wait for an earlier message
-        of their key, whose filter failed.
+        """The `id` of each message collected by the current call that must wait for an earlier
+        message of its key whose filter failed.
         """
         self._ordered = ordered
         self._used_method = ""
-        """The method by which messages are taken, for people."""
+        """The name of the method by which messages are taken, for error messages and logs."""
         self._method_known = asyncio.Event()
         """Set when messages are first taken."""
         self._loop = asyncio.get_running_loop()
@@ -105,8 +105,8 @@ class Stream:
         """The waiting messages of each paused partition."""
         self._unacked_messages = UnackedMessages(ordered=ordered)
         self._is_sorted = True
-        """True if the waiting messages of each partition are in offset order, as those of batches
-        are.
+        """True if the waiting messages of each partition are in offset order, as the messages of
+        batches are.
         """
         self._boot_ns = clock.boot_ns
         self._handover_ms = handover_ms
@@ -114,21 +114,21 @@ class Stream:
         self._arrow = ArrowStream(boot_ns=clock.boot_ns, wake=self._work.set)
         self._requesting = asyncio.Event()
         """Set while the user waits for a message; otherwise the loop body is running with the
-        messages that it took.
+        messages it took.
         """
         self._is_fast_path = self._may_take_unregistered = False
-        """`_is_fast_path`: `next`, if called by the same task again, need not set `_requesting`.
-        `_may_take_unregistered`: also, `take_unregistered` may return messages, because there is no
-        filter and no partition is paused.
+        """`_is_fast_path`: True if `next` need not set `_requesting` when the same task calls it
+        again. `_may_take_unregistered`: True if, in addition, `take_unregistered` may return
+        messages, because there is no filter and no partition is paused.
         """
         self._turn_remaining = MESSAGES_PER_TURN
         self._error: BaseException | None = None
         self._closed = False
         self.current: Message | None = None
-        """The last message that the loop body was given, while it is running."""
+        """The last message given to the loop body, while the body is running."""
         self._checked_message: Message | None = None
-        """The value of `current` at the last check; `_checked_since_ms` is when it was
-        first seen.
+        """The value of `current` at the last check; `_checked_since_ms` is when it was first
+        seen.
         """
         self._checked_since_ms = 0
         self._stream_watch = IdleConsumerWarnings()
@@ -140,9 +140,9 @@ class Stream:
         self.on_idle: Callable[[], None] | None = None
         """Called when the user waits for messages."""
         self._requested_count = 1
-        """The number of messages that the user takes at once."""
+        """The number of messages that the user requests at once."""
         self._last_taken: list[Message] = []
-        """The messages that `getmany` returned last, until the next request."""
+        """The messages that `getmany` last returned, until the next request."""
 
     def apply_settings(self, settings: ConsumerSettings) -> None:
         """Apply the failure policy of new settings."""
@@ -165,7 +165,7 @@ class Stream:
 
     @property
     def _waiting_count(self) -> int:
-        """Return the number of messages that are not with the user."""
+        """The number of messages that are not in the user's hands."""
         paused = sum(map(len, self._paused.values()))
         stored = sum(batch.count for batch in self._stored)
         return (
@@ -178,7 +178,7 @@ class Stream:
 
     @property
     def unacked(self) -> int:
-        """Return the number of messages that are with the user."""
+        """The number of messages handed to the user and not yet acked."""
         return sum(client.outstanding for client in self._clients) - self._waiting_count
 
     # ── the ways to take messages ─────────────────────────────────────────────────────────────────
@@ -222,8 +222,8 @@ class Stream:
             self._requesting.clear()
 
     async def take_many(self, max_records: int, timeout_ms: int) -> list[Message[Any]]:
-        """Return up to `max_records` messages; an empty list if none arrived within `timeout_ms`.
-        Raises as `next` does.
+        """Return up to `max_records` messages, or an empty list if none arrived within
+        `timeout_ms`. Raises the same errors as `next`.
         """
         self._begin_request("getmany()")
         self._requested_count = max_records
@@ -247,16 +247,16 @@ class Stream:
 
     @property
     def takes_batches(self) -> bool:
-        """Return True if the user takes Arrow batches."""
+        """True if the user takes Arrow batches."""
         return self._used_method == "batches()"
 
     async def takes_messages(self) -> bool:
-        """Wait until the user takes something; return False if it is Arrow data."""
+        """Wait until the user takes something. Return False if it is Arrow data."""
         await self._method_known.wait()
         return not self.takes_batches
 
     async def take_arrow(self) -> ArrowBatch:
-        """Return the next batch as Arrow columns. Raises as `next` does."""
+        """Return the next batch as Arrow columns. Raises the same errors as `next`."""
         if self._filtering is not None:
             raise ConfigError(
                 "batches() contain every row: filter their columns, or take messages instead of "
@@ -276,7 +276,7 @@ class Stream:
             self._requesting.clear()
 
     def _begin_request(self, method: str) -> None:
-        """Start to wait for messages, in any task."""
+        """Start waiting for messages, in any task."""
         self._check()
         if self._requesting.is_set():
             raise UsageError(Reason.OTHER_TASK, "another task waits for messages of this consumer")
@@ -304,8 +304,8 @@ class Stream:
             raise StopAsyncIteration
 
     def take_unregistered(self) -> Message | None:
-        """Return the next message if the same task calls again and the last message is acked; None
-        if `next` must be used.
+        """Return the next message if the same task calls again and the last message is acked, or
+        None if `next` must be used.
         """
         remaining = self._turn_remaining - 1
         if not remaining or not self._may_take_unregistered:
@@ -323,7 +323,9 @@ class Stream:
         return self._unacked_messages.ack_unregistered(messages)
 
     def _take_one(self) -> Message | None:
-        """Take a message that may be handed out now; None if all that were examined must wait."""
+        """Take a message that may be handed out now, or return None if all examined messages must
+        wait.
+        """
         if not self._waiting and self._stored:
             self._open_stored()
         now_ns = self._boot_ns()
@@ -341,8 +343,8 @@ class Stream:
         return None
 
     def _open_stored(self) -> None:
-        """Open the next batch, which is kept if this raises. Messages whose key was parked since it
-        was pulled are parked too.
+        """Open the next batch, which is kept if this raises. Messages whose key has been parked
+        since the batch was pulled are parked too.
         """
         batch = self._stored[0]
         messages = batch.messages()
@@ -352,8 +354,8 @@ class Stream:
         self._waiting.extend(client.park_later_messages(messages))
 
     def _take_many(self, count: int) -> list[Message] | None:
-        """Take up to `count` messages that may be handed out now; None if the caller must wait for
-        work.
+        """Take up to `count` messages that may be handed out now, or return None if the caller must
+        wait for work.
         """
         while self._stored and len(self._waiting) < count:
             self._open_stored()
@@ -375,10 +377,10 @@ class Stream:
 
     def _hand_out(self, messages: list[Message], now_ns: int) -> list[Message]:
         """
-        Return the messages of one delivery that the user gets.
+        Return those messages of one delivery that the user gets.
 
-        There are none if the lease has ended or the partition is paused; rejected messages are left
-        out.
+        The list is empty if the lease has ended or the partition is paused; rejected messages are
+        left out.
         """
         if self._blocked_ids:
             messages = [message for message in messages if id(message) not in self._blocked_ids]
@@ -401,9 +403,7 @@ class Stream:
     def _filter(
         self, messages: list[Message], client: PullClient, filtering: Filtering
     ) -> list[Message]:
-        """Return the accepted messages; the others are acked, or given back if their filter
-        failed.
-        """
+        """Return the accepted messages; ack the others, or nack those whose filter failed."""
         return [
             message
             for message in messages
@@ -411,8 +411,8 @@ class Stream:
         ]
 
     def _accepts(self, message: Message, client: PullClient, filtering: Filtering) -> bool:
-        """Return True if the filter accepts the message; if not, ack it, or give it back if the
-        filter failed.
+        """Return True if the filter accepts the message. Otherwise ack the message, or nack it if
+        the filter failed.
         """
         try:
             if filtering.message_filter.matches(message):
@@ -444,7 +444,7 @@ class Stream:
         message.attempt += 1
 
     async def _wait_for_work(self, due_ns: int | None) -> None:
-        """Wait until a message arrives, or one is due again at `due_ns` of the boot clock."""
+        """Wait until a message arrives, or one is due again at `due_ns` on the boot clock."""
         self._work.clear()
         if self.on_idle is not None:
             self.on_idle()
@@ -456,14 +456,14 @@ class Stream:
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def spare_capacity(self) -> int:
-        """Return how many more messages the user would take now; if negative, that many wait for
-        the next request.
+        """How many more messages the user would take now; if negative, the number of messages that
+        wait for the next request.
         """
         return (self._requested_count if self._requesting.is_set() else 0) - len(self._waiting)
 
     def messages_in_use(self, client: PullClient) -> list[Message]:
-        """Return the client's messages that were last given to the program and that it has not
-        acked.
+        """Return the client's messages that were last given to the program and are not acked
+        yet.
         """
         messages = self._last_taken or ([] if self.current is None else [self.current])
         return [
@@ -474,7 +474,7 @@ class Stream:
 
     def count_unacked_delivery(self, message: Message) -> None:
         """Count a failed attempt of a message that the program did not ack while it was in flight,
-        and which is delivered again.
+        and that is redelivered.
         """
         failure = self._failure_rules.build_unacked_failure(message.attempt)
         if self._failure_rules.is_last_try(message):
@@ -491,17 +491,17 @@ class Stream:
         client.discard_in_flight(1)
         self.release_acked_keys([message])
 
-    # ── messages given back ───────────────────────────────────────────────────────────────────────
+    # ── nacked messages ───────────────────────────────────────────────────────────────────────────
     def nack(
         self, message: Message, after_s: float, error: BaseException | None = None
     ) -> list[Message]:
         """
-        Hand a message out again after `after_s`, and later ones of its key only when it is acked;
+        Hand out a message again after `after_s`, and later ones of its key only when it is acked;
         or set it aside.
 
         Returns:
-            The message, and those of its key that the user was given after it: they are delivered
-            again or are parked.
+            The message, and those of its key that the user was given after it; they are redelivered
+            or parked.
         """
         wait_ms = self._failure_rules.retry_wait_ms(parse_wait_ms(after_s), message.attempt)
         failure = self._failure_rules.build_nack_failure(message.attempt, error)
@@ -529,8 +529,8 @@ class Stream:
     def _set_aside(
         self, message: Message, failure: Failure, requested_ms: int = 0
     ) -> list[Message]:
-        """Park a message that failed too often, make it a dead letter, or schedule its retry;
-        return it and the messages that the user no longer has.
+        """Park a message that failed too often, make it a dead letter, or schedule its retry.
+        Return it together with the other messages that are taken away from the user.
         """
         client: PullClient = message.delivery  # type: ignore[assignment]
         parks = self._ordered and self._failure_rules.parks(message)
@@ -560,7 +560,7 @@ class Stream:
         return [*returned, *other_messages]
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Allow later messages of their keys to be handed out."""
+        """Allow later messages of the same keys to be handed out."""
         if self._handler_log.has_open_failures:
             now_ms = self._boot_ns() // 1_000_000
             for message in messages:
@@ -573,7 +573,7 @@ class Stream:
         """The message that is ready to be taken again; see `UnackedMessages.ready_message`."""
         return self._unacked_messages.ready_message(self._boot_ns())
 
-    # ── partitions that the user does not want now ────────────────────────────────────────────────
+    # ── paused partitions ─────────────────────────────────────────────────────────────────────────
     def pause(self, partition_id: int) -> None:
         """Hand out no messages of a partition until `resume`."""
         self._may_take_unregistered = False
@@ -594,10 +594,10 @@ class Stream:
 
     def _claim_iteration(self, task: asyncio.Task[Any] | None) -> None:
         """
-        Let `task` iterate from here on instead of the task that did before.
+        Make `task` the iterating task, in place of the previous one.
 
         A task that only runs `next`, such as `asyncio.wait_for` creates on Python 3.11, takes a
-        message for the task that awaits it, which stays the iterating task.
+        message on behalf of the task that awaits it, which stays the iterating task.
 
         Raises:
             UsageError: the consumer was opened in another event loop; or another task waits for a
@@ -622,7 +622,7 @@ class Stream:
 
     async def quiesce(self, client: PullClient) -> None:
         """
-        Drop the waiting messages of `client`'s partition, and wait until the user is finished with
+        Drop the waiting messages of `client`'s partition, and wait until the user has finished with
         the taken ones.
 
         The wait ends when all of them are acked, when the user requests the next message after
@@ -670,8 +670,8 @@ class Stream:
                 await race.first()
 
     async def finish(self) -> None:
-        """Hand out nothing more, and wait up to `handover_ms` for the loop body to request the next
-        message.
+        """Hand out no more messages, and wait up to `handover_ms` for the loop body to request the
+        next one.
         """
         self._closed = True
         self._is_fast_path = self._may_take_unregistered = False
@@ -683,8 +683,8 @@ class Stream:
             await race.first(self._handover_ms)
 
     def check_long_running(self) -> None:
-        """Log and report messages that the program holds for long, and warn about a consumer that
-        is never iterated. To be called about once a second.
+        """Log and report messages that the program has held for a long time, and warn about a
+        consumer that is never iterated. Call this about once a second.
         """
         now_ms = self._boot_ns() // 1_000_000
         self._long_unacked.check_long_running(
@@ -711,7 +711,7 @@ class Stream:
         )
 
     def leave(self) -> None:
-        """Let no hand-over wait for taken messages any more, because the consumer is closing."""
+        """Stop hand-overs from waiting for taken messages, because the consumer is closing."""
         self._leaving.set()
 
     def fail(self, error: BaseException) -> None:
@@ -734,4 +734,4 @@ class Stream:
 _by_offset = attrgetter("offset")
 _delivery = attrgetter("delivery")
 NEXT_CODES = {Stream.next.__code__}
-"""The code objects of coroutines that take a message for the task that awaits them."""
+"""The code objects of coroutines that take a message on behalf of the task that awaits them."""

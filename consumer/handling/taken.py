@@ -1,5 +1,5 @@
-"""Acks or gives back many messages that a program has in hand, and warns about those that it does
-not take or ack.
+"""Acks or nacks many messages that a program has in hand, and warns about messages that it does not
+take or ack.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .not_acked import is_signal
 log = logging.getLogger("keylane.consumer")
 
 NOT_ITERATED_MS = 10_000
-"""How long messages may wait at a consumer without a handler that was never iterated before a
+"""How long messages may wait for a consumer without a handler that was never iterated before a
 warning is logged, in milliseconds.
 """
 NOT_ITERATED_REPEAT_MS = 600_000
@@ -39,7 +39,7 @@ NOT_ACKED_MS = 10_000
 logged, in milliseconds.
 """
 CHECKED_MAX = 1_000
-"""The most messages in hand that one check for long-held messages examines."""
+"""The maximum number of messages in hand that one check for long-held messages examines."""
 
 
 class _MessageSource(Protocol):
@@ -57,12 +57,12 @@ class _MessageSource(Protocol):
 
 def count_failed_attempt(stream: _MessageSource, error: BaseException) -> None:
     """
-    Count a failed attempt for the only message that a program has in hand, because `error` has left
-    the consumer's `async with` block.
+    Count a failed attempt for the only message that a program has in hand, because `error` has
+    escaped the consumer's `async with` block.
 
-    With several messages none is counted, because only the program knows which one it was handling.
-    Nor is an error that a signal raises: a cancellation, a KeyboardInterrupt, or a SystemExit whose
-    code means success or a signal.
+    With several messages in hand, none is counted, because only the program knows which one it was
+    handling. An error that a signal raises is not counted either: a cancellation, a
+    KeyboardInterrupt, or a SystemExit whose code means success or a signal.
     """
     message = stream.current
     if message is None or stream.unacked != 1:
@@ -81,7 +81,7 @@ def put_back(
     unacked: UnackedMessages,
     now_ns: int,
 ) -> None:
-    """Take back messages that never reached the program: they are delivered next, and the attempt
+    """Take back messages that never reached the program. They are delivered next, and the attempt
     does not count.
     """
     if isinstance(messages, ArrowBatch):
@@ -107,17 +107,17 @@ class IdleConsumerWarnings:
 
     def __init__(self) -> None:
         self._idle_since_ms: int | None = None
-        """The boot time in milliseconds since which messages wait and nobody iterates; None if none
-        wait.
+        """The boot time, in milliseconds, since which messages have been waiting while nobody
+        iterates; None if none wait.
         """
         self._blocked_since_ms: int | None = None
-        """The boot time in milliseconds since which the user waits for messages that are blocked by
-        unacked ones.
+        """The boot time, in milliseconds, since which the user has been waiting for messages that
+        are blocked by unacked ones.
         """
 
     def warn_if_not_acked(self, unacked: UnackedMessages | None, method: str, now_ms: int) -> None:
-        """Warn that the user waits in vain, by the method `method`, because the waiting messages
-        are blocked by unacked ones.
+        """Warn that the user is waiting in vain, in the method `method`, because unacked messages
+        block the waiting ones.
         """
         blocking = None if unacked is None else unacked.blocking_message()
         if unacked is None or blocking is None:
@@ -135,8 +135,8 @@ class IdleConsumerWarnings:
             )
 
     def warn_if_not_iterated(self, first: Message[Any], waiting: int, now_ms: int) -> None:
-        """Warn that messages wait, the first of which is `first`, at a consumer that was never
-        iterated.
+        """Warn that messages, the first of which is `first`, are waiting for a consumer that was
+        never iterated.
         """
         if self._idle_since_ms is None:
             self._idle_since_ms = now_ms
@@ -170,7 +170,7 @@ class UnackedMessageTracker:
         now_ms: int,
     ) -> None:
         """
-        Report messages that are held for long to their brokers.
+        Report messages that the program has held for a long time to their brokers.
 
         Args:
             current: the message whose loop body is running; it may already be acked.
@@ -231,12 +231,12 @@ async def ack_all(messages: list[Message[Any]], loop_binding: LoopBinding) -> No
 
 async def nack_all(messages: list[Message[Any]], loop_binding: LoopBinding, after_s: float) -> None:
     """
-    Give messages back; those already acked or given back are skipped.
+    Nack messages, skipping those already acked or nacked.
 
     Raises:
         InvalidRequestError: a message belongs to another consumer, or `after_s` is not a number
-            from 0 to a day; nothing is given back.
-        LeaseLostError: some are delivered to another consumer; the others are given back.
+            from 0 to a day; nothing is nacked.
+        LeaseLostError: some are delivered to another consumer; the others are nacked.
     """
     check_handed_out(messages, loop_binding)
     first_error: LeaseLostError | None = None

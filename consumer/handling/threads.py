@@ -3,11 +3,11 @@ Threads for blocking handlers, one for each worker, so that a handler starts as 
 calls it.
 
 Invariants
-    A running handler is always awaited, whatever is cancelled: a thread cannot be stopped, so its
-    partition is kept until the handler returns. Threads are daemons: a hanging handler does not
-    keep the program from exiting. If the last thread ends unexpectedly, the consumer ends; no
-    message counts as failed for lack of a thread. A thread that returns in a forked child ends,
-    because the event loop belongs to the parent.
+    A running handler is always awaited, even after a cancellation: a thread cannot be stopped, so
+    its partition is kept until the handler returns. Threads are daemons: a hanging handler does not
+    keep the program from exiting. If the last thread ends unexpectedly, the consumer closes; no
+    message counts as failed because there was no thread for it. In a forked child, a thread ends
+    when its handler returns, because the event loop belongs to the parent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ class HandlerThreads:
     Runs a handler in `count` threads.
 
     Args:
-        handler: a blocking handler; it gets the argument that workers pass.
+        handler: a blocking handler, called with the argument that workers pass.
         count: the number of threads to start; 0: the handler runs in the event loop.
-        forked: returns True in a forked child of the process that created the threads.
+        forked: a function that returns True in a forked child of the process that created the
+            threads.
     """
 
     def __init__(
@@ -40,11 +41,11 @@ class HandlerThreads:
         self._handler = handler
         self._forked = forked
         self.is_ending_worker: Callable[[], bool] = lambda: False
-        """Returns True if the running task is a worker that must end itself, not only its
+        """Returns True if the running task is a worker that must end itself, not just its
         handler.
         """
         self.on_end: Callable[[ConfigError], None] = lambda _error: None
-        """Called in the event loop when no thread is left to run a handler; ends the consumer."""
+        """Called in the event loop when no thread is left to run a handler; closes the consumer."""
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._count = self._alive = count
         self._alive_lock = threading.Lock()
@@ -57,8 +58,8 @@ class HandlerThreads:
         Start the threads.
 
         Raises:
-            ConfigError: the system cannot start all of them, so a worker would wait forever; those
-                that were started are stopped.
+            ConfigError: the system cannot start all of them, so a worker would wait forever; the
+                threads already started are stopped.
         """
         for number in range(self._count):
             thread = threading.Thread(
@@ -75,7 +76,7 @@ class HandlerThreads:
                 raise ConfigError(problem) from error
 
     async def run(self, argument: Any) -> Any:
-        """Run the handler in a thread and return or raise its outcome; a cancellation does not end
+        """Run the handler in a thread, and return or raise its outcome. A cancellation does not end
         the wait.
         """
         if not self._count:
@@ -105,7 +106,7 @@ class HandlerThreads:
             self._on_thread_end(error)
 
     def _on_thread_end(self, error: BaseException) -> None:
-        """Record that `error` ended a thread; if it was the last one, end the consumer."""
+        """Record that `error` ended a thread. If it was the last one, close the consumer."""
         with self._alive_lock:
             self._alive -= 1
             if self._alive:
@@ -133,7 +134,7 @@ class HandlerThreads:
             del job, argument, future, loop, result, error
 
     def stop(self) -> None:
-        """Let each thread end after the handler that it is running."""
+        """Let each thread finish its current handler and end."""
         for _ in range(self._count):
             self._jobs.put(None)
 
@@ -144,7 +145,7 @@ def _send_outcome(
     result: Any,
     error: BaseException | None,
 ) -> bool:
-    """Pass a handler's outcome to the event loop; return False if the loop is closed."""
+    """Pass a handler's outcome to the event loop. Return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(_set_outcome, future, result, error)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""A worker's task: the message whose handler it runs and for how long, requests to cancel the
+"""A worker's task: which message its handler is running on and for how long, requests to cancel the
 handler, and the set of idle workers.
 """
 
@@ -20,7 +20,7 @@ _IGNORED_EXIT = "coroutine ignored GeneratorExit"
 
 
 class WorkerTask:
-    """The state of one worker; `Workers` documents how cancel requests are counted."""
+    """The state of one worker. `Workers` documents how cancel requests are counted."""
 
     __slots__ = (
         "cancelled_message",
@@ -40,14 +40,14 @@ class WorkerTask:
         """The message whose handler was asked to cancel, until the request is withdrawn."""
         self.task: asyncio.Task[None] | None = None
         self.timeout_check: tuple[Message, int, int] | None = None
-        """The message at the last time-out check, its attempt, and the time at which it was first
+        """The message at the last timeout check, its attempt, and the time when it was first
         seen.
         """
         self.timed_out_message: Message | None = None
-        """The message whose handler has exceeded its time-out."""
+        """The message whose handler has exceeded its timeout."""
         self.checked_message: Message | None = None
-        """The message at the last check for hanging handlers; the next two attributes are its
-        attempt and the time at which it was first seen.
+        """The message at the last check for hanging handlers. The next two attributes are its
+        attempt and the time when it was first seen.
         """
         self.checked_attempt = 0
         self.checked_since_ms = 0
@@ -66,8 +66,8 @@ class WorkerTask:
         self.task.cancel()
 
     def measure_running_ms(self, now_ms: int) -> int:
-        """Return how long the handler is known to have been running, in milliseconds; called by
-        each time-out check.
+        """Return how long the handler is known to have been running, in milliseconds. Called by
+        each timeout check.
         """
         message = self.message
         if message is None:
@@ -81,7 +81,7 @@ class WorkerTask:
         return now_ms - check[2]
 
     def uncancel(self) -> None:
-        """Withdraw all cancel requests: the handler that they were meant for has ended."""
+        """Withdraw all cancel requests: the handler they were meant for has ended."""
         self.cancelled_message = None
         assert self.task is not None
         while self.task.uncancel():
@@ -92,8 +92,8 @@ class IdleWorkers:
     """
     The idle workers of a consumer, woken in LIFO order.
 
-    Wake-ups of busy workers are not stored: a worker looks for messages right before it waits,
-    without yielding to the event loop in between.
+    Wake-ups of busy workers are not stored: a worker looks for messages immediately before it
+    waits, without yielding to the event loop in between.
     """
 
     __slots__ = ("on_idle", "waiting")
@@ -140,8 +140,8 @@ class IdleWorkers:
 
 
 def is_coroutine_closed(error: BaseException) -> bool:
-    """Return True for the error of a closed coroutine; neither it nor its callers may await
-    anything any more.
+    """Return True for the error of a closed coroutine, after which neither it nor its callers may
+    await anything.
     """
     ignored = isinstance(error, RuntimeError) and error.args == (_IGNORED_EXIT,)
     return ignored or isinstance(error, GeneratorExit)
@@ -158,7 +158,7 @@ def current_task() -> asyncio.Task[object] | None:
 def check_worker(
     worker: WorkerTask, handler_log: HandlerLog, failure_rules: FailureRules, now_ms: int
 ) -> LogLine | None:
-    """Return the log line that is due for a worker's handler; also report a hanging handler to the
+    """Return the log line that is due for a worker's handler, and report a hanging handler to the
     broker.
     """
     message, checked_message = worker.message, worker.checked_message

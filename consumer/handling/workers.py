@@ -1,23 +1,23 @@
 """
 Runs handlers: `concurrency` worker tasks, each taking the next message that may run.
 
-A handler runs inside its worker's task, so a handler that never waits costs neither a task nor a
-turn of the event loop.
+A handler runs inside its worker's task, so a handler that never waits costs neither a task nor an
+iteration of the event loop.
 
 Cancelling
     Cancelling a handler therefore means cancelling its worker's task. asyncio counts such requests
     (`Task.cancelling`) until they are withdrawn (`Task.uncancel`). The worker withdraws all of them
     as soon as the handler has ended, whether it raised CancelledError or not: a pending request
-    would break task groups and time-outs of later handlers. The worker itself ends when its
-    consumer closes, or with the event loop, whose shutdown also cancels `_sentinel`, which handlers
-    cannot reach. At any other time a CancelledError is either for the hand-over of
-    `cancelled_message`, or raised by the handler itself and then a failure.
+    would break task groups and timeouts in later handlers. The worker itself ends when its consumer
+    closes, or with the event loop, whose shutdown also cancels `_sentinel`, which handlers cannot
+    reach. At any other time a CancelledError is either for the hand-over of `cancelled_message`, or
+    raised by the handler itself, which counts as a failure.
 
 Invariants
-    The lease's deadline is checked before every attempt; a handler never starts after it.
-    A message is done only when its handler has returned and an awaitable result has been awaited.
-    A failed message waits for its retry outside of the workers. Its key waits with it; all other
-    keys proceed. A worker ends only with its consumer, whatever a handler raises.
+    The lease's deadline is checked before every attempt; a handler never starts after it. A message
+    is done only when its handler has returned and any awaitable result has been awaited. A failed
+    message waits for its retry outside of the workers. Its key waits with it; all other keys
+    proceed. A worker ends only with its consumer, no matter what a handler raises.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ MESSAGES_PER_TURN = 256
 pulls.
 """
 RUN_MAX = 1_024
-"""The same limit for a run, whose handlers do not wait; it also ends after RUN_S."""
+"""The same limit for a run, whose handlers do not wait; a run also ends after RUN_S."""
 RUN_S = 0.005
 CANCELLED_WAIT_S = 1.0
-"""How long after an outside cancellation of a worker, in seconds, the consumer ends, unless the
+"""How long after an outside cancellation of a worker, in seconds, the consumer closes, unless the
 whole program has ended by then.
 """
 TIMER_MIN_NS = 1_000_000
 TIMEOUT_CHECK_S = 1.0
 TIMEOUT_CHECKS = 20
-"""How often handlers are checked within their time-out, but never more than once per
+"""How often handlers are checked within their timeout, but never more than once per
 TIMEOUT_CHECK_S.
 """
 
 
 class _NextStep(enum.Enum):
-    """What a worker does after a run."""
+    """The next step of a worker after a run."""
 
     RUN = enum.auto()
     TAKE = enum.auto()
@@ -84,26 +84,27 @@ class _NextStep(enum.Enum):
 
 class Workers:
     """
-    `concurrency` workers that share one set of lanes.
+    A pool of `concurrency` workers that share one set of lanes.
 
     Args:
-        handover_ms: how long running handlers may take when their partition is handed over.
+        handover_ms: how long running handlers may take when their partition is handed over, in
+            milliseconds.
         backoff: the pauses between attempts of a failing message.
-        on_crash: called with an error that ends the consumer.
-        handler_timeout_ms: a handler that runs for longer is cancelled, at most a tenth later; 0:
-            no limit.
+        on_crash: called with a fatal error, which closes the consumer.
+        handler_timeout_ms: a handler that runs for longer, in milliseconds, is cancelled, at most a
+            tenth later; 0: no limit.
         cancels: False: handlers run in threads, so they cannot be cancelled and are only reported
             as failed.
         ordered: False: messages of one key may run at the same time.
         acks_each: True: the next message of a key starts only when the previous one's ack is
             durable.
-        failure_rules: decides when a message is no longer retried, and what is recorded of its
+        failure_rules: decides when a message is no longer retried, and what is recorded about its
             error.
     """
 
     _messages_per_turn = MESSAGES_PER_TURN
     _messages_per_handler = 1
-    """The most messages that a handler gets at once."""
+    """The maximum number of messages that a handler gets at once."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class Workers:
         self._timeout_ms = handler_timeout_ms
         self._cancels = cancels
         self._timeout_check: asyncio.TimerHandle | None = None
-        """The timer of the next time-out check."""
+        """The timer of the next timeout check."""
         self._acks_each = acks_each
         self._ordered = ordered
         self._failure_rules = failure_rules or FailureRules()
@@ -136,7 +137,7 @@ class Workers:
         self._boot_ns = clock.boot_ns
         self._clock_readings = boot_seconds(clock)
         self._run_size = RUN_MIN
-        """The size of the next run: doubled after each run in which no handler waited."""
+        """The size of the next run, which is doubled after each run in which no handler waited."""
         self._rng = rng
         self._on_crash = on_crash
         self._handler_log = HandlerLog(ordered=ordered)
@@ -148,7 +149,7 @@ class Workers:
         self._ack_tasks: set[asyncio.Task[None]] = set()
         """The tasks that wait for acks that were refused."""
         self._sentinel = start_task(asyncio.Event().wait(), name="end of the event loop")
-        """A task that waits forever: it is cancelled only when all tasks are."""
+        """A task that waits forever, and is cancelled only when all tasks are."""
         self._idle_workers = IdleWorkers()
         self._workers = [WorkerTask() for _ in range(concurrency)]
         for index, worker in enumerate(self._workers):
@@ -175,7 +176,7 @@ class Workers:
         """
         Wake as many workers as the new messages need.
 
-        As long as no handler waits, one running worker is enough: it wakes the others when its
+        As long as no handler waits, one running worker is enough: it wakes the others once its
         handler waits.
         """
         idle_workers = self._idle_workers
@@ -190,7 +191,7 @@ class Workers:
     # ── shared groups ─────────────────────────────────────────────────────────────────────────────
     @property
     def on_idle(self) -> Callable[[], None] | None:
-        """Return the callback for a worker that becomes idle."""
+        """The callback for a worker that becomes idle."""
         return self._idle_workers.on_idle
 
     @on_idle.setter
@@ -199,7 +200,9 @@ class Workers:
 
     @property
     def spare_capacity(self) -> int:
-        """Return how many more messages have a free worker; if negative, that many wait for one."""
+        """The number of messages for which a worker is free; if negative, the number of messages
+        that wait for one.
+        """
         self._lanes.register_running()
         free = sum(worker.message is None for worker in self._workers)
         return free * self._messages_per_handler - self._lanes.runnable
@@ -219,7 +222,7 @@ class Workers:
         return [message]
 
     def pause(self, partition_id: int) -> None:
-        """Start no handler for a partition until `resume`, not even for retries."""
+        """Start no handlers for a partition until `resume`, not even for retries."""
         self._lanes.pause(partition_id)
         self._retries.pause(partition_id)
         now_ns = self._boot_ns()
@@ -266,7 +269,7 @@ class Workers:
 
     @property
     def _is_ending(self) -> bool:
-        """Return True if workers are to end themselves, not only their handlers."""
+        """True if workers must end themselves, not just their handlers."""
         return self._closed or self._sentinel.done() or bool(self._sentinel.cancelling())
 
     async def _absorb_cancels(self, worker: WorkerTask) -> None:
@@ -274,9 +277,9 @@ class Workers:
         Withdraw cancel requests that are pending when a handler ends.
 
         Raises:
-            CancelledError: a request had not been delivered; it counts as a failure of this
-                handler, and not of a later one.
-            HandlerTimeoutError: the handler was cancelled because of its time-out, but returned
+            CancelledError: a request was not delivered yet; it counts as a failure of this handler,
+                not of a later one.
+            HandlerTimeoutError: the handler was cancelled because it timed out, but returned
                 normally.
         """
         assert worker.task is not None
@@ -297,7 +300,7 @@ class Workers:
             raise self._timeout_error()
 
     async def _wait_for_ack(self, worker: WorkerTask, message: Message) -> bool:
-        """Wait for the reply to a handled message's ack; return False if the ack is not durable
+        """Wait for the reply to a handled message's ack. Return False if the ack is not durable
         yet.
         """
         worker.message = None
@@ -313,10 +316,10 @@ class Workers:
 
     def _recover_from_close(self, worker: WorkerTask, error: BaseException) -> Message | None:
         """
-        Continue after a task that a handler awaited ended with a GeneratorExit.
+        Recover after a task that a handler awaited has ended with a GeneratorExit.
 
         The event loop then closes every coroutine that awaits the task, up to the worker's
-        outermost one, which may continue.
+        outermost coroutine, which may continue.
 
         Returns:
             The next message of the lane, which counts as running, if this message is dropped; None
@@ -336,8 +339,8 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _record_crash(self, worker: WorkerTask, error: BaseException) -> None:
-        """Record the attempt of a handler whose error ends the consumer, so that the next owner
-        continues to count; or set its message aside.
+        """Record the attempt of a handler whose error closes the consumer, so that the next owner
+        continues the count; or set its message aside.
         """
         message = worker.message
         if message is None or isinstance(error, Exception) or is_signal(error):
@@ -356,7 +359,7 @@ class Workers:
     async def _take_turns(  # noqa: C901, PLR0912 - deliberately one loop
         self, worker: WorkerTask, message: Message | None
     ) -> None:
-        # One loop without calls of our own, because a consumer spends most of its time here.
+        # One loop that calls no helper functions, because a consumer spends most of its time here.
         lanes = self._lanes
         take, finish = lanes.take, lanes.finish
         boot_ns, handler, is_awaited = self._boot_ns, self._handler, self._is_async
@@ -436,14 +439,14 @@ class Workers:
 
     async def _handle_runs(self, worker: WorkerTask) -> tuple[Message | None, int]:
         """
-        Handle messages in runs, each of one pull client, while no other handler runs, for at most a
-        turn.
+        Handle messages in runs, each from one pull client, while no other handler is running, for
+        at most one turn.
 
-        A handler that does not wait costs no lane. Handled messages are reported when a handler
-        waits or at the end of the run: nothing else can observe them earlier.
+        A handler that does not wait needs no lane. Handled messages are reported when a handler
+        waits or at the end of the run, because nothing can observe them earlier.
 
         Returns:
-            The next message of the last one's lane, which counts as running, and how many more
+            The next message of the last message's lane, which counts as running, and how many more
             messages may run in this turn.
         """
         lanes, remaining, until_s = self._lanes, RUN_MAX, next(self._clock_readings) + RUN_S
@@ -464,7 +467,7 @@ class Workers:
     async def _handle_run(
         self, worker: WorkerTask, run: Run, until_s: float
     ) -> tuple[Message | None, _NextStep]:
-        """Handle the messages of a run; return the next message of the last one's lane, and the
+        """Handle the messages of a run. Return the next message of the last message's lane, and the
         next step.
         """
         lanes, client, handler, is_awaited = self._lanes, run.client, self._handler, self._is_async
@@ -509,7 +512,7 @@ class Workers:
             self._idle_workers.wake_all()
 
     async def _run_retry(self, worker: WorkerTask, message: Message) -> Message | None:
-        """Run a message's retry; return the next message of its lane if this one is finished."""
+        """Run a message's retry. Return the next message of its lane if this one is finished."""
         client: PullClient = message.delivery  # type: ignore[assignment]
         start_ns = self._boot_ns()
         try:
@@ -540,8 +543,8 @@ class Workers:
         return self._lanes.finish(message.key)
 
     def _release_when_acked(self, message: Message) -> None:
-        """Block the key of a message whose ack was refused until the ack is durable. Other keys,
-        whose acks may make room, proceed.
+        """Block the key of a message whose ack was refused until the ack is durable. Other keys
+        proceed, because their acks may free space.
         """
         self._lanes.hold_for_ack(message)
         task = start_task(self._wait_and_release(message), name="ack")
@@ -555,11 +558,11 @@ class Workers:
 
     async def _failed(self, worker: WorkerTask, message: Message, error: BaseException) -> bool:
         """
-        Act on a handler's error. Return True if the worker must not finish the message's lane,
+        Handle a handler's error. Return True if the worker must not finish the message's lane,
         because a retry blocks it or it is already released.
 
         Raises:
-            BaseException: `error`, if it ends the worker or the consumer.
+            BaseException: `error`, if it ends the worker or closes the consumer.
         """
         is_closed = is_coroutine_closed(error)
         is_timed_out = self._cancels and worker.timed_out_message is message and not is_closed
@@ -587,14 +590,14 @@ class Workers:
         return self._retry_or_drop(message, error)
 
     def _retry_or_drop(self, message: Message, error: BaseException) -> bool:
-        """Schedule the retry of `message`, set it aside, or drop it if its lease has ended; return
-        as `_failed` does.
+        """Schedule the retry of `message`, set it aside, or drop it if its lease has ended. Returns
+        the same as `_failed`.
         """
         now_ns = self._boot_ns()
         client: PullClient = message.delivery  # type: ignore[assignment]
         if now_ns >= client.deadline_ns:
             if now_ns < client_of(message).deadline_ns:
-                # It may be handed out elsewhere, where this attempt must count.
+                # Another consumer may get the message, and must count this attempt.
                 client.report_failure(
                     message, self._failure_rules.build_failure(error, message.attempt)
                 )
@@ -630,17 +633,19 @@ class Workers:
         self._set_retry_timer(due_ns, now_ns)
 
     def _failed_message(self, message: Message) -> Message | None:
-        """Return the single message that failed; None if several failed together."""
+        """Return the single message that failed, or None if several failed together."""
         return message
 
     def _is_last(self, message: Message, error: BaseException) -> bool:
-        """Return True if `message`, whose attempt failed with `error`, is not retried in place."""
+        """Return True if `message`, whose attempt failed with `error`, is no longer retried in
+        place.
+        """
         failed = self._failed_message(message)
         return failed is not None and self._failure_rules.is_last(failed, error)
 
     def _set_aside(self, message: Message, error: BaseException) -> bool:
         """Park a message that failed too often, make it a dead letter, or set it aside for a later
-        retry; return True if its lane is already released.
+        retry. Return True if its lane is already released.
         """
         failed = self._failed_message(message)
         assert failed is not None
@@ -670,9 +675,7 @@ class Workers:
         return True
 
     def _count_retrying(self, message: Message, sign: int) -> None:
-        """Add `sign` (1 or -1) for a message to the client's count of messages that wait for a
-        retry.
-        """
+        """Add `sign` (1 or -1) to the client's count of messages that are waiting for a retry."""
         client_of(message).add_retrying(sign)
 
     def _drop_message(self, message: Message) -> None:
@@ -681,7 +684,7 @@ class Workers:
 
     # ── due retries ───────────────────────────────────────────────────────────────────────────────
     def _start_due_retries(self) -> bool:
-        """Put messages whose retry may start now into the lanes; return True if there are any."""
+        """Put messages whose retry may start now into the lanes. Return True if there are any."""
         if not self._retries:
             return False
         now_ns = self._boot_ns()
@@ -715,7 +718,7 @@ class Workers:
 
     # ── handlers that take too long ───────────────────────────────────────────────────────────────
     def _watch_timeouts(self) -> None:
-        """Schedule time-out checks while there is anything to handle."""
+        """Schedule timeout checks while there are messages to handle."""
         if self._timeout_ms and self._timeout_check is None and not self._closed:
             interval_s = min(TIMEOUT_CHECK_S, self._timeout_ms / 1000 / TIMEOUT_CHECKS)
             self._timeout_check = asyncio.get_running_loop().call_later(
@@ -736,7 +739,7 @@ class Workers:
             self._watch_timeouts()
 
     def _time_out(self, worker: WorkerTask) -> None:
-        """Cancel a handler that has exceeded its time-out, unless a hand-over has already cancelled
+        """Cancel a handler that has exceeded its timeout, unless a hand-over has already cancelled
         it or it runs in a thread.
         """
         message = worker.message
@@ -764,8 +767,8 @@ class Workers:
         return error
 
     def take_timeout_error(self, task: asyncio.Task[Any] | None) -> HandlerTimeoutError | None:
-        """Return, once, the error of the handler that has ended in `task` if it was cancelled
-        because of its time-out.
+        """Return, once, the error of the handler that has ended in `task`, if the handler was
+        cancelled because it timed out.
         """
         for worker in self._workers:
             hanging = worker.message is not None and worker.timed_out_message is worker.message
@@ -776,8 +779,8 @@ class Workers:
 
     # ── logging ───────────────────────────────────────────────────────────────────────────────────
     def check_long_running(self) -> None:
-        """Log and report long-running handlers, and log the summary of failing messages. To be
-        called about once a second.
+        """Log and report long-running handlers, and log the summary of failing messages. Call this
+        about once a second.
         """
         now_ms = self._now_ms()
         self._lanes.register_running()
@@ -796,13 +799,13 @@ class Workers:
             log.log(level, "%s", line.text, exc_info=error if line.traceback else None)
 
     def is_ending_worker(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return True if `task` is a worker's and the worker is to end itself, not only its
+        """Return True if `task` is a worker's task and the worker must end itself, not just its
         handler.
         """
         return self._is_ending and self.is_worker_task(task)
 
     def is_worker_task(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return True if `task` is a worker's, in which its handler runs."""
+        """Return True if `task` is a worker's task, in which its handler runs."""
         return any(worker.task is task for worker in self._workers)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
@@ -841,10 +844,10 @@ class Workers:
 
     async def _cancel(self, client: PullClient, *, warn_ms: int) -> None:
         """
-        Cancel the running handlers of `client` and wait until they have ended, however long that
+        Cancel the running handlers of `client`, and wait until they have ended, however long that
         takes.
 
-        The next owner may start only then: a handler that is still running would break the order.
+        Only then may the next owner start: a handler that is still running would break the order.
         """
         hanging = [
             worker

@@ -1,1 +1,3 @@
-"""The parked messages of a group on a partition, at its owner."""
+"""Handles the parked messages of a group on a partition, in the consumer that owns the
+partition.
+"""

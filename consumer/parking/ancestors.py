@@ -50,15 +50,15 @@ class Ancestors:
         self._sender = sender
         self._refresh = refresh
         self._called: set[int] = set()
-        """The parents that were called at the address in the grant."""
+        """The parents that were called at the address given in the grant."""
         self._lost: set[int] = set()
         """The parents whose loss was accepted."""
         self._adopted = False
         self._notify_task: asyncio.Task[None] | None = None
 
     async def adopt_all(self, answer: Acquired) -> int:
-        """Adopt the parked messages of all parents that are not adopted yet. Return the broker's
-        version.
+        """Adopt the parked messages of all parents that have not been adopted yet. Return the
+        broker's version.
         """
         version = answer.parked_version
         grant, adopted_under = self._context.grant, dict(answer.adopted_under)
@@ -74,13 +74,15 @@ class Ancestors:
         return version
 
     def update_grant(self, grant: Grant) -> None:
-        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        """Update the ancestors from a newer grant of the same lease, unless all have been
+        adopted.
+        """
         if not self._adopted:
             self._context.grant = grant
 
     async def _adopt(self, parent: Partition, ranges: Sequence[tuple[int, int]] = ()) -> int:
-        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ():
-        those of this partition.
+        """Adopt the messages that an ancestor has parked for `ranges` of logical partitions; ()
+        means those of this partition.
         """
         context = self._context
         parent_id, address = int(parent.partition_id), parent.address
@@ -125,7 +127,7 @@ class Ancestors:
 
     async def _address_of(self, partition_id: int) -> str | None:
         """
-        Return the current address of a partition's broker; None if its messages are gone.
+        Return the current address of a partition's broker, or None if its messages are gone.
 
         Raises:
             UnreachableError: the broker is down.

@@ -1,4 +1,4 @@
-"""The context that the modules of parking share: pull client, brokers and tasks."""
+"""The context that the parking modules share: pull client, brokers and tasks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ log = logging.getLogger("keylane.consumer")
 
 
 class ParkingClient(DeliveryClient, Protocol):
-    """The interface of a pull client to parking; the client is in `pulling/`, above this folder."""
+    """The interface of a pull client to the parking modules. The client itself is in `pulling/`,
+    above this folder.
+    """
 
     @property
     def broker(self) -> BrokerClient:
@@ -34,23 +36,23 @@ class ParkingClient(DeliveryClient, Protocol):
         ...
 
     ack_deadline_ns: int
-    """The boot time until which acks are sent; 0 once none are."""
+    """The boot time until which acks are sent; 0 once no more acks are sent."""
 
     @property
     def acked_to_end(self) -> bool:
-        """True once the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed and its group has acked it to the end."""
         ...
 
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Run a task's body; an error in it ends the client or the consumer."""
+        """Run a task's body. An error in it ends the client or closes the consumer."""
         ...
 
     def hand_out(self, messages: list[Message]) -> None:
-        """Count messages as in flight, and pass them to handlers or the iteration."""
+        """Count messages as in flight, and pass them to handlers or to the iterating program."""
         ...
 
     def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
-        """Report that a redriven message, which partition `source` stores, has failed again."""
+        """Report that a redriven message, stored by partition `source`, has failed again."""
         ...
 
     def report_redriven_hang(
@@ -60,7 +62,7 @@ class ParkingClient(DeliveryClient, Protocol):
         ...
 
     def clear_redriven(self, source: int, offset: int) -> None:
-        """Record that a redriven message is handled, or no longer in this consumer."""
+        """Record that a redriven message is handled, or no longer held by this consumer."""
         ...
 
     def wall_ms(self) -> int:
@@ -72,15 +74,17 @@ class ParkingClient(DeliveryClient, Protocol):
         ...
 
     def check_drained(self) -> None:
-        """Check for a drained partition, after a change is durable or a redrive has ended."""
+        """Check whether the partition is drained, after a change has become durable or a redrive
+        has ended.
+        """
         ...
 
 
 class ParkingOwner(Protocol):
-    """The interface of the consumer to parking."""
+    """The interface of the consumer to the parking modules."""
 
     alone: SuspectLock
-    """Lets messages that may kill the process run alone."""
+    """Runs messages that may kill the process one at a time."""
 
     @property
     def allows_redrives(self) -> bool:
@@ -89,7 +93,7 @@ class ParkingOwner(Protocol):
 
     @property
     def dead_letters_when_full(self) -> bool:
-        """True if keys become dead letters when the group can park no more."""
+        """True if messages become dead letters when the group cannot park any more keys."""
         ...
 
     async def history(self) -> SubjectHistory:
@@ -99,7 +103,7 @@ class ParkingOwner(Protocol):
 
 class ParkContext:
     """
-    Holds what parking needs to know of one partition under one grant.
+    Holds what the parking modules need to know about one partition under one grant.
 
     Args:
         lease: the partition id, group, session and token, as in requests.
@@ -134,7 +138,7 @@ class ParkContext:
         self, body: Callable[[], Awaitable[None]], activity: str
     ) -> asyncio.Task[None] | None:
         """Start a task that is cancelled with the pull client; an error in it ends the client.
-        Return None once the client hands over.
+        Return None once the client is handing over.
         """
         if self._stopped:
             return None
@@ -145,7 +149,7 @@ class ParkContext:
         return task
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Start no more tasks, and cancel and return those that run."""
+        """Start no more tasks. Cancel the running ones and return them."""
         self._stopped = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -155,19 +159,19 @@ class ParkContext:
     def log_failure(
         self, failure_log: LogFilter, activity: str, error: KeylaneError, level: int = logging.INFO
     ) -> None:
-        """Log that work on `activity` has failed, unless that was logged recently."""
+        """Log that the work on `activity` has failed, unless that was logged recently."""
         if text := failure_log.count_failure(error.message, self.client.boot_ns() // 1_000_000):
             log.log(level, "%s: %s: %s", self.log_name, activity, text)
 
     def log_recovery(self, failure_log: LogFilter, activity: str) -> None:
-        """Log that work on `activity` succeeds again, if its failure was logged."""
+        """Log that the work on `activity` succeeds again, if its failure was logged."""
         if failures := failure_log.end_failures(self.client.boot_ns() // 1_000_000):
             log.info(
                 "%s: %s: the broker answers again, after %s", self.log_name, activity, failures
             )
 
     async def pause(self, failures: int) -> None:
-        """Wait before the next try."""
+        """Wait before the next attempt."""
         await asyncio.sleep(self.pause_ns(failures) / 1e9)
 
     def pause_ns(self, failures: int) -> int:

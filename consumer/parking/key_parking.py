@@ -6,8 +6,8 @@ instead of being handled.
     the broker's version changed ─▶ ListParked ─▶ a key to redrive ─▶ Redrives ─▶ free
 
 Invariant
-    After the call of `park`, no message of the key is handed out until the broker has confirmed
-    that the key is free.
+    After `park` is called, no message of the key is handed out until the broker has confirmed that
+    the key is free.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from .retry_runner import RetryRunner
 log = logging.getLogger("keylane.consumer")
 
 FEW_SHARE = 32
-"""Up to 1/FEW_SHARE of a batch, parked messages are deleted from a copy of the list one by one;
-each deletion moves the messages after it.
+"""If parked messages make up at most 1/FEW_SHARE of a batch, they are deleted one by one from a
+copy of the list. With more of them this would be slow, because each deletion moves the messages
+after it.
 """
 
 
@@ -48,16 +49,16 @@ class KeyParking:
         self.has_parked = False
         """True once any message of the group was parked on the partition."""
         self.version = 0
-        """The broker's version at the last listing of its keys; 0 if nothing is parked."""
+        """The broker's version at the last listing of parked keys; 0 if nothing is parked."""
         self._context = context
         self._sender = ParkSender(context)
         self._redrives = Redrives(context, self._sender, self._release_key)
         self._retrying = RetryRunner(context, self._sender, self._redrives)
         self._ancestors = Ancestors(context, self._sender, self.refresh)
         self._releasing_keys: dict[ParkKey, list[Message]] = {}
-        """The keys that are being freed, with the messages that arrived meanwhile."""
+        """The keys that are being freed, with the messages that have arrived in the meantime."""
         self._released_keys: set[ParkKey] = set()
-        """The keys freed since the last listing began, which may still contain them."""
+        """The keys freed since the last listing began; the listing may still contain them."""
         self._warned = False
         self.stop = context.stop
         self.flush = self._sender.flush
@@ -79,7 +80,9 @@ class KeyParking:
 
     # ── state of the broker ───────────────────────────────────────────────────────────────────────
     async def begin(self, answer: Acquired) -> None:
-        """Adopt the parents' parked messages, unless that is done, and fetch the parked keys."""
+        """Adopt the parents' parked messages, unless that is already done, and fetch the parked
+        keys.
+        """
         blocks = self._context.settings.failure_policy is FailurePolicy.BLOCK
         self._redrives.careful = answer.unreleased and not blocks
         self._redrives.keys_are_inherited = True
@@ -92,26 +95,28 @@ class KeyParking:
             self._ancestors.notify_unneeded_ancestors()
 
     def update_grant(self, grant: Grant) -> None:
-        """Take the ancestors from a newer grant of the same lease, unless all are adopted."""
+        """Update the ancestors from a newer grant of the same lease, unless all have been
+        adopted.
+        """
         self._ancestors.update_grant(grant)
 
     def record_version(self, version: int) -> None:
-        """Record from the broker's version whether anything was ever parked."""
+        """Record, from the broker's version, whether any message was ever parked."""
         if version:
             self.has_parked = True
 
     def is_current(self, version: int) -> bool:
-        """Return True if `check` would change nothing."""
+        """Return True if `check` would have no effect."""
         return version <= self.version
 
     async def check(self, version: int) -> None:
-        """Fetch an operator's changes, if `version` is newer than the known one."""
+        """Fetch an operator's changes, if `version` is newer than the known version."""
         if not self.is_current(version):
             await self.refresh()
 
     async def refresh(self) -> list[ParkedKeyRow]:
-        """Fetch and return the parked keys, and start to redrive those that an operator
-        has chosen.
+        """Fetch and return the parked keys, and start redriving those that an operator has
+        chosen.
         """
         self.has_parked = True
         self._released_keys.clear()
@@ -166,7 +171,7 @@ class KeyParking:
 
     def park(self, key: ParkKey, offsets: list[int], failure: Failure) -> None:
         """
-        Park messages because the first one failed; later ones of the key will be parked too.
+        Park messages because the first one failed. Later messages of the key will be parked too.
 
         Args:
             offsets: sorted offsets in this partition.
@@ -185,7 +190,9 @@ class KeyParking:
         self._sender.park(key, offsets, failure)
 
     def _release_key(self, key: ParkKey) -> None:
-        """Free a redriven key: hand out its messages again once the broker has confirmed it."""
+        """Free a redriven key, and hand out its messages again once the broker has confirmed the
+        release.
+        """
         self._releasing_keys[key] = []
         self._sender.release_key(key, lambda: self._on_key_released(key))
 
@@ -201,8 +208,8 @@ class KeyParking:
 def _without_parked(
     messages: list[Message], parked: list[Message], keys: set[ParkKey]
 ) -> list[Message]:
-    """Return the messages without `parked`, which are those of `keys`. A few are deleted by index
-    if the offsets have no gaps, as in a batch.
+    """Return the messages without `parked`, which are the messages of `keys`. If the offsets have
+    no gaps, as in a batch, a few messages are deleted by index.
     """
     first, other_messages = messages[0].offset, messages.copy()
     if len(parked) <= len(messages) // FEW_SHARE:

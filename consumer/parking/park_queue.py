@@ -1,12 +1,12 @@
 """Queues changes of parked messages until the broker has stored them, and builds requests. Pure.
 
     park, unpark, free ─▶ waiting ─▶ take: one request ─▶ confirm: call the callbacks
-                             ▲                 │ the broker can park no more: send the other
+                             ▲                 │ the broker is full: send the other
                              ╰─────────────────╯ changes alone, then one park at a time
 
 Invariants
     Messages of a key are parked in order, and none is lost: a failed request is sent again. While
-    the broker can park no more, changes that free space are still sent.
+    the broker cannot park more messages, changes that free space are still sent.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ from ...protocol.parked import (
 
 Callback = Callable[[], None]
 CHANGES_MAX = 500
-"""The largest number of changes in one request, so that its record stays far below the maximum size
+"""The maximum number of changes in one request, so that its record stays far below the maximum size
 of a batch, even with keys of 1 KiB.
 """
 
 
 @dataclass(slots=True)
 class PendingChange:
-    """A change, with the callback to call once it is durable."""
+    """A change, with a callback that is called once the change is durable."""
 
     change: ParkChange
     on_durable: Callback
     next_try_ms: int | None = None
-    """The time of the message's next try, if it waits for one, in milliseconds since 1970."""
+    """The time of the message's next attempt, in milliseconds since 1970; None if it is not waiting
+    for one.
+    """
 
 
 class ParkQueue:
@@ -58,7 +60,7 @@ class ParkQueue:
         self._full = False
         """True if the broker could not park the messages of the last request."""
         self._one_at_a_time = False
-        """True if the next request has a single park, to find one that the broker accepts."""
+        """True if the next request contains a single park, to find one that the broker accepts."""
 
     def __bool__(self) -> bool:
         return bool(self._parks or self._changes or self._in_flight)
@@ -70,16 +72,16 @@ class ParkQueue:
 
     @property
     def full(self) -> bool:
-        """True if the broker could park no more at the last request."""
+        """True if the broker could not park any more messages at the last request."""
         return self._full
 
     def has_parks_of(self, key: ParkKey) -> bool:
-        """Return True if messages of this key wait to be parked at the broker."""
+        """Return True if messages of this key are waiting to be parked at the broker."""
         return any(park.key == key for park in self._waiting_parks())
 
     def ends_redrive(self, key: ParkKey) -> bool:
         """
-        Return True if a failure that ends the key's redrive waits to be sent to the broker.
+        Return True if a failure that ends the key's redrive is waiting to be sent to the broker.
 
         For a loose key, only the failure of a redriven message counts.
         """
@@ -94,7 +96,7 @@ class ParkQueue:
 
     @property
     def messages(self) -> int:
-        """The number of messages that wait to be parked at the broker."""
+        """The number of messages that are waiting to be parked at the broker."""
         return self._messages
 
     def park(
@@ -115,13 +117,13 @@ class ParkQueue:
             self._parks.append(PendingChange(change, on_durable or _do_nothing, next_try_ms))
 
     def unpark(self, key: ParkKey, source: int, start: int, end: int, on_durable: Callback) -> None:
-        """Add redriven messages that are handled."""
+        """Add redriven messages, which are handled."""
         self._changes.append(PendingChange(Unpark(key, source, ((start, end),)), on_durable))
 
     def reschedule(
         self, change: Shift, on_durable: Callback, *, next_try_ms: int | None = None
     ) -> None:
-        """Add messages that get another retry, or become dead letters."""
+        """Add messages that get another retry or become dead letters."""
         self._changes.append(PendingChange(change, on_durable, next_try_ms))
 
     def add(self, change: ParkChange, on_durable: Callback) -> None:
@@ -133,7 +135,9 @@ class ParkQueue:
         self._changes.append(PendingChange(Free(key), on_durable))
 
     def take(self) -> list[ParkChange]:
-        """Return the changes of the next request; after a failure, those of the failed one."""
+        """Return the changes for the next request. After a failure, these are the changes of the
+        failed request.
+        """
         if not self._in_flight:
             while self._changes and len(self._in_flight) < CHANGES_MAX:
                 self._in_flight.append(self._changes.popleft())
@@ -143,7 +147,7 @@ class ParkQueue:
 
     def next_tries(self, partition_id: int) -> tuple[tuple[int, int, int, int], ...]:
         """
-        Return the next tries in the request in flight, as the frame contains them.
+        Return the next attempts in the request in flight, in the form that the frame uses.
 
         Args:
             partition_id: the id of this partition.
@@ -160,6 +164,7 @@ class ParkQueue:
         return tuple(tries)
 
     def _take_parks(self) -> None:
+        """Move waiting parks into the next request, as many as fit."""
         count = 1 if self._one_at_a_time else CHANGES_MAX - len(self._in_flight)
         rows = 0
         while self._parks and count > 0 and rows < PARKED_ROWS_MAX:
@@ -170,7 +175,7 @@ class ParkQueue:
             self._in_flight.append(waiting)
 
     def confirm(self) -> None:
-        """Drop the changes in flight, which are durable, and call their callbacks."""
+        """Drop the changes in flight, which are now durable, and call their callbacks."""
         confirmed = self._in_flight
         self._in_flight = []
         if any(isinstance(waiting.change, Park) for waiting in confirmed):
@@ -182,8 +187,8 @@ class ParkQueue:
             waiting.on_durable()
 
     def requeue_parks(self) -> None:
-        """Requeue the parks in flight, because the broker can park no more: the next request has
-        none of them, or one.
+        """Requeue the parks in flight, because the broker cannot park any more: the next request
+        contains none of them, or one.
         """
         parks = [waiting for waiting in self._in_flight if isinstance(waiting.change, Park)]
         self._in_flight = [
@@ -221,8 +226,8 @@ def _do_nothing() -> None:
 
 
 def allow_dead_letter(change: ParkChange) -> RequestedChange:
-    """Return the change that makes a key dead letters if the broker can park no more. A message
-    that waits for a retry has no parked key, and waits for space.
+    """Return the change that turns a key's messages into dead letters if the broker cannot park any
+    more. A message that waits for a retry has no parked key, and waits for space instead.
     """
     if isinstance(change, Park) and not isinstance(change.key, int):
         return ParkOrDeadLetter(change.key, change.ranges, change.failure)

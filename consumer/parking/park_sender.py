@@ -5,8 +5,8 @@
                               ╰─────────────╯
 
 Invariant
-    Messages that the broker cannot park stay here, unacked; pulls wait while there are WAITING_MAX
-    of them.
+    Messages that the broker cannot park stay in the queue, unacked. Pulls wait while there are
+    WAITING_MAX of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .park_queue import ParkQueue, allow_dead_letter
 log = logging.getLogger("keylane.consumer")
 
 WAITING_MAX = 10_000
-"""The largest number of messages that may wait to be parked; their values are not kept in
+"""The maximum number of messages that may wait to be parked; their values are not kept in
 memory.
 """
 
@@ -68,11 +68,13 @@ class ParkSender:
             await self._progress.wait()
 
     def has_parks_of(self, key: ParkKey) -> bool:
-        """Return True if messages of this key wait to be parked."""
+        """Return True if messages of this key are waiting to be parked."""
         return self._queue.has_parks_of(key)
 
     def ends_redrive(self, key: ParkKey) -> bool:
-        """Return True if a failure that ends the key's redrive waits to be sent to the broker."""
+        """Return True if a failure that ends the key's redrive is waiting to be sent to the
+        broker.
+        """
         return self._queue.ends_redrive(key)
 
     # ── changes ───────────────────────────────────────────────────────────────────────────────────
@@ -90,10 +92,10 @@ class ParkSender:
 
         Args:
             offsets: sorted offsets in this partition; empty if the messages are already parked.
-            failure: the failure of the first message; None: they follow one that failed.
+            failure: the failure of the first message; None: the messages follow one that failed.
             on_durable: called once the change is durable.
-            next_try_ms: the time of the message's next try, if it waits for one, in milliseconds
-                since 1970.
+            next_try_ms: the time of the message's next attempt, in milliseconds since 1970; None:
+                it is not waiting for one.
         """
         self._queue.park(key, offsets, failure, on_durable, next_try_ms=next_try_ms)
         self._send_soon()
@@ -124,7 +126,9 @@ class ParkSender:
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     async def fetch_first_rows(self, key: ParkKey, count: int, *, first: int = 0) -> ParkedRows:
-        """Return sources and offsets of a key's parked messages, after its first `first` ranges."""
+        """Return the sources and offsets of a key's parked messages, after its first `first`
+        ranges.
+        """
         context = self._context
         answer, _ = await context.client.broker.call(ReadParked(*context.lease, key, count, first))
         assert isinstance(answer, ParkedRows)
@@ -133,8 +137,8 @@ class ParkSender:
     async def apply_edits(
         self, key: ParkKey, edited: Collection[tuple[int, int]], messages: Iterable[Message]
     ) -> None:
-        """Replace the contents of messages that an operator has edited; `edited` has their sources
-        and offsets.
+        """Replace the contents of messages that an operator has edited; `edited` contains their
+        sources and offsets.
         """
         context = self._context
         partition_id, group = context.lease[:2]
@@ -149,8 +153,8 @@ class ParkSender:
                     message.packed_properties = answer.properties
 
     async def send_now(self, changes: Iterable[RequestedChange], next_tries: NextTries = ()) -> int:
-        """Send changes that need not wait for queued ones. Return the broker's version once they
-        are durable. Raises KeylaneError.
+        """Send changes that need not wait for queued ones, and return the broker's version once
+        they are durable. Raises KeylaneError.
         """
         context = self._context
         payload = encode_parked(list(changes))
@@ -178,7 +182,7 @@ class ParkSender:
                     pauses.reset()
                     self._context.log_recovery(failure_log, "parked messages")
                     if self._queue and not self._queue.is_long and not self._queue.full:
-                        await asyncio.sleep(linger_s)  # collect changes that arrive meanwhile
+                        await asyncio.sleep(linger_s)  # collect changes that arrive in the meantime
                 self._context.client.check_drained()
             except FencedError:
                 raise
@@ -194,7 +198,7 @@ class ParkSender:
         Send one request.
 
         Raises:
-            OverloadedError: the broker can park no more now; retry later.
+            OverloadedError: the broker cannot park any more messages now; retry later.
             KeylaneError: the request failed, and may be retried.
         """
         changes = self._queue.take()

@@ -17,26 +17,26 @@ from ...protocol.errors import CorruptBatchError, CorruptLogError, KeylaneError
 from ...protocol.ids import MAX_I64
 
 Row = tuple[int, int, int]
-"""A source, and offsets `[start, end)` in it."""
+"""A source, and the offsets `[start, end)` in it."""
 
 
 class SkippedMessages:
-    """The unreadable rows of one key, since the last time its redrive began at the first row."""
+    """The unreadable rows of one key, since its redrive last started at the first row."""
 
     def __init__(self) -> None:
         self._skip_below: dict[int, int] = {}
         """The offset below which messages are skipped, by source."""
         self.error: KeylaneError | None = None
-        """Why the last unreadable message could not be read; None if there is none."""
+        """The reason why the last unreadable message could not be read; None if there is none."""
         self.rows_before = 0
-        """The number of leading rows that are handled or skipped; requests begin after them."""
+        """The number of leading rows that are handled or skipped; requests start after them."""
 
     def __bool__(self) -> bool:
         return bool(self._skip_below)
 
     def add(self, source: int, error: KeylaneError) -> None:
-        """
-        Skip unreadable messages of a source: those of a damaged batch, otherwise all.
+        """Skip unreadable messages of a source: those of a damaged batch if `error` names one,
+        otherwise all.
         """
         end = error.end_offset if isinstance(error, CorruptLogError | CorruptBatchError) else None
         self._skip_below[source] = (

@@ -5,19 +5,19 @@ after them.
         ─▶ … ─▶ none left ─▶ free the key
     handed out ─▶ failed too often ─▶ parked again: stop
 
-Messages that retention has removed are given up with a warning, but not those that are only missing
-because a broker runs on an older copy of its data folder. Messages without a key, and dead letters,
-are independent of each other; those that fail again stay parked.
+Messages that retention has removed are given up with a warning. This does not apply to messages
+that are only missing because a broker is running on an older copy of its data folder. Messages
+without a key, and dead letters, are independent of each other; those that fail again stay parked.
 
-If the previous owner ended without a release, a redriven message may have killed its process. Then
-one key at a time is redriven, and is parked again before its messages are handed out, so that it
-stays parked if this process ends too. Dead letters that were chosen before that crash stay dead
-letters; those that are chosen later are redriven.
+If the previous owner ended without releasing the partition, a redriven message may have killed its
+process. In that case, keys are redriven one at a time, and each is parked again before its messages
+are handed out, so that it stays parked if this process dies too. Dead letters that were chosen
+before that crash stay dead letters; those chosen later are redriven.
 
 Invariants
-    Handlers have the messages of at most one window of a key. A drained partition starts no window:
-    its children have adopted the rest, or will. Unreadable messages of a loose key do not block
-    others (`passed_over.py`).
+    Handlers have the messages of at most one window of a key. A drained partition starts no window,
+    because its children have adopted the remaining messages, or will. Unreadable messages of a
+    loose key do not block others (`passed_over.py`).
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ from .passed_over import Row, SkippedMessages
 log = logging.getLogger("keylane.consumer")
 
 WINDOW = 100
-"""The largest number of messages of a key that are read at once."""
+"""The maximum number of messages of a key that are read at once."""
 CONCURRENT_MAX = 50
-"""The largest number of keys of a partition that are redriven concurrently."""
+"""The maximum number of keys of a partition that are redriven concurrently."""
 READ_BYTES = 1 << 18
 LEASE_CHECK_S = 1.0
-"""Seconds between two checks of the lease while waiting for an ack."""
+"""The interval between checks of the lease while waiting for an ack, in seconds."""
 ALONE_S = 5.0
 """The longest time, in seconds, for which a key that may have killed a process is
 redriven alone.
@@ -98,7 +98,7 @@ class RedriveDelivery(ClientDelivery):
     client: ParkingClient
     is_apart = True
     cursor = 0
-    """0, because parked messages are below the partition's cursor although they are not done."""
+    """0, because parked messages are below the partition's cursor although they are not handled."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RedriveDelivery(ClientDelivery):
         self._source = source
         self._remaining = 0
         self._pending_acks: set[int] = set()
-        """The offsets that are handled but not durably unparked yet."""
+        """The offsets that are handled but not yet durably unparked."""
         self._acks_changed = asyncio.Event()
         self._failed: set[int] = set()
         """The offsets that failed, and are neither handled nor parked again."""
@@ -127,7 +127,7 @@ class RedriveDelivery(ClientDelivery):
         again or the partition is handed over.
         """
         self.unacked = 0
-        """The number of messages that are not durably handled."""
+        """The number of messages that are not yet durably handled."""
 
     @property
     def is_loose(self) -> bool:  # type: ignore[override]
@@ -153,8 +153,8 @@ class RedriveDelivery(ClientDelivery):
         self._on_durable()
 
     async def wait_until_acked(self, offset: int) -> bool:
-        """Wait until a handled message is durably unparked. Return False if it was handed over
-        instead.
+        """Wait until a handled message is durably unparked. Return False if its partition was
+        handed over instead.
         """
         while offset in self._pending_acks and self.client.boot_ns() < self.client.ack_deadline_ns:
             self._acks_changed.clear()
@@ -189,7 +189,7 @@ class RedriveDelivery(ClientDelivery):
         self.client.discard_in_flight(count)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Keep a message that failed too often parked, with later ones of its key."""
+        """Keep a message that failed too often parked, together with later ones of its key."""
         count = 1 + len(waiting)
         self._clear_failures([message.offset])
         if self._key == RETRIED and isinstance(self._key, int):
@@ -222,12 +222,14 @@ class RedriveDelivery(ClientDelivery):
         self.park(message, failure, [])
 
     def report_failure(self, message: Message, failure: Failure) -> None:
-        """Report the failure to the broker; its tries are stored only when it is parked again."""
+        """Report the failure to the broker; the attempts are stored only when the message is parked
+        again.
+        """
         self._failed.add(message.offset)
         self.client.report_redriven_failure(self._source, message, failure)
 
     def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Report to the broker that a message hangs in its handler or the program."""
+        """Report to the broker that a message is hanging in its handler or in the program."""
         self._failed.add(message.offset)
         self.client.report_redriven_hang(self._source, message, failure, running_ms)
 
@@ -253,11 +255,11 @@ class Redrives:
         self._sender = sender
         self._release_key = release_key
         self.careful = False
-        """True if the previous owner ended without a release, so that a message may kill the
-        process.
+        """True if the previous owner ended without releasing the partition, so that a message may
+        kill the process.
         """
         self.keys_are_inherited = False
-        """True while keys begin that were chosen before this owner acquired the partition."""
+        """True while starting keys that were chosen before this owner acquired the partition."""
         self._failure_log = LogFilter()
         self._careful_lock = asyncio.Lock()
         self._tasks: dict[ParkKey, asyncio.Task[None]] = {}
@@ -275,7 +277,7 @@ class Redrives:
         return bool(self._tasks)
 
     def begin(self, key: ParkKey) -> None:
-        """Start to redrive a key, unless it is being redriven."""
+        """Start redriving a key, unless it is already being redriven."""
         if key in self._tasks or self._client.acked_to_end:
             return
         careful = self.careful and (key != RETRIED or self.keys_are_inherited)
@@ -289,7 +291,7 @@ class Redrives:
             skipped = SkippedMessages()
             while True:
                 try:
-                    # The lock is released during backoff, so that other keys do not wait.
+                    # The lock is released during the backoff, so that other keys do not wait.
                     async with self._careful_lock if careful else self._slots:
                         while await self._redrive_window(key, skipped, alone=careful):
                             careful = False
@@ -310,7 +312,7 @@ class Redrives:
             self._client.check_drained()
 
     async def _park_again(self, key: ParkKey) -> None:
-        """Park a key again before it is redriven, so that it stays parked if this process ends."""
+        """Park a key again before it is redriven, so that it stays parked if this process dies."""
         crash = crash_failure("again", at_ms=self._client.wall_ms(), attempts=1)
         if key != RETRIED:
             await self._sender.send_now([Park(key, (), crash, self._context.lease[3])])
@@ -334,7 +336,8 @@ class Redrives:
         Args:
             skipped: the messages of a loose key that are skipped because they could not be
                 read.
-            alone: the messages may kill the process; park the key first, and redrive it alone.
+            alone: True if the messages may kill the process: park the key first, and redrive it
+                alone.
 
         Returns:
             False if the key is done: it has no messages left or is parked again, or the partition
@@ -370,7 +373,7 @@ class Redrives:
         return handled
 
     async def _finish_key(self, key: ParkKey, skipped: SkippedMessages) -> bool:
-        """Finish a key without readable messages; return as `_redrive_window` does."""
+        """Finish a key without readable messages. Returns the same as `_redrive_window`."""
         if skipped.error is not None:
             raise skipped.error
         if key in LOOSE:
@@ -384,8 +387,8 @@ class Redrives:
     async def _read_first(
         self, key: ParkKey, rows: Sequence[Row], skipped: SkippedMessages
     ) -> tuple[list[Message], int] | None:
-        """Read from the first source, as `read` does. Return None if it is unreadable, and now
-        skipped.
+        """Read from the first source, as `read` does. Return None if the source is unreadable, and
+        therefore skipped from now on.
         """
         source = rows[0][0]
         try:
@@ -429,8 +432,8 @@ class Redrives:
         Read the first messages of a source in `ranges`.
 
         Messages are given up if retention has removed them, or the metaserver reports that they are
-        gone. If others are missing, the broker runs on an older copy of its data folder, and the
-        original may return.
+        gone. If others are missing, the broker is running on an older copy of its data folder, and
+        the original may return.
 
         Returns:
             The messages, with a delivery of type `kind`, and the offset up to which `ranges` are
@@ -439,7 +442,7 @@ class Redrives:
         Raises:
             UnreachableError, PartitionUnknownError: the source's broker does not reply, or does not
                 have the partition.
-            CorruptBatchError: the first batch cannot be unpacked; the error has its offsets.
+            CorruptBatchError: the first batch cannot be unpacked; the error contains its offsets.
         """
         start, end = ranges[0][0], ranges[-1][1]
         try:

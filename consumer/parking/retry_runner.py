@@ -1,21 +1,23 @@
 """Retries messages that were set aside without their keys, when they are due, at the partition's
 owner.
 
-    failed ─▶ put: Park under its number of tries ─▶ durable ─▶ waiting, by due time
+    failed ─▶ put: Park under its number of attempts ─▶ durable ─▶ waiting, by due time
         ─▶ read, handed out ─▶ done: Unpark
                             ├─ failed: Shift to the next number ─▶ waiting
                             ╰─ failed too often: Shift to the dead letters
 
-The numbers of tries are durable, but the due times are not: a new owner retries all messages at
+The numbers of attempts are durable, but the due times are not: a new owner retries all messages at
 once.
 
-If the previous owner ended without a release, a message may have killed its process. For CAREFUL_MS
-messages are then handed out one at a time, each after a Shift to its negated number, which durably
-records that a try has begun: if this process ends too, the next owner makes it a dead letter.
+If the previous owner ended without releasing the partition, a message may have killed its process.
+For CAREFUL_MS, messages are then handed out one at a time, each after a Shift to its negated
+number, which durably records that an attempt has started: if this process dies too, the next owner
+makes the message a dead letter.
 
 Invariants
-    A message is handed out only while its Park or Shift is durable, and to one handler at a time.
-    A drained partition starts no try: its children have adopted the waiting messages, or will.
+    A message is handed out only while its Park or Shift is durable, and to one handler at a time. A
+    drained partition starts no attempts, because its children have adopted the waiting messages, or
+    will.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ RETRIES_MAX = 100_000
 """Pulling the partition stops while this many offset ranges wait for a retry."""
 CAREFUL_MS = 30_000
 LONG_S = 5.0
-"""The longest time, in seconds, to wait for a message in the careful part."""
+"""The longest time to wait for a message while messages are handed out one at a time, in
+seconds.
+"""
 
 
 class RetryDelivery(RedriveDelivery):
@@ -62,7 +66,7 @@ class RetryDelivery(RedriveDelivery):
         self._reschedule(message, failure, None, 0)
 
     def park(self, message: Message, failure: Failure, _waiting: list[Message]) -> None:
-        """Make the message a dead letter, as `dead_letter` does; no later one waits for it."""
+        """Make the message a dead letter, as `dead_letter` does; no later message waits for it."""
         self.dead_letter(message, failure)
 
     def _reschedule(
@@ -99,7 +103,7 @@ class RetryRunner:
 
     @property
     def busy(self) -> bool:
-        """True while a handler may have a message that is retried."""
+        """True while a handler may have a message that is being retried."""
         return bool(self._tries)
 
     @property
@@ -122,13 +126,13 @@ class RetryRunner:
     # ────────────────────────────────────────────────────────────────────────────────
     async def begin(self, rows: Iterable[ParkedKeyRow], *, careful: bool) -> None:
         """
-        Fetch the messages that wait for a retry, all of which are due.
+        Fetch the messages that wait for a retry, all of which are due now.
 
         Only the first call has an effect, because later messages are added by `put`.
 
         Args:
             rows: the parked keys of the group.
-            careful: the previous owner ended without a release.
+            careful: True if the previous owner ended without releasing the partition.
         """
         if self._begun:
             return
@@ -191,8 +195,8 @@ class RetryRunner:
         failure: Failure,
         pause_ms: int,
     ) -> None:
-        """Schedule another retry for a failed message, under number `next_key`; None: make it a
-        dead letter.
+        """Schedule another retry for a failed message, under number `next_key`, or make it a dead
+        letter if that is None.
         """
         offset_range = offset, offset + 1
         due_ns = self._client.boot_ns() + pause_ms * 1_000_000

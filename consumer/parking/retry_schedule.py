@@ -8,8 +8,8 @@ read. Pure.
 
 Invariants
     While reads of a source fail, one read at a time probes its broker, and its other due messages
-    are held. Held messages take turns as probes: a broker that lacks one message, or has it
-    damaged, may have the others, even adjacent ones. Other sources are not delayed.
+    are held. Held messages take turns as probes: a broker on which one message is missing or
+    damaged may have the others, even adjacent ones. Other sources are not delayed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from ...protocol.offsets import IntervalSet, Range
 
 
 class _Waiting(NamedTuple):
+    """An offset range of one source that waits for its retry."""
+
     due_ns: int
     sequence: int
     key: int
@@ -32,13 +34,13 @@ class _Waiting(NamedTuple):
 
 
 class DueTry(NamedTuple):
-    """Due messages of one source with the same number of tries."""
+    """Due messages of one source with the same number of attempts."""
 
     key: int
     source: int
     ranges: list[Range]
     is_probe: bool
-    """True if it probes a source whose last read failed."""
+    """True for a probe of a source whose last read failed."""
 
 
 class _FailingSource:
@@ -54,7 +56,7 @@ class _FailingSource:
 
 
 class RetrySchedule:
-    """Schedules the retries of one partition; times are boot-clock nanoseconds."""
+    """Schedules the retries of one partition; times are in nanoseconds on the boot clock."""
 
     def __init__(self) -> None:
         self._waiting: list[_Waiting] = []
@@ -63,18 +65,18 @@ class RetrySchedule:
         """The failing sources, by id."""
 
     def __len__(self) -> int:
-        """Return the number of offset ranges that wait."""
+        """Return the number of waiting offset ranges."""
         return len(self._waiting) + sum(len(failing.queued) for failing in self._failing.values())
 
     @property
     def next_ns(self) -> int | None:
-        """When to call `take` next; None if nothing waits, or everything waits for a read in
-        progress.
+        """When to call `take` next; None if nothing is waiting, or everything is waiting for a read
+        in progress.
         """
         return self._waiting[0].due_ns if self._waiting else None
 
     def add(self, key: int, source: int, offset_range: Range, due_ns: int) -> None:
-        """Schedule an offset range, which had `key` tries, for `due_ns`."""
+        """Schedule an offset range, whose messages have had `key` attempts, for `due_ns`."""
         heapq.heappush(self._waiting, self._new_waiting(key, source, offset_range, due_ns))
 
     def _new_waiting(self, key: int, source: int, offset_range: Range, due_ns: int) -> _Waiting:
@@ -82,7 +84,7 @@ class RetrySchedule:
         return _Waiting(due_ns, self._sequence, key, source, *offset_range)
 
     def take(self, count: int, now_ns: int) -> DueTry | None:
-        """Pop up to `count` due messages; None if there are none, or all are held."""
+        """Pop up to `count` due messages. Return None if there are none, or all are held."""
         waiting = self._waiting
         while waiting and waiting[0].due_ns <= now_ns:
             _, _, key, source, *_ = waiting[0]
@@ -131,8 +133,8 @@ class RetrySchedule:
         Args:
             due_try: the messages, of which the first one is unreadable.
             pause_ns: returns the backoff in nanoseconds for a number of consecutive failures.
-            upto: the end offset of the unreadable messages, if known; None: only the first is
-                known to be unreadable.
+            upto: the end offset of the unreadable messages; None: only the first one is known to be
+                unreadable.
         """
         key, source, ranges, is_probe = due_try
         failing = self._failing.get(source)

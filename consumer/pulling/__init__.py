@@ -1,1 +1,1 @@
-"""The work of a session on a partition that it owns: messages are pulled, read and acked."""
+"""Pulls, reads and acks the messages of a partition that a session owns."""

@@ -1,18 +1,17 @@
-"""Sends a partition's acks and failed tries to its broker.
+"""Sends a partition's acks and failed attempts to its broker.
 
     done, failed, begin ─▶ due ─▶ linger ─▶ ACK ─▶ durable: the cursor rises, waiters continue
                             ▲                │ failed: retry after a pause
                             ╰── every third of the ttl, an empty request renews the pull lock; in a
                                 shared group, every sixth of in_flight_ms, it renews messages
 
-To save the cost of a task switch, the linger timer sends requests, and their replies are handled in
-callbacks. The sender's task waits meanwhile: it opens channels, and handles errors and replies that
-need a wait.
+To avoid task switches, the linger timer sends requests, and callbacks handle their replies.
+Meanwhile the sender's task waits; it opens channels, and handles errors and the replies for which
+something must be awaited.
 
 Invariants
-    A failed request loses nothing: the next one contains its acks.
-    One request is in flight at a time.
-    A wait for acks makes a request due.
+    A failed request loses nothing: the next one contains its acks. One request is in flight at a
+    time. Waiting for acks makes a request due.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ log = logging.getLogger("keylane.consumer")
 CLOCK_S = 0.001
 """The tolerance, in seconds, for timers that fire slightly early."""
 ANY = -1
-"""Matches every request, in place of an offset."""
+"""Stands for any offset, and so matches every request."""
 
 
 class AckedPartition(Protocol):
@@ -52,23 +51,23 @@ class AckedPartition(Protocol):
     """The client of the partition's broker."""
     boot_ns: Callable[[], int]
     renewal_ms: float
-    """Milliseconds between two requests that renew messages that handlers have."""
+    """The interval, in milliseconds, between requests that renew the messages in handlers."""
     respects_range_limit: bool
-    """True if pulling stops while the broker accepts no more ranges above the cursor."""
+    """True if pulling stops while the broker cannot accept more ranges above the cursor."""
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """The subject, partition and group, for log lines."""
         ...
 
     @property
     def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
+        """True while the broker has the fence and the lease has not ended."""
         ...
 
     @property
     def is_idle(self) -> bool:
-        """True while the broker has acks of all pulled messages, and a pull is waiting there."""
+        """True while the broker has acks for all pulled messages and a pull is waiting there."""
         ...
 
     def messages_to_renew(self) -> list[Message]:
@@ -88,12 +87,12 @@ class AckedPartition(Protocol):
         ...
 
     def is_parked_current(self, version: int) -> bool:
-        """Return True if `check_parked` would change nothing."""
+        """Return True if `check_parked` would have no effect."""
         ...
 
     async def check_parked(self, version: int) -> None:
-        """Fetch an operator's changes of parked messages, if `version` is newer than the
-        known one.
+        """Fetch an operator's changes to parked messages, if `version` is newer than the known
+        version.
         """
         ...
 
@@ -103,18 +102,18 @@ class AckWaiter(NamedTuple):
 
     offset: int
     future: asyncio.Future[bool]
-    """Done when a request with the offset has succeeded (True) or was refused (False)."""
+    """Done when a request that contains the offset has succeeded (True) or was refused (False)."""
 
 
 class AckRequest(NamedTuple):
-    """A request, with the data to handle its reply."""
+    """A request, with the data needed to handle its reply."""
 
     ack: Ack
     waiters: list[AckWaiter]
     is_partial: bool
     """True if it does not contain all messages handled when it was built."""
     renewed_messages: list[Message]
-    """The messages that it renews, in a shared group."""
+    """In a shared group, the messages that it renews."""
     sent_ns: int
     """The time at which it was built, on the boot clock."""
 
@@ -125,8 +124,8 @@ class AckSender:
 
     Args:
         lease: the partition id, group, session and token, as in requests.
-        in_flight: the counter of messages in flight, which blocks pulls while the broker accepts no
-            more ranges above the cursor.
+        in_flight: the counter of messages in flight, which blocks pulls while the broker cannot
+            accept more ranges above the cursor.
     """
 
     def __init__(
@@ -148,7 +147,9 @@ class AckSender:
         self.skips_linger = False
         """True if requests are sent without a linger."""
         self._begun: dict[int, int] = {}
-        """The crash counts of suspects that begin, by offset, until the broker has stored them."""
+        """The crash count of each suspect that is about to be handled, by offset, until the broker
+        has stored it.
+        """
         self._partition = partition
         self._lease = lease
         self._in_flight = in_flight
@@ -156,13 +157,13 @@ class AckSender:
         self._rng = rng
         self._loop = asyncio.get_running_loop()
         self._pauses = settings.backoff.pauses(rng)
-        """The pauses between requests that fail."""
+        """The pauses between failed requests."""
         self._failure_log = LogFilter()
         self._waiters: list[AckWaiter] = []
         """The waiters for the next request."""
         self._idle_s = min(settings.ttl_ms / 3, partition.renewal_ms) / 1000
         self._sent_s = self._loop.time()
-        """The event loop's time at which the last request was built."""
+        """The time of the event loop's clock at which the last request was built."""
         self._wake_task: asyncio.Future[int | None] | None = None
         """
         Wakes the task, which waits while timers send requests.
@@ -180,7 +181,7 @@ class AckSender:
         self._ended = False
 
     def send_soon(self) -> None:
-        """Send a request after its linger."""
+        """Send a request after lingering."""
         self.is_due = True
         if (
             self._timer is not None
@@ -198,8 +199,8 @@ class AckSender:
             self._timer = loop.call_at(now_s + linger_s(self._linger_s, now_s), self._send_now)
 
     def stop_lingering(self) -> None:
-        """Send this and later requests without a linger, because other members wait until the
-        partition is drained.
+        """Send this and later requests without lingering, because other members are waiting for the
+        partition to be drained.
         """
         self._linger_s = 0
         if self._timer is not None:
@@ -207,24 +208,24 @@ class AckSender:
             self._timer = self._loop.call_soon(self._send_now)
 
     def record_failure(self, message: Message, failure: Failure) -> None:
-        """Report a message's failed try to the broker."""
+        """Report a message's failed attempt to the broker."""
         self.tries.record_failure(message, failure)
         self.send_soon()
 
     def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Report to the broker that a message hangs in its handler or the program."""
+        """Report to the broker that a message is hanging in its handler or in the program."""
         if self.tries.record_hang(message, failure, running_ms):
-            self.send_soon()  # later durations go with the requests that renew the pull lock
+            self.send_soon()  # later durations are sent with the requests that renew the pull lock
 
     async def wait_for_ack_reply(self, offset: int, *, ask: bool = True) -> bool:
         """
-        Wait for the broker's reply to the ack of a handled offset, and of all lower handled ones.
+        Wait for the broker's reply to the acks of a handled offset and of all lower handled ones.
 
         Args:
-            ask: make a request due; False: wait for the next one.
+            ask: True: make a request due; False: wait for the next one.
 
         Returns:
-            True if the ack is durable; False if the broker accepts no more ranges now, or the
+            True if the ack is durable; False if the broker cannot accept more ranges now, or the
             partition was handed over.
         """
         if self._ended:
@@ -237,24 +238,24 @@ class AckSender:
 
     async def wait_until_durable(self, offset: int) -> bool:
         """
-        Wait until the ack of a handled offset is durable, even while the broker accepts no more
+        Wait until the ack of a handled offset is durable, even while the broker cannot accept more
         ranges.
 
         Returns:
-            False if it never will be, because the partition was handed over.
+            True if it is durable; False if it never will be, because the partition was handed over.
         """
         durable = offset not in self.handled or await self.wait_for_ack_reply(offset)
         while not durable and not self._ended:
-            # Every request has the lowest ranges.
+            # Every request contains the lowest ranges.
             durable = await self.wait_for_ack_reply(offset, ask=False)
         return durable
 
     async def begin(self, offset: int, crashes: int) -> None:
         """
-        Wait until the broker has durably recorded that a suspect begins.
+        Wait until the broker has durably recorded that a suspect message is about to be handled.
 
         Args:
-            crashes: its crash count if this process ends before the message does.
+            crashes: the crash count to store if this process dies before the message is handled.
         """
         self._begun[offset] = crashes
         while offset in self._begun:
@@ -292,7 +293,7 @@ class AckSender:
             log.info("%s: acks are stored again, after %s", self._partition.log_name, failures)
 
     def _renew_if_idle(self) -> None:
-        """Send a request, even an empty one, if there was none for a third of the ttl, to renew the
+        """Send a request, even an empty one, if none was sent for a third of the ttl, to renew the
         pull lock.
         """
         now_s = self._loop.time()
@@ -315,7 +316,7 @@ class AckSender:
             pass
 
     def end(self) -> None:
-        """Stop, and release the waiters of acks that will not be sent."""
+        """Stop, and release the waiters for acks that will not be sent."""
         self._ended = True
         for waiter in self._waiters:
             release([waiter], durable=waiter.offset not in self.handled)
@@ -323,11 +324,11 @@ class AckSender:
     # ── sent by timers ────────────────────────────────────────────────────────────────────────────
     async def _send_from_timers(self) -> int | None:
         """
-        Let the timers send requests until one needs the task.
+        Let the timers send requests until a request needs the task.
 
         Returns:
-            The newer version of the parked messages if there is one; None if the task must send the
-            next request.
+            The version of the parked messages if it is newer than the known one; None if the task
+            must send the next request.
 
         Raises:
             KeylaneError: a request failed.
@@ -352,8 +353,8 @@ class AckSender:
                 self._requeue(request)
 
     def _send_next(self) -> None:
-        """Send a request in the next iteration of the event loop, so that tasks that are awake can
-        add to it.
+        """Send a request in the next iteration of the event loop, so that tasks that are already
+        awake can add to it.
         """
         self._timer = self._loop.call_soon(self._send_now)
 
@@ -414,8 +415,8 @@ class AckSender:
         Send one request with the handled offsets; an empty one renews the pull lock.
 
         Returns:
-            False if the broker accepts no more ranges above the cursor; the other acks then wait
-            for those of older messages.
+            False if the broker cannot accept more ranges above the cursor; the remaining acks then
+            wait for those of older messages.
         """
         request = self._request()
         try:
@@ -431,7 +432,7 @@ class AckSender:
         return True
 
     def _request(self) -> AckRequest:
-        """Build the next request; ranges that do not fit make a later one due."""
+        """Build the next request. If some ranges do not fit, another request becomes due."""
         self.is_due = False
         self._sent_s = self._loop.time()
         ranges = self.handled.take()
@@ -456,7 +457,7 @@ class AckSender:
         self._waiters = request.waiters + self._waiters
 
     def _on_success(self, request: AckRequest, answer: Acked) -> None:
-        """Handle the success of a request, which the broker has stored durably."""
+        """Handle the success of a request, whose contents the broker has stored durably."""
         self.handled.confirm()
         if request.renewed_messages:
             self._partition.extend_in_flight(request.renewed_messages, request.sent_ns)
@@ -472,8 +473,8 @@ class AckSender:
         self._waiters = release_durable(request) + self._waiters
 
     def _on_range_limit(self, request: AckRequest, error: OverloadedError) -> bool:
-        """Handle a refusal: the broker accepts no more ranges. Return True if a request with fewer
-        may succeed.
+        """Handle a refusal because the broker cannot accept more ranges. Return True if a request
+        with fewer ranges may succeed.
         """
         self._partition.record_call_error(error)  # the broker was reached
         release(request.waiters, durable=False)  # each waiter decides whether to wait again
@@ -490,16 +491,16 @@ class AckSender:
 
 def linger_s(longest_s: float, now_s: float) -> float:
     """
-    Return the seconds for which a request lingers: until the next multiple of `longest_s`.
+    Return how many seconds a request lingers: until the next multiple of `longest_s`.
 
-    The requests of all partitions in an event loop then share a write to the socket, and a sync of
-    the broker's disk.
+    All partitions in an event loop then share one write to the socket, and one sync of the broker's
+    disk.
     """
     return longest_s - now_s % longest_s if longest_s else 0.0
 
 
 def release(waiters: Iterable[AckWaiter], *, durable: bool) -> None:
-    """Resolve waiters."""
+    """Resolve the waiters' futures."""
     for _, future in waiters:
         if not future.done():
             future.set_result(durable)

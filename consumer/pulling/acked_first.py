@@ -20,7 +20,9 @@ from .shared_client import SharedClient
 
 log = logging.getLogger("keylane.consumer")
 PAUSE_S = 0.05
-"""Seconds between two tries while the broker accepts no more ranges above the cursor."""
+"""The interval between attempts while the broker cannot accept more ranges above the cursor, in
+seconds.
+"""
 
 
 class AckFirstClient(PullClient):
@@ -28,7 +30,7 @@ class AckFirstClient(PullClient):
 
     def _begin(self) -> None:
         self._started: set[int] = set()
-        """The offsets whose handlers may run, and have not ended."""
+        """The offsets whose handlers may be running and have not ended."""
         super()._begin()
 
     async def ack_first(self, messages: Sequence[Message]) -> bool:
@@ -73,4 +75,4 @@ class AckFirstClient(PullClient):
 
 
 class AckFirstSharedClient(AckFirstClient, SharedClient):
-    """Does the same for a shared group."""
+    """An `AckFirstClient` for a shared group."""

@@ -6,10 +6,11 @@
 
 Invariants
     A range leaves the queue only when the broker has confirmed it, so a failed request loses
-    nothing. Every request carries the lowest handled offsets: gaps are filled before newer ranges
+    nothing. Every request contains the lowest handled offsets: gaps are filled before newer ranges
     are sent, and no message is acked before an older one that was handled too. A broker keeps a
-    limited number of ranges above a cursor. A range that begins at the cursor adds none, so the
-    broker always accepts it: in whatever order handlers end, the cursor rises.
+    limited number of ranges above a cursor. A range that starts at the cursor does not add to that
+    number, so the broker always accepts it: the cursor rises, no matter in which order handlers
+    end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RANGES_PER_REQUEST = 1_000
 
 
 class AckQueue:
-    """Holds handled offsets as half-open ranges: those not sent yet, and those of the request in
+    """Holds handled offsets as half-open ranges: those not sent yet, and those in the request in
     flight.
     """
 
@@ -41,14 +42,18 @@ class AckQueue:
         self._ranges: list[Range] = []
         self._start = 0
         self.end = 0
-        """The end of the range that grows; public for the hot path, which extends it directly."""
+        """The end of the range that is growing; public for the hot path, which extends it
+        directly.
+        """
         self._ranges_max = RANGES_PER_REQUEST
-        """The limit for the next request: halved after a refusal, doubled after a confirmation."""
+        """The range limit of the next request: halved after a refusal, doubled after a
+        confirmation.
+        """
         self.in_flight: list[Range] = []
         self.is_partial = False
         """True if the request in flight does not contain all messages handled when it was built."""
         self.at_range_limit = False
-        """True from a refusal until the broker has acks of everything handled."""
+        """True from a refusal until the broker has acks for everything handled."""
 
     def mark_handled(self, offset: int) -> None:
         """Add the message at `offset`, which is handled."""
@@ -79,8 +84,8 @@ class AckQueue:
         return self._start < self.end or bool(self._ranges) or bool(self.in_flight)
 
     def take(self) -> tuple[Range, ...]:
-        """Return the lowest ranges, sorted and merged, for the next request; they include those of
-        a failed request.
+        """Return the lowest ranges for the next request, sorted and merged; they include those of a
+        failed request.
         """
         if self._start < self.end:
             self._ranges.append((self._start, self.end))
@@ -97,7 +102,7 @@ class AckQueue:
         return tuple(self.in_flight)
 
     def confirm(self) -> None:
-        """Drop the ranges in flight: the broker has them durably."""
+        """Drop the ranges in flight, which the broker has stored durably."""
         self.in_flight = []
         if self._ranges_max < RANGES_PER_REQUEST:
             self._ranges_max = min(2 * self._ranges_max, RANGES_PER_REQUEST)
@@ -116,7 +121,7 @@ class AckQueue:
 
 def ranges_of(messages: list[Message]) -> list[Range]:
     """Return the ranges of the messages' offsets. `messages` is sorted by offset, and is split in
-    halves until a part has no gaps.
+    half until no part has gaps.
     """
     ranges: list[Range] = []
     parts = [(0, len(messages))]

@@ -1,5 +1,5 @@
-"""Consumes a partition for a broadcast consumer: reads without a lease, and keeps acks in this
-process.
+"""Consumes a partition for a broadcast consumer, which reads without a lease and keeps its acks in
+this process.
 
     READ ─▶ hand out ─▶ handled ─▶ ack queue ─▶ `AckedOffsets` of the consumer
       ▲                                            │
@@ -38,7 +38,7 @@ IDLE = Backoff(first_ms=10, max_ms=200)
 
 
 class LocalAcks(AckSender):
-    """Applies the acks of one partition to offsets in this process, in place of a broker."""
+    """Applies the acks of one partition to offsets kept in this process, in place of a broker."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class LocalAcks(AckSender):
         self._client = partition
 
     def record_failure(self, message: Message, failure: Failure) -> None:
-        """Do nothing: failed tries are not recorded beyond this process."""
+        """Do nothing: failed attempts are not recorded outside this process."""
 
     def record_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
-        """Do nothing: there is no broker to report to, and the log already has it."""
+        """Do nothing: there is no broker to report to, and the hang is already logged."""
 
     def _begin_request(self) -> bool:
         self._apply()
@@ -88,10 +88,10 @@ class BroadcastClient(PullClient):
     Reads one partition for a broadcast consumer.
 
     Args:
-        acked: the partition's handled offsets; updated here, and kept when this client ends.
+        acked: the partition's handled offsets, which this client updates, and which outlive it.
         refresh: refreshes the broker addresses.
-        is_superfluous: returns True for a replacing row whose original message was handled already;
-            None: the partition has no such rows.
+        is_superfluous: returns True for a replacement row whose original message was already
+            handled; None: the partition has no such rows.
         others: see `PullClient`.
     """
 
@@ -176,7 +176,7 @@ class BroadcastClient(PullClient):
     def _skip_superfluous_rows(
         self, rows: list[Message], is_superfluous: Callable[[Message], bool]
     ) -> None:
-        """Count rows as handled if the messages that they replace were handled."""
+        """Count rows as handled if the messages they replace were handled."""
         next_offset = self._offsets.next_offset
         for row in rows:
             if row.offset >= next_offset and is_superfluous(row):

@@ -1,11 +1,11 @@
-"""Hands out suspects one at a time, each after its broker has durably recorded that it begins, so
-that a crash accuses a single message.
+"""Hands out suspects one at a time, each after its broker has durably recorded that it is about to
+be handled, so that a crash can be attributed to a single message.
 
     pulled ─▶ SuspectQueue ─▶ recorded as begun ─▶ handed out ─▶ acked, failed, or set aside
         ─▶ the next one ─▶ … ─▶ the remaining messages, all at once
 
-Meanwhile the partition hands out no other message, and the consumer no suspect of another
-partition; other messages of other partitions are not affected.
+Meanwhile, the partition hands out no other message, and the consumer hands out no suspect of
+another partition. Other messages of other partitions are not affected.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ log = logging.getLogger("keylane.consumer")
 
 
 LONG_MS = 1_000
-"""The milliseconds to wait for a suspect at least, even if the careful part ends earlier."""
+"""The minimum time to wait for a suspect, in milliseconds, even if the careful phase ends
+earlier.
+"""
 
 
 class CarefulClient(DeliveryClient, Protocol):
@@ -48,16 +50,16 @@ class CarefulClient(DeliveryClient, Protocol):
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """The subject, partition and group, for log lines."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """The first offset that is not pulled."""
+        """The first offset that has not been pulled."""
         ...
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Report with the next ack why a message blocks others."""
+        """Report, with the next ack, why a message blocks others."""
         ...
 
     def park_later_messages(self, messages: list[Message]) -> list[Message]:
@@ -65,7 +67,7 @@ class CarefulClient(DeliveryClient, Protocol):
         ...
 
     def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
-        """Park the batch's rows in flight whose keys are parked, and remove them from it."""
+        """Park the batch's in-flight rows whose keys are parked, and remove them from it."""
         ...
 
     def hand_out_counted(self, messages: list[Message]) -> None:
@@ -78,8 +80,8 @@ class CarefulDelivery(ClientDelivery):
     Hands out one partition's messages until those that may have killed a process are handled.
 
     Args:
-        acks: the ack sender, which reports to the broker which message begins.
-        answer: the broker's answer to the acquisition, with the suspects.
+        acks: the ack sender, which reports to the broker which message is about to be handled.
+        answer: the broker's answer to the acquisition, which lists the suspects.
     """
 
     __slots__ = (
@@ -122,9 +124,9 @@ class CarefulDelivery(ClientDelivery):
         )
         self._pulled = asyncio.Event()
         self._suspect_done = asyncio.Event()
-        """Set when the message that was begun last is handled, has failed, or is set aside."""
+        """Set when the message that was started last is handled, has failed, or is set aside."""
         self._suspect_offset = -1
-        """The offset of the message that was begun last."""
+        """The offset of the message that was started last."""
         self._undecoded: list[PulledBatch] = []
         self._takes_messages = False
         """True once it is known that the program takes messages; until then batches are kept
@@ -136,9 +138,9 @@ class CarefulDelivery(ClientDelivery):
         self.is_over = False
         """True once messages are handed out as they are pulled."""
         self.has_priority = True
-        """True if lanes take its messages before all others, so that a suspect reaches a handler
-        soon, however many messages of other partitions wait. False once a suspect was not waited
-        for, because no later message of its key may overtake it.
+        """True if lanes take its messages ahead of all others, so that a suspect reaches a handler
+        soon, no matter how many messages of other partitions are waiting. False after the wait for
+        a suspect was given up, because no later message of its key may overtake it.
         """
 
     @staticmethod
@@ -147,12 +149,12 @@ class CarefulDelivery(ClientDelivery):
         return answer.suspects_upto > answer.cursor or bool(answer.begun)
 
     def put(self, messages: list[Message]) -> None:
-        """Add messages that were just pulled."""
+        """Add messages that have just been pulled."""
         self._queue.put(messages)
         self._pulled.set()
 
     def put_batch(self, batch: PulledBatch) -> None:
-        """Add a batch that was just pulled and is not decoded."""
+        """Add a batch that has just been pulled and is not decoded."""
         if self._takes_messages:
             try:
                 messages = batch.messages()
@@ -237,6 +239,7 @@ class CarefulDelivery(ClientDelivery):
         columns.put(batch)
 
     async def _try_part(self, part: SuspectPart, until_ms: int) -> None:
+        """Hand out a part alone, and wait until it has ended or the careful phase is over."""
         client = self.client
         current_in_flight = False
         try:
@@ -263,7 +266,7 @@ class CarefulDelivery(ClientDelivery):
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def _report_suspect(self, message: Message, crashes: int, suffix: str = "") -> None:
-        """Report a message whose process ended while it was handled alone, in the log and to the
+        """Report a message whose process died while handling it alone, in the log and to the
         broker.
         """
         log.warning(
@@ -275,6 +278,7 @@ class CarefulDelivery(ClientDelivery):
         self.client.blocks(message, self._crash(message, crashes))
 
     def _crash(self, message: Message, crashes: int) -> Failure:
+        """Return the failure to record for a message that has killed its process."""
         times, now_ms = counted(crashes, "time"), self._clock.wall_ms()
         return crash_failure(times, at_ms=now_ms, attempts=message.attempt - 1)
 
@@ -331,7 +335,7 @@ class CarefulDelivery(ClientDelivery):
             self.client.dead_letter(message, failure)
 
     def _hand_out(self, messages: list[Message]) -> bool:
-        """Hand out messages, and park those of parked keys instead. Return True if any were handed
+        """Hand out messages, but park those of parked keys instead. Return True if any were handed
         out.
         """
         remaining = self.client.park_later_messages(messages)
@@ -351,30 +355,31 @@ class CarefulDelivery(ClientDelivery):
         self._suspect_done.set()
 
     def report_failure(self, message: Message, failure: Failure) -> None:
-        """Report a failed try to the broker: the message did not kill the process."""
+        """Report a failed attempt to the broker: the message did not kill the process."""
         super().report_failure(message, failure)
         self._queue.block_key(message)
         if message.offset == self._suspect_offset:
             self._suspect_done.set()
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Park the key of a message that failed too often, with the later ones of its key,
-        `waiting`.
+        """Park the key of a message that failed too often, together with the later messages of its
+        key in `waiting`.
         """
         super().park(message, failure, waiting)
         self._note_ended(message.offset)
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
-        """Make a message a dead letter; later ones of its key continue."""
+        """Make a message a dead letter; later messages of its key continue."""
         super().dead_letter(message, failure)
         self._note_ended(message.offset)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside for a retry in `pause_ms`; later ones of its key continue."""
+        """Set a message aside for a retry in `pause_ms`; later messages of its key continue."""
         super().retry(message, failure, pause_ms)
         self._note_ended(message.offset)
 
     def _note_ended(self, offset: int) -> None:
+        """Record that the message at `offset` is handled, has failed, or is set aside."""
         self._queue.unblock_key(offset)
         if offset == self._suspect_offset:
             self._suspect_done.set()

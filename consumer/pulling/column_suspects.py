@@ -1,5 +1,5 @@
-"""Splits Arrow data that may have killed an earlier owner's process into parts that are handed out
-one at a time. Pure.
+"""Splits Arrow data that may have killed an earlier owner's process into parts, which are handed
+out one at a time. Pure.
 
     put ─▶ stored ─▶ next: a part, recorded as begun by its last offset ─▶ acked ─▶ the next part
         ─▶ … ─▶ take_remaining
@@ -8,9 +8,9 @@ one at a time. Pure.
 
 Invariants
     The rows from the cursor to the lowest offset recorded as begun are those that the process had
-    in hand when it ended. Rows leave in offset order, and nothing overtakes a suspect. Only a row
-    that was the only one of its part is accused and counts crashes; a larger part never counts more
-    than one.
+    in hand when it died. Rows are handed out in offset order, and nothing overtakes a suspect. Only
+    a row that was alone in its part is blamed, and has its crashes counted; a larger part never
+    counts more than one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from ..delivery.pulled_batch import PulledBatch
 from .suspects import CAREFUL_MS
 
 PARTS = 16
-"""The number of smaller parts into which a part that killed its process is split: 100,000 rows take
-at most five crashes.
+"""The number of smaller parts into which a part that killed its process is split. With 100,000
+rows, finding the culprit takes at most five crashes.
 """
 PART_BYTES_MAX = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectPart:
-    """Rows that are handed out together; `last` is the offset of the last row."""
+    """Rows that are handed out together. `last` is the offset of the last row."""
 
     batches: list[PulledBatch]
     last: int
     crashes: int
-    """How often a process ended while this row was handled alone; 0 if there are several rows."""
+    """How often a process died while this row was handled alone; 0 if there are several rows."""
 
     @property
     def count(self) -> int:
@@ -46,35 +46,36 @@ class SuspectPart:
 
 class ColumnSuspects:
     """
-    Queues the rows of one partition while some may be suspects; times are boot-clock milliseconds.
+    Queues the rows of one partition while some may be suspects. Times are in milliseconds on the
+    boot clock.
 
     Args:
         upto: the end offset of the suspects: all rows below it are suspects.
-        begun: (last offset, crashes) of the parts that earlier owners began.
+        begun: the (last offset, crashes) of each part that earlier owners started.
     """
 
     def __init__(self, upto: int, begun: Iterable[tuple[int, int]], *, now_ms: int) -> None:
         self._upto = upto
         self._crashes = dict(begun)
         self.until_ms = now_ms + CAREFUL_MS
-        """The boot time, in milliseconds, at which the careful part ends, except for accused
+        """The boot time, in milliseconds, at which the careful phase ends, except for blamed
         rows.
         """
         self._stored: deque[PulledBatch] = deque()
 
     def put(self, batch: PulledBatch) -> None:
-        """Add a batch that was just pulled."""
+        """Add a batch that has just been pulled."""
         if batch.count:
             self._stored.append(batch)
 
     def _next_begun(self, first: int) -> int | None:
-        """Return the last offset of the next part, from `first` on, that was begun and
-        not ended.
+        """Return the last offset of the next part, from `first` on, that was started and not
+        finished.
         """
         return min((offset for offset in self._crashes if offset >= first), default=None)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """Return True if no careful part remains. `next_offset` is the first offset not pulled
+        """Return True if the careful phase is over. `next_offset` is the first offset not pulled
         yet.
         """
         first = self._stored[0].ranges[0][0] if self._stored else next_offset
@@ -82,7 +83,7 @@ class ColumnSuspects:
         return limit_reached and self._next_begun(first) is None
 
     def next(self) -> SuspectPart | None:
-        """Pop the next part; None if it is not pulled yet."""
+        """Pop the next part, or return None if it is not pulled yet."""
         if not self._stored:
             return None
         first = self._stored[0].ranges[0][0]

@@ -1,5 +1,5 @@
-"""Counts the failed tries of one partition's messages, and finds the message that blocks others;
-both are reported to the broker with acks. Pure.
+"""Counts the failed attempts of one partition's messages, and finds the message that blocks others.
+Both are reported to the broker with acks. Pure.
 
 The broker stores the counts, and passes them to the next owner.
 """
@@ -16,10 +16,10 @@ from ...protocol.parked import FailingMessage, Failure, failing_message
 from ...protocol.text import key_digest
 
 REPORTED_MAX = 1_000
-"""The largest number of messages whose failed tries are reported in one ack request."""
+"""The maximum number of messages whose failed attempts are reported in one ack request."""
 
 FAILING_MAX = 1_000
-"""The largest number of messages whose last failure is remembered, so that the oldest can be
+"""The maximum number of messages whose last failure is remembered, so that the oldest can be
 reported.
 """
 
@@ -28,35 +28,41 @@ _MessageRef = TypeVar("_MessageRef", int, tuple[int, int])
 
 
 class _LastFailure(NamedTuple):
+    """The last failure of a message, and since when the message has been failing."""
+
     key: bytes
     since_ms: int
     failure: Failure
     running_ms: int | None = None
-    """The milliseconds for which its handler has been hanging; None if it is not."""
+    """How many milliseconds its handler has been hanging; None if it is not."""
 
 
 class FailedTries:
-    """Tracks the failed tries of messages that are not acked."""
+    """Tracks the failed attempts of messages that are not acked."""
 
     def __init__(self) -> None:
         self._unreported: dict[int, int] = {}
         self.earlier_tries: dict[int, int] = {}
-        """The failed tries under earlier grants, by offset, of messages that are not pulled yet."""
+        """The failed attempts under earlier grants, by offset, of messages that are not pulled
+        yet.
+        """
         self._failing: dict[int, _LastFailure] = {}
-        """The last failure of each message that waits for a retry or hangs, by offset."""
+        """The last failure of each message that waits for a retry or is hanging, by offset."""
         self._redriven: dict[tuple[int, int], _LastFailure] = {}
-        """The same for redriven messages, by (partition that stores it, offset)."""
+        """The same for redriven messages, by (id of the partition that stores the message,
+        offset).
+        """
 
     def __bool__(self) -> bool:
-        """Return True if failed tries are not reported to the broker yet."""
+        """Return True if there are failed attempts to report to the broker."""
         return bool(self._unreported)
 
     def load_earlier(self, earlier_tries: Iterable[tuple[int, int]]) -> None:
-        """Load the failed tries that the broker reports when the partition is acquired."""
+        """Load the failed attempts that the broker reports when the partition is acquired."""
         self.earlier_tries = dict(earlier_tries)
 
     def add_earlier_tries(self, messages: Iterable[Message]) -> None:
-        """Add the tries under earlier grants to the attempts of messages that were just pulled."""
+        """Add the attempts under earlier grants to those of messages that have just been pulled."""
         if self.earlier_tries:
             for message in messages:
                 message.attempt += self.earlier_tries.pop(message.offset, 0)
@@ -67,27 +73,25 @@ class FailedTries:
         self.record_blocking(message, failure)
 
     def record_blocking(self, message: Message, failure: Failure) -> None:
-        """Record why a message blocks others, without counting a failed try."""
+        """Record why a message blocks others, without counting a failed attempt."""
         _record(self._failing, message.offset, message.key, failure)
 
     def record_hang(self, message: Message, failure: Failure, running_ms: int) -> bool:
-        """Record for how long a message has been hanging. Return True if it was not known
-        to hang.
-        """
+        """Record how long a message has been hanging. Return True if it was not known to hang."""
         return _record(self._failing, message.offset, message.key, failure, running_ms)
 
     def report_redriven_hang(
         self, source: int, message: Message, failure: Failure, running_ms: int
     ) -> bool:
-        """Record that a redriven message hangs; see `record_hang`."""
+        """Record that a redriven message is hanging; see `record_hang`."""
         return _record(self._redriven, (source, message.offset), message.key, failure, running_ms)
 
     def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
-        """Record that a redriven message failed; its tries are counted elsewhere."""
+        """Record that a redriven message failed; its attempts are counted elsewhere."""
         _record(self._redriven, (source, message.offset), message.key, failure)
 
     def clear_redriven(self, source: int, offset: int) -> None:
-        """Drop a redriven message that is handled, or no longer with handlers."""
+        """Drop a redriven message that is handled, or no longer in a handler."""
         self._redriven.pop((source, offset), None)
 
     def remove(self, ranges: Iterable[Range]) -> None:
@@ -106,7 +110,7 @@ class FailedTries:
             del failing[offset]
 
     def oldest(self) -> FailingMessage | None:
-        """Return the oldest message that fails or hangs; a redriven one if there is no other."""
+        """Return the oldest failing or hanging message, or a redriven one if there is no other."""
         source = None
         if self._failing:
             offset = min(self._failing)
@@ -126,8 +130,8 @@ class FailedTries:
         )
 
     def report_with(self, ranges: tuple[Range, ...]) -> tuple[Tries, FailingMessage | None]:
-        """Return what the next request reports besides its acks of `ranges`: `next_unreported`, and
-        then `oldest` without these ranges.
+        """Return what the next request reports in addition to its acks of `ranges`:
+        `next_unreported`, and then `oldest` without these ranges.
         """
         if not (self._unreported or self._failing or self._redriven):
             return (), None
@@ -136,11 +140,11 @@ class FailedTries:
         return failed, self.oldest()
 
     def next_unreported(self) -> Tries:
-        """Return unreported failed tries, at most as many as a request may contain."""
+        """Return unreported failed attempts, at most as many as a request may contain."""
         return tuple(islice(self._unreported.items(), REPORTED_MAX)) if self._unreported else ()
 
     def mark_reported(self, tries: Tries) -> None:
-        """Drop failed tries that the broker has stored."""
+        """Drop failed attempts that the broker has stored."""
         for offset, attempts in tries:
             if self._unreported.get(offset) == attempts:
                 del self._unreported[offset]
@@ -153,7 +157,7 @@ def _record(
     failure: Failure,
     running_ms: int | None = None,
 ) -> bool:
-    """Record a failure. Return True if it is the message's first one, or it was not known
+    """Record a failure. Return True if it is the message's first one, or the message was not known
     to hang.
     """
     previous = failing.get(reference)

@@ -27,13 +27,13 @@ class FetchOffsets:
     def __init__(self) -> None:
         self._acked = AckedOffsets()
         self._acked_end = 0
-        """The offset after the last acked one."""
+        """One past the last acked offset."""
         self.next_offset = -1
         """The first offset that is not pulled yet; -1 before `begin`."""
         self.cursor = 0
         """The group's cursor, as last reported by the broker: everything below it is acked."""
         self.end_offset: int | None = None
-        """The offset after the last message, once the partition is sealed."""
+        """One past the last offset, once the partition is sealed."""
         self.missed = 0
         """The number of messages that retention removed before they were pulled."""
 
@@ -49,17 +49,21 @@ class FetchOffsets:
 
     @property
     def drained(self) -> bool:
-        """True once the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed and its group has acked it to the end."""
         return self.end_offset is not None and self.cursor >= self.end_offset
 
     def begin(self, cursor: int, ranges: tuple[Range, ...]) -> None:
-        """Start pulling at `cursor`, and skip the half-open `ranges` above it, which are acked."""
+        """Start pulling at `cursor`, and skip the half-open `ranges` above it, which are already
+        acked.
+        """
         self._acked = AckedOffsets(cursor, list(ranges))
         self._acked_end = max((cursor, *(end for _, end in ranges)))
         self.next_offset = self.cursor = cursor
 
     def unseen(self, messages: list[Message], header: Header) -> list[Message]:
-        """Return the messages of a batch that are in its `unseen_ranges`, and advance likewise."""
+        """Return the messages of a batch that are in its `unseen_ranges`, and advance past the
+        batch.
+        """
         self._check_follows(header)
         if header.base_offset < self.next_offset:
             messages = messages[self.next_offset - header.base_offset :]
@@ -70,8 +74,7 @@ class FetchOffsets:
 
     def unseen_ranges(self, header: Header) -> list[Range]:
         """
-        Return the offsets of a batch that were neither pulled nor acked, and advance past the
-        batch.
+        Return the offset ranges of a batch that were neither pulled nor acked, and advance past it.
 
         Raises:
             OutcomeUnknownError: the broker skipped messages before the batch.
@@ -91,8 +94,8 @@ class FetchOffsets:
             )
 
     def mark_skipped(self, start: int, end: int) -> list[Range]:
-        """Return the ranges of `[start, end)` that were neither pulled nor acked, and advance to
-        `end`.
+        """Return the ranges within `[start, end)` that were neither pulled nor acked, and advance
+        to `end`.
         """
         ranges: list[Range] = []
         low = self._acked.next_unacked(max(start, self.next_offset))
@@ -110,7 +113,7 @@ class FetchOffsets:
 
     def skip_removed(self, first_offset: int) -> int:
         """Continue at `first_offset`, because retention removed older messages. Return how many of
-        them were not acked.
+        those were not acked.
         """
         missed = self._acked.count_unacked(self.next_offset, first_offset)
         self.next_offset = first_offset

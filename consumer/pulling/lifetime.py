@@ -18,9 +18,9 @@
     FENCED      no               no      no              no                 report the fence
 
 Invariants
-    After the end of the lease no handler starts, the user's acks are refused, and renewals are
-    ignored, because another consumer may have the messages. While STOPPING the lease can still be
-    renewed, but no handler starts. FENCED is final, and keeps the first fence.
+    After the lease ends, no handler starts, the user's acks are refused, and renewals are ignored,
+    because another consumer may have the messages. While STOPPING the lease can still be renewed,
+    but no handler starts. FENCED is final, and keeps the first fence.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class PullState(enum.Enum):
     """The state of a pull client."""
 
     ACQUIRING = enum.auto()
-    """The fence must be raised at the broker, for the first time or after a failure."""
+    """The fence must be raised at the broker, either for the first time or after a failure."""
     PULLING = enum.auto()
     EXHAUSTED = enum.auto()
     """The partition is sealed and fully pulled; ack requests keep the pull lock."""
     STOPPING = enum.auto()
-    """The partition is being handed over: running handlers end."""
+    """The partition is being handed over, and running handlers are ending."""
     CLOSED = enum.auto()
     """The tasks have ended; the last acks are sent, and the pull lock is released."""
     FENCED = enum.auto()
@@ -75,7 +75,7 @@ TRANSITIONS: dict[tuple[PullState, PullEvent], PullState] = {
     (_S.FENCED, _E.CLOSED): _S.FENCED,
     (_S.FENCED, _E.FENCED): _S.FENCED,
 }
-"""The next state by state and event; other pairs are bugs."""
+"""The next state for each state and event; any other pair is a bug."""
 STARTING = frozenset({_S.ACQUIRING, _S.PULLING, _S.EXHAUSTED})
 """The states in which handlers start."""
 ANSWERED = frozenset({_S.PULLING, _S.EXHAUSTED})
@@ -85,7 +85,7 @@ ENDED = frozenset({_S.CLOSED, _S.FENCED})
 
 
 class Lifetime:
-    """The state and lease of a pull client; all times are of this machine's boot clock."""
+    """The state and lease of a pull client. All times are on this machine's boot clock."""
 
     __slots__ = ("fence", "lease_until_ms", "state")
 
@@ -93,7 +93,7 @@ class Lifetime:
         self.state = PullState.ACQUIRING
         self.lease_until_ms = lease_until_ms
         self.fence = 0
-        """In state FENCED, the higher token that the broker has seen; 0 if it is unknown."""
+        """In the FENCED state, the higher token that the broker has seen; 0 if it is unknown."""
 
     @property
     def fenced(self) -> bool:
@@ -102,8 +102,8 @@ class Lifetime:
 
     @property
     def deadline_ns(self) -> int:
-        """The time after which no handler starts: the end of the lease, or 0 if the state does not
-        allow any.
+        """The time after which no handler starts: the end of the lease, or 0 if none may start in
+        the current state.
         """
         return self.lease_until_ms * 1_000_000 if self.state in STARTING else 0
 
@@ -112,7 +112,7 @@ class Lifetime:
         Move to the next state.
 
         Raises:
-            AssertionError: `event` is a bug in the current state.
+            AssertionError: `event` must not occur in the current state.
         """
         next_state = TRANSITIONS.get((self.state, event))
         if next_state is None:
@@ -122,8 +122,8 @@ class Lifetime:
         self.state = next_state
 
     def on_fence(self, token: int) -> bool:
-        """Record that the broker has seen a higher token, 0 if it is unknown. Return True the first
-        time.
+        """Record that the broker has seen a higher token, which is 0 if unknown. Return True the
+        first time.
         """
         is_first = not self.fenced
         self.handle_event(PullEvent.FENCED)
@@ -132,7 +132,9 @@ class Lifetime:
         return is_first
 
     def renew(self, lease_until_ms: int, now_ms: int) -> bool:
-        """Extend the lease to `lease_until_ms`. Return False, and do nothing, if it has lapsed."""
+        """Extend the lease to `lease_until_ms`. If it has already lapsed, return False and do
+        nothing.
+        """
         if self.lapsed(now_ms):
             return False
         self.lease_until_ms = lease_until_ms
@@ -148,7 +150,7 @@ class Lifetime:
 
     @property
     def ack_deadline_ns(self) -> int:
-        """The time until which the user may ack: the end of the lease, or 0 if the state does not
-        allow any.
+        """The time until which the user may ack: the end of the lease, or 0 if acks are refused in
+        the current state.
         """
         return 0 if self.state in ENDED else self.lease_until_ms * 1_000_000

@@ -7,16 +7,16 @@ from collections import deque
 PARTITIONS_NAMED_MAX = 5
 STALLS_KEPT_MAX = 16
 STALL_LINE_EVERY_MS = 60_000
-"""The least interval, in milliseconds, between two log lines about stalls."""
+"""The minimum interval between log lines about stalls, in milliseconds."""
 STALL_MIN_MS = 500
-"""The shortest delay, in milliseconds, that counts as a stall; with shorter ones the loop is busy,
+"""The minimum delay, in milliseconds, that counts as a stall; with shorter delays the loop is busy,
 not blocked.
 """
 
 
 class Stalls:
-    """Measures stalls of the event loop by how late a sleeping task wakes; times are boot-clock
-    milliseconds.
+    """Measures stalls of the event loop by how late a sleeping task wakes up. Times are in
+    milliseconds on the boot clock.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Stalls:
         self._line_ms = -STALL_LINE_EVERY_MS
 
     def record_sleep(self, now_ms: int, sleep_ms: int) -> None:
-        """Record that the task goes to sleep, and should wake in `sleep_ms`."""
+        """Record that the task goes to sleep and should wake up in `sleep_ms`."""
         self._due_ms = now_ms + sleep_ms
 
     def record_wake(self, now_ms: int) -> int:
-        """Record that the task woke. Return its delay, or 0 if it is below STALL_MIN_MS."""
+        """Record that the task woke up. Return its delay, or 0 if it is below STALL_MIN_MS."""
         late_ms = self._late_ms(now_ms)
         self._due_ms = 0
         if late_ms:
@@ -39,12 +39,12 @@ class Stalls:
 
     def line(self, late_ms: int, now_ms: int, *, ttl_ms: int, margin_ms: int) -> str:
         """
-        Return the log line for a stall that has just ended; "" if the stall is short, or the last
+        Return the log line for a stall that has just ended, or "" if the stall is short or the last
         line is too recent.
 
         Args:
             late_ms: the length of the stall.
-            margin_ms: how much earlier a lease ends at the consumer than its ttl.
+            margin_ms: how much earlier than its ttl a lease ends at the consumer.
         """
         if late_ms < ttl_ms // HEARTBEATS_PER_TTL or now_ms - self._line_ms < STALL_LINE_EVERY_MS:
             return ""
@@ -55,7 +55,9 @@ class Stalls:
         )
 
     def longest_ms(self, since_ms: int, now_ms: int) -> int:
-        """Return the longest stall, in milliseconds, that ended after `since_ms` or continues."""
+        """Return the length of the longest stall, in milliseconds, that ended after `since_ms` or
+        is still going on.
+        """
         stalls = [stall_ms for ended_ms, stall_ms in self._stalls if ended_ms > since_ms]
         return max([self._late_ms(now_ms), *stalls])
 
@@ -66,19 +68,19 @@ class Stalls:
 
 class Losses:
     """
-    Collects lost leases by reason, so that leases lost together share a log line. Those that a
-    blocked event loop loses again and again share a line a minute.
+    Collects lost leases by reason, so that leases lost together share a log line. Leases that a
+    blocked event loop loses repeatedly share one line per minute.
     """
 
     def __init__(self) -> None:
         self._lost: dict[str, list[str]] = {}
         self._blocked: list[str] = []
-        """Leases that a blocked event loop has lost since the last line about it."""
+        """Leases lost because of a blocked event loop since the last line about it."""
         self._blocked_reason = ""
         self._blocked_line_ms = -STALL_LINE_EVERY_MS
 
     def add(self, partition_id: int, token: int, reason: str, *, fence: int = 0) -> None:
-        """Add a lost lease. `fence` is the newer token, 0 if it is unknown."""
+        """Add a lost lease. `fence` is the newer token; 0 if it is unknown."""
         fenced = f", newer token {fence}" if fence else ""
         lease = f"{partition_id} (token {token}{fenced})"
         if BLOCKED_REASON in reason:
@@ -88,7 +90,9 @@ class Losses:
             self._lost.setdefault(reason, []).append(lease)
 
     def take_lines(self, now_ms: int, *, last: bool = False) -> list[str]:
-        """Return the log lines that are due, and with `last` all; forget their leases."""
+        """Return the log lines that are due, or all of them if `last` is set, and forget their
+        leases.
+        """
         lost = self._lost
         self._lost = {}
         if self._blocked and (last or now_ms - self._blocked_line_ms >= STALL_LINE_EVERY_MS):
@@ -102,8 +106,8 @@ class Losses:
 
 
 def lapse_reason(*, silent_ms: int, stalled_ms: int) -> str:
-    """Return why a lease lapsed: the metaserver did not reply for `silent_ms`, of which the event
-    loop was blocked for `stalled_ms`.
+    """Return why a lease lapsed: the metaserver did not reply for `silent_ms`, and the event loop
+    was blocked for `stalled_ms` of that time.
     """
     if 2 * stalled_ms >= silent_ms:
         return f"the event loop did not run for {_seconds(stalled_ms)}: {BLOCKED_REASON}"

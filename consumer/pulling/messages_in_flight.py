@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 
 RESUME_SHARE = 2
-"""After reaching the limit, pulling resumes once the count is down to 1/RESUME_SHARE of it."""
+"""Once the limit is reached, pulling resumes when the count has fallen to 1/RESUME_SHARE of it."""
 NO_WAITER = -1
 
 
 class MessagesInFlight:
     """
-    Counts messages that are handed out and not handled or dropped yet.
+    Counts messages that are handed out and not yet handled or dropped.
 
     `count` and `wake_at` are public for the hot path: each handled message decrements `count`, and
     calls `wake` when it is down to `wake_at`.
 
     Args:
-        retrying_max: up to this many messages that wait for a retry do not count against the limit.
+        retrying_max: how many messages that wait for a retry do not count against the limit.
     """
 
     __slots__ = ("_blocked", "_event", "_retrying", "_retrying_max", "count", "wake_at")
@@ -36,7 +36,7 @@ class MessagesInFlight:
         self._event = asyncio.Event()
 
     def wake(self) -> None:
-        """Wake the waiting task, which checks again."""
+        """Wake the waiting task, which then checks again."""
         self._event.set()
 
     def remove(self, count: int) -> None:
@@ -46,7 +46,7 @@ class MessagesInFlight:
             self.wake()
 
     def block(self) -> None:
-        """Report no capacity until `unblock`, whatever the count is."""
+        """Report no capacity until `unblock`, regardless of the count."""
         self._blocked = True
 
     def unblock(self) -> None:
@@ -62,7 +62,7 @@ class MessagesInFlight:
             self.wake()
 
     def capacity(self, limit: int) -> int:
-        """Return how many more messages fit under `limit`; 0 or less if none does."""
+        """Return how many more messages fit under `limit`; 0 or less if none fit."""
         return limit - self.count + min(self._retrying, self._retrying_max)
 
     @property
@@ -75,7 +75,7 @@ class MessagesInFlight:
         return not self._blocked and (self.count < limit or self.capacity(limit) > 0)
 
     async def wait_for_capacity(self, limit: int) -> None:
-        """If there is no capacity, wait until the count is down to limit/RESUME_SHARE
+        """If there is no capacity, wait until the count has fallen to limit/RESUME_SHARE
         (hysteresis).
         """
         while not self.has_capacity(limit):

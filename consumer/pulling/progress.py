@@ -12,7 +12,7 @@ from itertools import islice
 from ...protocol.record import Header
 
 TIMES_MAX = 1_000
-"""The largest number of times kept for unacked batches; beyond it, several batches share one."""
+"""The maximum number of times kept for unacked batches; beyond it, several batches share one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,16 @@ class Position:
     """The number of messages from the cursor to the end; some may be acked above the cursor."""
     lag_s: float
     """
-    The age in seconds of the oldest pulled batch that is not acked, by the sender's wall clock; 0.0
-    without a lag.
+    The age, in seconds, of the oldest pulled batch that is not acked, by the sender's wall clock;
+    0.0 if there is no lag.
 
-    If none is pulled, for example after `pause`, the age of the batch that was pulled last.
+    If no such batch is pulled, for example after `pause`, this is the age of the batch that was
+    pulled last.
     """
 
 
 class PullProgress:
-    """Tracks a pull client's progress in its partition; times are nanoseconds since 1970."""
+    """Tracks a pull client's progress in its partition. Times are in nanoseconds since 1970."""
 
     __slots__ = ("_last_count", "_last_ns", "_batches_per_entry", "_unacked", "end_offset")
 
@@ -50,7 +51,7 @@ class PullProgress:
         The (next offset, time of the first message) of unacked batches, usually one entry per
         batch.
 
-        There may be many: one message may be with its handler for hours, while all later ones are
+        There may be many: one message may be in its handler for hours, while all later ones are
         pulled and handled.
         """
         self._batches_per_entry = 1

@@ -4,12 +4,12 @@
       ▲                        │               │ paused, full, moved
       ╰──── no, or an error ───┴───────────────╯
 
-A broker sends several answers to one pull while they are small. The first one that the callback
-cannot hand out ends the chain; later answers are dropped, and pulled again.
+A broker sends several answers to one pull as long as they are small. The first one that the
+callback cannot hand out ends the chain; later answers are dropped, and pulled again.
 
-The partition's task waits meanwhile, and handles errors and answers that need a wait. A message
-therefore reaches a worker one event-loop iteration after its bytes, and the next pull is in flight
-while its handler runs.
+Meanwhile, the partition's task waits; it handles errors and the answers for which something must be
+awaited. A message therefore reaches a worker one event-loop iteration after its bytes arrive, and
+the next pull is in flight while its handler runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...rpc.client import BrokerClient
 from ...rpc.network import Calling, Channel
 
 CHAINS_MAX = 1_024
-"""The largest number of chains on one channel. Further pulls queue at the `BrokerClient`; together
+"""The maximum number of chains on one channel. Further pulls queue at the `BrokerClient`. Together
 they stay below a broker's limit.
 """
 _chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
@@ -44,13 +44,13 @@ class ChainedClient(Protocol):
         ...
 
     def try_hand_out(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out the messages of an answer. Return False, and do nothing, if this needs
-        a wait.
+        """Hand out the messages of an answer. If something must be awaited first, return False and
+        do nothing.
         """
         ...
 
     def may_pull(self) -> bool:
-        """Return True if the next pull needs no wait."""
+        """Return True if the next pull can be sent without waiting."""
         ...
 
 
@@ -59,7 +59,7 @@ class PullChain:
     Sends the pulls of one partition.
 
     Args:
-        timeout_ms: the timeout of a call, beyond the time that the broker may wait.
+        timeout_ms: the timeout of a call, in addition to the time that the broker may wait.
     """
 
     __slots__ = ("_broker", "_call", "_channel", "_client", "_timeout_ms", "_waiter")
@@ -83,8 +83,7 @@ class PullChain:
         Pull until the task is needed.
 
         Returns:
-            An answer for the task to handle; None if all were handled, and the next pull needs a
-            wait.
+            An answer for the task to handle; None if all were handled and the next pull must wait.
 
         Raises:
             KeylaneError: a call to the broker failed, or a batch cannot be decoded.
@@ -111,7 +110,7 @@ class PullChain:
                 call.cancel()
 
     def interrupt(self) -> None:
-        """Cancel the pull in flight: `run` returns None, and its messages are pulled again."""
+        """Cancel the pull in flight: `run` returns None, and the messages are pulled again."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -3,13 +3,12 @@
     ACQUIRE ─▶ PULL ⇄ hand out ─▶ handled ─▶ ack queue ─▶ ACK
     stop: finish handlers ─▶ flush acks ─▶ RELEASE
 
-`lifetime.py` has the states.
+`lifetime.py` defines the states.
 
 Invariants
-    The fence is raised before the cursor is read; nothing is pulled without it.
-    After `deadline_ns` no handler starts and no request renews the pull lock.
-    After a restart of the broker the fence is raised again under the same token; no message is
-    pulled twice.
+    The fence is raised before the cursor is read; nothing is pulled without it. After
+    `deadline_ns`, no handler starts and no request renews the pull lock. After the broker restarts,
+    the fence is raised again under the same token; no message is pulled twice.
 """
 
 from __future__ import annotations
@@ -67,11 +66,11 @@ from .pull_owner import PullOwner
 
 log = logging.getLogger("keylane.consumer")
 WARN_AFTER = 8
-"""From this number of consecutive failures on, after about 5 s of backoff, failed pulls are logged
-as warnings.
+"""The number of consecutive failures, equivalent to about 5 s of backoff, from which failed pulls
+are logged as warnings.
 """
 AT_ONCE_BYTES = 64 << 10
-"""Answers of up to this many bytes are handed out at once; for larger ones, the event loop may run
+"""Answers of up to this many bytes are handed out at once. For larger ones, the event loop may run
 other tasks between batches.
 """
 
@@ -84,27 +83,27 @@ class PullClient(UserAcks):
         grant: the partition, with the address of its broker, and the fencing token.
         connections: the consumer's connections to brokers.
         deadline_ms: the end of the lease on the boot clock.
-        owner: receives the messages, and is notified of changes of the partition.
+        owner: receives the messages, and is notified when the partition changes.
     """
 
     reports_runs = True
     token_is_single_use = True
-    """True if a token has only one pull client ever, so that no message is handled twice under
+    """True if a token only ever has one pull client, so that no message is handled twice under
     it.
     """
     respects_range_limit = True
-    """True if pulling stops while the broker accepts no more ranges above the cursor, because only
-    messages that are already pulled can fill the gaps.
+    """True if pulling stops while the broker cannot accept more ranges above the cursor, because
+    only messages that are already pulled can fill the gaps.
     """
     exclusive = True
     """True if no other session can have this delivery's messages under the same token."""
     renewal_ms = math.inf
     exempts_retries = False
-    """True if messages that wait for a retry do not count against the limit of messages in flight,
-    up to `buffer_messages` of them.
+    """True if up to `buffer_messages` messages that wait for a retry do not count against the limit
+    of messages in flight.
     """
     no_connection_since_ms: int | None = None
-    """The boot time, in milliseconds, since when no call has reached the broker; None if the last
+    """The boot time, in milliseconds, since which no call has reached the broker; None if the last
     one did.
     """
 
@@ -136,7 +135,7 @@ class PullClient(UserAcks):
         self.lifetime = Lifetime(deadline_ms)
         self._update_deadlines()
         self.waiting_for = "the fence"
-        """The reason why nothing is pulled, for people."""
+        """A text for users that says why nothing is pulled."""
         self._subject = subject
         self._lease = (self.partition_id, group, session, self.token)
         assert grant.partition.address is not None
@@ -166,7 +165,7 @@ class PullClient(UserAcks):
         settings = self._settings
         self._offsets = FetchOffsets()
         self._broker_end = 0
-        """The offset after the last message that the broker has, as far as known."""
+        """One past the last offset that the broker has, as far as is known."""
         self._drained_reported = False
         self._progress = PullProgress()
         self.gate = PullGate()
@@ -185,10 +184,10 @@ class PullClient(UserAcks):
         self.acks_each = sender.acks_each
         """True if the next message of a key waits for the previous one's ack."""
         self.report_failure = sender.record_failure
-        """Reports a message's failed try to the broker."""
+        """Reports a message's failed attempt to the broker."""
         self.report_hang = sender.record_hang
         self._careful: CarefulDelivery | None = None
-        """Hands out messages one at a time while some may have killed an earlier owner's
+        """Hands out messages one at a time while one of them may have killed an earlier owner's
         process.
         """
         self._careful_task: asyncio.Task[None] | None = None
@@ -203,10 +202,10 @@ class PullClient(UserAcks):
     # ── the lease ─────────────────────────────────────────────────────────────────────────────────
     def renew(self, deadline_ms: int, address: str | None) -> None:
         """
-        Extend the lease to `deadline_ms`, and follow the broker to `address`; None: unchanged.
+        Extend the lease to `deadline_ms`, and follow the broker to `address`, unless that is None.
 
-        A lapsed lease is not renewed, because its messages may have been skipped. This does not let
-        handlers start during a hand-over.
+        A lapsed lease is not renewed, because its messages may have been skipped. A renewal does
+        not let handlers start during a hand-over.
         """
         if not self.lifetime.renew(deadline_ms, self._clock.boot_ms()):
             return
@@ -231,12 +230,13 @@ class PullClient(UserAcks):
         self.ack_deadline_ns = self.lifetime.ack_deadline_ns
 
     def _on(self, event: PullEvent) -> None:
+        """Move to the next state, and update the deadlines that depend on it."""
         self.lifetime.handle_event(event)
         self._update_deadlines()
 
     # ── parked messages ───────────────────────────────────────────────────────────────────────────
     def hand_out(self, messages: list[Message]) -> None:
-        """Count messages as in flight, and pass them to handlers or the iteration."""
+        """Count messages as in flight, and pass them to handlers or to the iterating program."""
         self._in_flight.count += len(messages)
         self.owner.hand_out(messages)
 
@@ -245,7 +245,9 @@ class PullClient(UserAcks):
         self.owner.hand_out(messages)
 
     def check_drained(self) -> None:
-        """Report that the partition is drained, if only parked messages prevented it."""
+        """Report that the partition is drained, if only parked messages prevented that until
+        now.
+        """
         self._report_drained(was_drained=False)
 
     def has_handed_out(self, message: Message) -> bool:
@@ -269,15 +271,15 @@ class PullClient(UserAcks):
         return remaining
 
     def park_rows_of_parked_keys(self, batch: PulledBatch) -> None:
-        """Park the batch's rows in flight whose keys are parked, and remove them from it."""
+        """Park the batch's in-flight rows whose keys are parked, and remove them from it."""
         if self.parking.keys:
-            # Without their failed tries, which are added when the batch is decoded for handling.
+            # Failed attempts are not included: they are added when handlers decode the batch.
             messages = self._decode(batch.record, 0, batch.header, self)
             batch.keep(self.park_later_messages(batch.select_wanted(messages)))
 
     def _park_later_messages(self, messages: list[Message]) -> list[Message]:
-        """Park messages whose keys are parked, ack those among them that the filter rejects, and
-        return the others.
+        """Park messages whose keys are parked, ack those of them that the filter rejects, and
+        return the other messages.
         """
         message_filter, keys = self.owner.message_filter, self.parking.keys
         if message_filter is not None:
@@ -294,8 +296,8 @@ class PullClient(UserAcks):
         return self.parking.park_later_messages(messages)
 
     def park(self, message: Message, failure: Failure, waiting: list[Message]) -> None:
-        """Park the key of a message that failed too often, with the later ones of its key,
-        `waiting`.
+        """Park the key of a message that failed too often, together with the later messages of its
+        key in `waiting`.
         """
         offsets = [message.offset, *(later.offset for later in waiting)]
         self._tries.remove([(message.offset, message.offset + 1)])
@@ -303,35 +305,35 @@ class PullClient(UserAcks):
         self.discard_in_flight(len(offsets))
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
-        """Make a message a dead letter; later ones of its key continue."""
+        """Make a message a dead letter; later messages of its key continue."""
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.park(None, [message.offset], failure)
         self.discard_in_flight(1)
 
     def retry(self, message: Message, failure: Failure, pause_ms: int) -> None:
-        """Set a message aside for a retry in `pause_ms`; later ones of its key continue."""
+        """Set a message aside for a retry in `pause_ms`; later messages of its key continue."""
         self._tries.remove([(message.offset, message.offset + 1)])
         self.parking.retry(message.offset, failure, pause_ms)
         self.discard_in_flight(1)
 
     def blocks(self, message: Message, failure: Failure) -> None:
-        """Report with the next ack why a message blocks others."""
+        """Report, with the next ack, why a message blocks others."""
         self._tries.record_blocking(message, failure)
 
     def report_redriven_failure(self, source: int, message: Message, failure: Failure) -> None:
-        """Report that a redriven message, which partition `source` stores, has failed again."""
+        """Report that a redriven message, stored by partition `source`, has failed again."""
         self._tries.report_redriven_failure(source, message, failure)
         self._acks.send_soon()
 
     def report_redriven_hang(
         self, source: int, message: Message, failure: Failure, running_ms: int
     ) -> None:
-        """Report that a redriven message hangs."""
+        """Report that a redriven message is hanging."""
         if self._tries.report_redriven_hang(source, message, failure, running_ms):
             self._acks.send_soon()
 
     def clear_redriven(self, source: int, offset: int) -> None:
-        """Record that a redriven message is handled, or no longer in this consumer."""
+        """Record that a redriven message is handled, or no longer held by this consumer."""
         self._tries.clear_redriven(source, offset)
 
     # ── results of handlers
@@ -351,7 +353,7 @@ class PullClient(UserAcks):
             in_flight.wake()
 
     def mark_all_handled(self, messages: list[Message]) -> None:
-        """Ack messages, sorted by offset, which are handled."""
+        """Ack messages, sorted by offset, that are handled."""
         start, end = messages[0].offset, messages[-1].offset + 1
         if end - start == len(messages):
             self.mark_range_handled(start, end)
@@ -372,7 +374,7 @@ class PullClient(UserAcks):
         self._in_flight.remove(end - start)
 
     def on_fork(self) -> None:
-        """Start no more handlers in this process, a forked child; the client itself is
+        """Start no more handlers in this process, which is a forked child; the client itself is
         unchanged.
         """
         self.deadline_ns = 0
@@ -402,7 +404,7 @@ class PullClient(UserAcks):
 
     # ── tasks ─────────────────────────────────────────────────────────────────────────────────────
     async def run(self, body: Callable[[], Awaitable[None]]) -> None:
-        """Run a task's body; an error in it ends this client or the consumer."""
+        """Run a task's body. An error in it ends this client or closes the consumer."""
         try:
             await body()
         except FencedError as error:
@@ -489,11 +491,11 @@ class PullClient(UserAcks):
         if answer.parked_version:
             self.parking.record_version(
                 answer.parked_version
-            )  # must precede the check whether it is drained
+            )  # must precede the check for a drained partition
         self._advance_cursor(answer.cursor)
 
     def _advance_cursor(self, cursor: int) -> None:
-        """Move the cursor: the broker has acks of all messages below it."""
+        """Move the cursor: the broker has acks for all messages below it."""
         offsets = self._offsets
         drained = offsets.end_offset is not None and self.drained
         offsets.cursor = cursor
@@ -502,7 +504,7 @@ class PullClient(UserAcks):
             self._report_drained(was_drained=drained)
 
     def _report_drained(self, *, was_drained: bool) -> None:
-        """Report once that the partition is drained, unless it was drained before."""
+        """Report once that the partition is drained, unless it already was."""
         if self.drained and not was_drained and not self._drained_reported:
             self._drained_reported = True
             self.owner.report_drained()
@@ -513,8 +515,8 @@ class PullClient(UserAcks):
             await self.gate.wait_open()
 
     async def _wait_for_capacity(self, limit: int) -> None:
-        """Wait until fewer than `limit` messages are in flight, and the broker accepts
-        more ranges.
+        """Wait until fewer than `limit` messages are in flight and the broker can accept more
+        ranges.
         """
         if not self._in_flight.has_capacity(limit):
             self.waiting_for = "handlers"
@@ -534,11 +536,13 @@ class PullClient(UserAcks):
 
     @property
     def _messages_ready(self) -> int:
-        """The number of messages that the broker has, as far as known, and that are not pulled."""
+        """The number of messages that the broker has, as far as is known, and that are not pulled
+        yet.
+        """
         return self._broker_end - self._offsets.next_offset
 
     def _reserves_budget(self) -> bool:
-        """Reserve budget for the next pull; return False if there is none."""
+        """Reserve budget for the next pull. Return False if there is none."""
         return self._budget_share.try_reserve(self._messages_ready, self._settings.pull_bytes)
 
     async def _pull_chain(self) -> None:
@@ -558,7 +562,7 @@ class PullClient(UserAcks):
         current_in_flight = 0
         for header in self._open_batches(answer, payload):
             current_in_flight += header.length
-            # An owner that keeps batches does not decode them here, so they need no pause.
+            # An owner that keeps batches does not decode them here, so no pause is needed.
             if current_in_flight >= AT_ONCE_BYTES and not self.owner.keeps_batches:
                 current_in_flight = 0
                 await asyncio.sleep(0)
@@ -569,8 +573,8 @@ class PullClient(UserAcks):
         self._budget_share.end_pull(len(payload), answer.upto - self._offsets.next_offset)
 
     def try_hand_out(self, answer: Answer, payload: memoryview) -> bool:
-        """Hand out the messages of an answer. Return False, and do nothing, if the task must do it:
-        something must be awaited first, or the answer is large.
+        """Hand out the messages of an answer. Return False and do nothing if the task must do it,
+        because something must be awaited first or the answer is large.
         """
         if (
             type(answer) is not Batches
@@ -591,7 +595,7 @@ class PullClient(UserAcks):
         return True
 
     def may_pull(self) -> bool:
-        """Return True if the next pull needs no wait."""
+        """Return True if the next pull can be sent without waiting."""
         parking, offsets = self.parking, self._offsets
         return (
             not self.gate.reasons
@@ -615,7 +619,7 @@ class PullClient(UserAcks):
         )
 
     def _open_batches(self, answer: Batches, payload: memoryview) -> Iterator[Header]:
-        """Hand out the batches of an answer one by one, yielding each header."""
+        """Hand out the batches of an answer one by one, and yield each header."""
         left_out = deque(answer.left_out)
         for start, header in batch_starts(payload):
             while left_out and left_out[0][0] < header.base_offset:
@@ -626,7 +630,7 @@ class PullClient(UserAcks):
             self._ack_filtered(low, high)
 
     def _ack_filtered(self, start: int, end: int) -> None:
-        """Ack the messages `[start, end)`, which the broker left out because of the filter."""
+        """Ack the messages `[start, end)`, which the broker omitted because of the filter."""
         for low, high in self._offsets.mark_skipped(start, end):
             self._handled.mark_range_handled(low, high)
             self._acks.send_soon()
@@ -634,7 +638,7 @@ class PullClient(UserAcks):
             self._careful.put([])  # wake it: there may be no suspects left
 
     def _open_batch(self, payload: memoryview, start: int, header: Header) -> None:
-        """Hand out a batch, without messages that were already pulled or acked."""
+        """Hand out a batch, except for messages that were already pulled or acked."""
         if header.base_offset + header.count <= self._offsets.next_offset:
             return
         self._progress.record_pull(header)
@@ -679,8 +683,8 @@ class PullClient(UserAcks):
         Skip messages that retention removed before they were pulled.
 
         Raises:
-            OffsetOutOfRangeError: `error`, if nothing was removed, so that the broker stores less
-                than was pulled.
+            OffsetOutOfRangeError: `error`, if nothing was removed, which means that the broker
+                stores less than was pulled.
         """
         first_offset = error.first_offset or 0
         if self._offsets.next_offset >= first_offset:
@@ -743,7 +747,7 @@ class PullClient(UserAcks):
 
     @property
     def log_name(self) -> str:
-        """Subject, partition and group, for log lines."""
+        """The subject, partition and group, for log lines."""
         return partition_name(self._subject, self.partition_id, self.group)
 
     @property
@@ -768,23 +772,23 @@ class PullClient(UserAcks):
 
     @property
     def cursor(self) -> int:
-        """The offset below which the broker has acks of all messages."""
+        """The offset below which the broker has acks for all messages."""
         return self._offsets.cursor
 
     @property
     def acked_to_end(self) -> bool:
-        """True once the partition is sealed, and its group has acked it to the end."""
+        """True once the partition is sealed and its group has acked it to the end."""
         return self._offsets.drained
 
     @property
     def drained(self) -> bool:
-        """True once the partition is acked to the end, and handlers have no parked message."""
+        """True once the partition is acked to the end and no parked message is in a handler."""
         return self._offsets.drained and not self.parking.busy
 
     @property
     def has_messages_in_flight(self) -> bool:
-        """True while any message is in flight: with a handler, or waiting for one or for
-        a retry.
+        """True while any message is in flight: in a handler, or waiting for a handler or a
+        retry.
         """
         return self._in_flight.count > 0
 
@@ -806,7 +810,7 @@ class PullClient(UserAcks):
         return self.parking.has_parked
 
     def is_parked_current(self, version: int) -> bool:
-        """Return True if `check_parked` would change nothing."""
+        """Return True if `check_parked` would have no effect."""
         return version <= self.parking.version
 
     @property
@@ -822,7 +826,7 @@ class PullClient(UserAcks):
 
     @property
     def next_offset(self) -> int:
-        """The first offset that is not pulled."""
+        """The first offset that has not been pulled."""
         return self._offsets.next_offset
 
     @property
@@ -846,13 +850,13 @@ class PullClient(UserAcks):
 
     @property
     def holds_fence(self) -> bool:
-        """True while the broker has the fence, and the lease has not ended."""
+        """True while the broker has the fence and the lease has not ended."""
         return self._offsets.begun and not self.lapsed
 
     @property
     def is_idle(self) -> bool:
         """
-        True while the broker has acks of all pulled messages, and a pull is waiting there.
+        True while the broker has acks for all pulled messages and a pull is waiting there.
 
         The waiting pull keeps the pull lock. A parked message counts as acked, and the next ack
         request confirms that.
@@ -865,7 +869,9 @@ class PullClient(UserAcks):
         )
 
     def abandon(self) -> None:
-        """Cancel everything without notifying the broker, after a failed hand-over. Idempotent."""
+        """Cancel everything without notifying the broker, after a failed hand-over. This call is
+        idempotent.
+        """
         self._cancel_tasks()
         self._acks.end()
         self._budget_share.close()
@@ -879,8 +885,8 @@ class PullClient(UserAcks):
         return tasks
 
     async def check_parked(self, version: int) -> None:
-        """Fetch an operator's changes of parked messages, if `version` is newer than the
-        known one.
+        """Fetch an operator's changes to parked messages, if `version` is newer than the known
+        version.
         """
         await self.parking.check(version)
 
@@ -888,7 +894,7 @@ class PullClient(UserAcks):
     # ───────────────────────────────────────────────────────────────────────────────────
     async def hand_over(self, *, flush_ms: int) -> None:
         """Send the last acks and release the pull lock, within `flush_ms` milliseconds. The client
-        is stopped, and its handlers have ended.
+        must be stopped, and its handlers must have ended.
         """
         self._on(PullEvent.CLOSED)
         await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)

@@ -1,19 +1,21 @@
-"""Stops pulling a partition while there is a reason, for example that the user has paused it."""
+"""Stops pulling a partition while there is a reason to, for example because the user has paused
+it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 PAUSED = "resume"
-"""The reason while the user has paused the partition: pulling waits for `resume`."""
+"""The reason that applies while the user has paused the partition: pulling waits for `resume`."""
 
 
 class PullGate:
-    """A gate that is closed while it has reasons."""
+    """A gate that is closed as long as it has reasons."""
 
     def __init__(self) -> None:
         self.reasons: set[str] = set()
-        """The reasons, as texts for people."""
+        """The reasons, as texts for users."""
         self._open = asyncio.Event()
         self._open.set()
 

@@ -14,10 +14,10 @@ from ..prefetch_budget import PrefetchBudget
 
 
 class PullOwner(Protocol):
-    """Receives pulled messages, and is notified of changes of their partitions."""
+    """Receives pulled messages, and is notified when their partitions change."""
 
     alone: SuspectLock
-    """Lets messages that may kill the process run alone."""
+    """Runs messages that may kill the process one at a time."""
     budget: PrefetchBudget
     """The prefetch budget of its partitions."""
     codec: Codec[Any] | None
@@ -27,7 +27,7 @@ class PullOwner(Protocol):
     """Selects the messages that it wants; None: all."""
 
     async def takes_messages(self) -> bool:
-        """Wait until it is known how the program takes messages. Return False if it takes Arrow
+        """Wait until it is known what the program takes. Return True for messages, False for Arrow
         batches.
         """
         ...
@@ -39,36 +39,40 @@ class PullOwner(Protocol):
 
     @property
     def dead_letters_when_full(self) -> bool:
-        """True if keys become dead letters when the group can park no more."""
+        """True if messages become dead letters when the group cannot park any more keys."""
         ...
 
     def hand_out_batch(self, batch: Any) -> None:
-        """Accept a batch that is not decoded: a PulledBatch if it `keeps_batches`, else a
+        """Accept a batch that is not decoded: a PulledBatch if `keeps_batches` is True, otherwise a
         CutBatch.
         """
         ...
 
     def hand_out(self, messages: list[Message]) -> None:
-        """Accept messages of one partition, sorted by offset; none of them is acked."""
+        """Accept messages of one partition, sorted by offset, none of which is acked."""
         ...
 
     @property
     def spare_capacity(self) -> int:
-        """In a shared group, the number of free workers; negative if that many messages wait for
-        one.
+        """In a shared group, the number of free workers; if negative, the number of messages that
+        wait for one.
         """
         ...
 
     def messages_in_use(self, client: Any) -> list[Message]:
-        """Return the client's messages that handlers or the body of the program's loop have."""
+        """Return the client's messages that are in a handler or in the body of the program's
+        loop.
+        """
         ...
 
     def count_unacked_delivery(self, message: Message) -> None:
-        """Count a failed try of a shared group's message that the program has not acked in time."""
+        """Count a failed attempt for a shared group's message that the program did not ack in
+        time.
+        """
         ...
 
     def start_hand_over(self, client: Any) -> None:
-        """Start to hand over the client's partition."""
+        """Start handing over the client's partition."""
         ...
 
     @property
@@ -77,8 +81,8 @@ class PullOwner(Protocol):
         ...
 
     def nack(self, message: Message, after_s: float) -> list[Message]:
-        """Redeliver a nacked message. Return it, and later ones of its key that are redelivered
-        with it.
+        """Redeliver a nacked message. Return it together with later messages of its key that are
+        redelivered too.
         """
         ...
 
@@ -90,7 +94,9 @@ class PullOwner(Protocol):
         ...
 
     def release_acked_keys(self, messages: Sequence[Message]) -> None:
-        """Release the keys of messages that were acked after a nack, so that later ones follow."""
+        """Release the keys of messages that were acked after a nack, so that later messages can
+        follow.
+        """
         ...
 
     async def history(self) -> SubjectHistory:
@@ -102,5 +108,5 @@ class PullOwner(Protocol):
         ...
 
     def fail(self, error: BaseException) -> None:
-        """End the consumer with a permanent error."""
+        """Close the consumer because of a permanent error."""
         ...

@@ -8,14 +8,15 @@ limited time.
 
 Invariants
     No handler starts after its hand-out's deadline, because another consumer may soon get the
-    message. While a handler, or the body of the program's loop, has a message, it is renewed at the
-    broker, and not handed out here again. A consumer that is cut off from its broker for the ttl
-    may handle messages that another consumer also has. A message that the program's loop has passed
-    without an ack is not renewed, and its redelivery counts as a failed try. A pull requests one
-    message per free worker, plus as many as are handled in a second; other consumers get the rest.
-    A message that was in flight in three processes that ended, the last time alone, is set aside.
-    Failed tries in all sessions count: the broker reports them with the message. Messages that are
-    released, dropped or lost in transit are handed out again by the broker.
+    message. While a handler or the body of the program's loop has a message, the message is renewed
+    at the broker, and is not handed out here again. A consumer that is cut off from its broker for
+    the ttl may handle messages that another consumer also has. A message that the program's loop
+    has moved past without an ack is not renewed, and its redelivery counts as a failed attempt. A
+    pull requests one message per free worker, plus as many as are handled in a second; other
+    consumers get the rest. A message that was in flight in three processes that died, the last time
+    alone, is set aside. Failed attempts in all sessions count: the broker reports them with the
+    message. Messages that are released, dropped or lost in transit are handed out again by the
+    broker.
 """
 
 from __future__ import annotations
@@ -43,17 +44,19 @@ log = logging.getLogger("keylane.consumer")
 
 SECOND_NS = 1_000_000_000
 RENEWALS_PER_FLIGHT = 6
-"""Messages that handlers have are renewed this often within `in_flight_ms`; handlers start within
-its first two thirds.
+"""How often messages in handlers are renewed within `in_flight_ms`; handlers start within its first
+two thirds.
 """
 ALONE_FROM = 2
-"""After this many processes ended with a message in flight, brokers hand it out alone."""
+"""After this many processes have died with a message in flight, brokers hand it out alone."""
 CRASHES_MAX = 3
-"""After this many such processes, of which the last had it alone, a message is set aside."""
+"""After this many processes have died with a message in flight, and the last one had it alone, it
+is set aside.
+"""
 
 
 class _HandedCounts(NamedTuple):
-    """The crashes and failed tries of messages that the broker hands out, by offset; see
+    """The crashes and failed attempts of messages that the broker hands out, by offset; see
     `Handed`.
     """
 
@@ -63,7 +66,7 @@ class _HandedCounts(NamedTuple):
 
 class SharedDelivery(ClientDelivery):
     """
-    The delivery of the messages of one pull or renewal, whose handlers may start until
+    The delivery of the messages from one pull or renewal, whose handlers may start until
     `deadline_ns` on the boot clock.
 
     Args:
@@ -86,7 +89,7 @@ class SharedDelivery(ClientDelivery):
     @property
     def deadline_ns(self) -> int:
         """The time after which no handler starts, early enough to renew running ones; 0 once the
-        client hands over.
+        client is handing over.
         """
         return min(self._start_until_ns, self.client.deadline_ns)
 
@@ -103,7 +106,7 @@ class SharedDelivery(ClientDelivery):
     # ── messages of a program without a handler
     # ──────────────────────────────────────────────────────
     def register_delivered(self, message: Message) -> None:
-        """Record that the iteration delivered a message to the user, who will ack it."""
+        """Record that the iteration delivered a message to the user, who is expected to ack it."""
         super().register_delivered(message)
         self.client.delivered_count += 1
         self._track([message])
@@ -122,8 +125,8 @@ class SharedDelivery(ClientDelivery):
         self._with_program.update((message.offset, message) for message in messages)
 
     def _expire(self) -> None:
-        """Count a failed try for each message that the program has passed without an ack; they are
-        handed out again.
+        """Count a failed attempt for each message that the program has moved past without an ack;
+        they are handed out again.
         """
         messages = self._with_program
         self._with_program = {}
@@ -150,7 +153,7 @@ class SharedDelivery(ClientDelivery):
         await super()._accept_ack(message)
 
     def accept_acks(self, messages: list[Message]) -> bool:
-        """Accept acks of messages that were not nacked, even late ones."""
+        """Accept acks for messages that were not nacked, even late ones."""
         late = self._ack_late([message for message in messages if message.offset in self._expired])
         return super().accept_acks(messages) or late
 
@@ -161,8 +164,8 @@ class SharedDelivery(ClientDelivery):
         return bool(messages)
 
     async def _accept_nack(self, message: Message, after_s: float) -> None:
-        """Accept a nack; see `UserAcks`. A message whose time in flight has ended is handed out
-        again anyway.
+        """Accept a nack; see `UserAcks`. A message whose time in flight is over is handed out again
+        anyway.
         """
         if message.offset not in self._expired:
             await super()._accept_nack(message, after_s)
@@ -175,33 +178,35 @@ class SharedClient(PullClient):
     exclusive = False
     exempts_retries = True
     respects_range_limit = False
-    """Pulls continue at the broker's range limit, when it hands out only messages that
-    fill gaps.
+    """False: pulls continue at the broker's range limit, where the broker hands out only messages
+    that fill gaps.
     """
 
     def _begin(self) -> None:
         self._handed_out_count = 0
         """The number of messages handed out so far."""
         self.delivered_count = 0
-        """The number of those that were delivered to a program without a handler."""
+        """The number of messages that were delivered to a program without a handler."""
         self._last_pull = (self._clock.boot_ns(), 0)
-        """The boot time of the last pull, in nanoseconds, and `_finished_count` at that time."""
+        """The boot time of the last pull, in nanoseconds, and the value of `_finished_count` at
+        that time.
+        """
         self._renewed_ns = 0
         super()._begin()
 
     @property
     def renewal_ms(self) -> float:  # type: ignore[override]
-        """The milliseconds between two requests that renew messages that handlers have."""
+        """The interval between requests that renew messages in handlers, in milliseconds."""
         return self._settings.in_flight_ms / RENEWALS_PER_FLIGHT
 
     @property
     def in_flight_ns(self) -> int:
-        """The time in flight of a message without a renewal, in nanoseconds."""
+        """How long a message stays in flight without a renewal, in nanoseconds."""
         return self._settings.in_flight_ms * 1_000_000
 
     @property
     def _exhausted(self) -> bool:
-        # Messages that other consumers have in flight may come back, so pull until all are acked.
+        # Messages in flight at other consumers may come back, so pull until all are acked.
         return self.drained
 
     def _acquire_request(self) -> AcquireShared:
@@ -253,17 +258,17 @@ class SharedClient(PullClient):
 
     @property
     def _finished_count(self) -> int:
-        """The number of messages that handlers have finished, or that were delivered to a program
+        """The number of messages that handlers have finished or that were delivered to a program
         without a handler.
         """
         return max(self._handed_out_count - self._in_flight.count, self.delivered_count)
 
     def _pull_size(self) -> int:
         """
-        Return the number of messages to pull now; 0 if none.
+        Return the number of messages to pull now, or 0 if none.
 
         That is one per free worker, plus as many as were handled, or taken by a loop, in the last
-        second. Further messages would wait here while another consumer may be free.
+        second. Any further messages would wait here while another consumer may be free.
         """
         in_flight = self._in_flight
         limit = in_flight.capacity(self._settings.in_flight_messages)
@@ -277,14 +282,14 @@ class SharedClient(PullClient):
         return size if spare_capacity > 0 or 0 < ahead // 2 <= size else 0
 
     def wake(self) -> None:
-        """Wake a pull that waits for a free worker."""
+        """Wake a pull that is waiting for a free worker."""
         self._in_flight.wake()
 
     # ── messages that handlers have
     # ────────────────────────────────────────────────────────────────────────
     def messages_to_renew(self) -> list[Message]:
-        """Return the messages that the next ack request renews, sorted by offset; none if it is too
-        early.
+        """Return the messages that the next ack request renews, sorted by offset, or none if it is
+        too early.
         """
         now_ns = self._clock.boot_ns()
         if now_ns - self._renewed_ns < self.in_flight_ns // RENEWALS_PER_FLIGHT // 2:
@@ -302,7 +307,7 @@ class SharedClient(PullClient):
         SharedDelivery(self, sent_ns).move(messages)
 
     def ack_late(self, offset: int) -> None:
-        """Ack a message that no longer counts as in flight here."""
+        """Ack a message that no longer counts as in flight in this client."""
         self._handled.mark_handled(offset)
         self._acks.send_soon()
 
@@ -332,7 +337,7 @@ class SharedClient(PullClient):
             # here, and will ack it.
             to_handle = [message for message in to_handle if message.offset not in messages_in_use]
         self._tries.add_earlier_tries(to_handle)
-        if counts.tries:  # also counts tries in other sessions since the acquisition
+        if counts.tries:  # also counts attempts in other sessions since the acquisition
             for message in to_handle:
                 message.attempt = max(message.attempt, 1 + counts.tries.get(message.offset, 0))
         self._in_flight.count += len(to_handle)
@@ -344,7 +349,9 @@ class SharedClient(PullClient):
         self.owner.hand_out(to_handle)
 
     def _set_aside(self, message: Message, crashes: dict[int, int]) -> bool:
-        """Add crashes to a message's attempts. Return True if it was set aside because of them."""
+        """Add crashes to a message's attempts. Return True if the message was set aside because of
+        them.
+        """
         crash_count = crashes.get(message.offset, 0)
         message.attempt += crash_count
         settings = self._settings

@@ -1,4 +1,4 @@
-"""Decides in which order and how messages are handled that may have killed an earlier owner's
+"""Decides in which order and how to handle messages that may have killed an earlier owner's
 process. Pure.
 
     put ─▶ waiting, by offset ─▶ next ─┬─ CAREFUL     recorded as begun, run alone, waited for
@@ -7,12 +7,12 @@ process. Pure.
     is_over ─▶ take_remaining: handed out like any others
 
 Invariants
-    Messages leave in offset order, and nothing overtakes a suspect. When a process ends, only a
-    message that was durably recorded as begun, with no other suspect beside it, is accused. If
-    nothing was recorded then, the crashes that made it a suspect count as one, and one more sets it
-    aside. The careful part ends after CAREFUL_MAX messages or CAREFUL_MS, but not before an accused
-    message. Messages that were not reached are suspects again after the next crash, nearer to the
-    front.
+    Messages are handed out in offset order, and nothing overtakes a suspect. When a process dies, a
+    message is blamed only if it was durably recorded as begun, with no other suspect running beside
+    it. If nothing was recorded in the earlier crashes, these count as one, and one more crash sets
+    the message aside. The careful phase ends after CAREFUL_MAX messages or CAREFUL_MS, but not
+    before a blamed message. Messages that were not reached are suspects again after the next crash,
+    nearer to the front.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ...protocol.message import Message
 from ..settings import FailurePolicy
 
 CRASHES_MAX = 2
-"""The number of crashes after which an accused message is set aside."""
+"""The number of crashes after which a blamed message is set aside."""
 CAREFUL_MAX = 1_000
 CAREFUL_MS = 30_000
 
 
 class SuspectStep(enum.Enum):
-    """How a message is to be handled."""
+    """How to handle a message."""
 
     CAREFUL = enum.auto()
     PLAIN = enum.auto()
@@ -40,14 +40,14 @@ class SuspectStep(enum.Enum):
 
 class SuspectQueue:
     """
-    Queues the messages of one partition while some may be suspects; times are boot-clock
-    milliseconds.
+    Queues the messages of one partition while some may be suspects. Times are in milliseconds on
+    the boot clock.
 
     Args:
         upto: the end offset of the suspects: all messages below it are suspects.
-        begun: (offset, crashes) of the accused messages.
-        policy: the treatment of a message that failed, or killed its process, too often.
-        tries_max: the number of failed tries and crashes together after which no further crash is
+        begun: the (offset, crashes) of each blamed message.
+        policy: what to do with a message that failed, or killed its process, too often.
+        tries_max: the total number of failed attempts and crashes after which no further crash is
             risked.
     """
 
@@ -62,12 +62,12 @@ class SuspectQueue:
     ) -> None:
         self._upto = upto
         self.crashes = dict(begun)
-        """The crashes of each accused message, by offset."""
+        """The number of crashes of each blamed message, by offset."""
         self._last_reported = max(self.crashes, default=-1)
         self._cause_unknown = not self.crashes
         """True if nothing was recorded as begun: any suspect may have killed the process."""
         self.until_ms = now_ms + CAREFUL_MS
-        """The boot time, in milliseconds, at which the careful part ends, except for accused
+        """The boot time, in milliseconds, at which the careful phase ends, except for blamed
         messages.
         """
         self._sets_aside = policy is not FailurePolicy.BLOCK
@@ -75,8 +75,8 @@ class SuspectQueue:
         self._waiting: deque[Message] = deque()
         self._count = 0
         self._blocked_keys: dict[bytes, int] = {}
-        """The last offset that left the queue for each key whose failed message waits for a
-        retry.
+        """For each key whose failed message waits for a retry, the last offset that left the
+        queue.
         """
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class SuspectQueue:
             self._waiting.append(message)
 
     def is_over(self, next_offset: int, now_ms: int) -> bool:
-        """Return True if no careful step remains. `next_offset` is the first offset not pulled
+        """Return True if the careful phase is over. `next_offset` is the first offset not pulled
         yet.
         """
         first = self._waiting[0].offset if self._waiting else next_offset
@@ -99,7 +99,7 @@ class SuspectQueue:
         return limit_reached and first > self._last_reported
 
     def next(self) -> tuple[Message, SuspectStep] | None:
-        """Pop the next message; None if it is not pulled yet."""
+        """Pop the next message, or return None if it is not pulled yet."""
         if not self._waiting:
             return None
         message = self._waiting.popleft()
@@ -114,22 +114,24 @@ class SuspectQueue:
         return message, SuspectStep.CAREFUL
 
     def crashes_if_alone(self, offset: int) -> int:
-        """Return the message's crash count if the process ends while it runs alone."""
+        """Return the message's crash count for the case that the process dies while the message
+        runs alone.
+        """
         return self.crashes_if_shared(offset) + (self._cause_unknown and offset < self._upto)
 
     def crashes_if_shared(self, offset: int) -> int:
-        """Return its crash count while others run beside it: one of them may have caused the
-        earlier crash.
+        """Return the message's crash count while others run beside it: one of them may have caused
+        the earlier crash.
         """
         return self.crashes.get(offset, 0) + 1
 
     def block_key(self, message: Message) -> None:
-        """Hold back later messages of the key of a failed message until it ends."""
+        """Hold back later messages of a failed message's key until the message is finished."""
         if message.key:
             self._blocked_keys.setdefault(message.key, message.offset)
 
     def unblock_key(self, offset: int) -> None:
-        """Release the keys for which the message at `offset` was the last one: it is handled or set
+        """Release the keys whose last message was the one at `offset`, because it is handled or set
         aside.
         """
         if self._blocked_keys:

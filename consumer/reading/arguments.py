@@ -13,7 +13,7 @@ _DEFERRED_KINDS = (
     inspect.isgeneratorfunction,
     inspect.isasyncgenfunction,
 )
-"""The kinds of functions whose call returns a truthy object without running the body."""
+"""The kinds of functions that return a truthy object when called, without running their body."""
 
 
 def check_arguments(

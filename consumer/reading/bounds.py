@@ -17,8 +17,8 @@ from ...protocol.routing import Partition
 
 Start = str | int | datetime | timedelta | Mapping[int, int] | Mapping[str, int]
 """
-\"earliest\", \"latest\", an instant, an offset in the one partition that is read, or a mapping from
-partition ids to offsets.
+"earliest", "latest", a point in time, an offset in the one partition that is read, or a mapping
+from partition ids to offsets.
 
 The ids may also be strings, because JSON turns them into strings: `{"7": 1200}` is `{7: 1200}`.
 """
@@ -43,7 +43,7 @@ class Bound:
 
     kind: BoundKind
     at_ms: int = 0
-    """The instant of a TIME bound, in milliseconds since 1970."""
+    """The time of a TIME bound, in milliseconds since 1970."""
     offsets: Mapping[int, int] = field(default_factory=dict)
     """The offsets of an OFFSETS bound, by partition id; other partitions are read from their first
     message.
@@ -52,7 +52,7 @@ class Bound:
 
 def start_bound(start: Start, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Parse `start`, which says where reading begins.
+    Parse `start`, the point at which reading begins.
 
     Raises:
         InvalidRequestError: `start` is not a valid bound.
@@ -86,7 +86,7 @@ def _parse_offsets(start: Mapping[int, int] | Mapping[str, int]) -> dict[int, in
 
 def stop_bound(stop: Stop, *, partition: int | None, now_ms: int) -> Bound:
     """
-    Parse `stop`, which says which message is the first that is not read.
+    Parse `stop`, the first message that is not read.
 
     Raises:
         InvalidRequestError: `stop` is not a valid bound.
@@ -127,7 +127,7 @@ def resolve_start(
 
     Args:
         first: the first stored offset.
-        end: the offset after the last message.
+        end: one past the last offset.
         at_time: for a TIME bound, the first offset stored at or after it; None if there is none.
 
     Raises:
@@ -144,8 +144,8 @@ def resolve_start(
 def resolve_stop(
     bound: Bound, partition_id: int, *, first: int, end: int, at_time: int | None
 ) -> int:
-    """Return the offset after the last message to read from a partition; arguments and errors are
-    those of `resolve_start`.
+    """Return one past the offset of the last message to read from a partition. The arguments and
+    errors are those of `resolve_start`.
     """
     if bound.kind is BoundKind.TIME:
         return end if at_time is None else at_time
@@ -155,8 +155,8 @@ def resolve_stop(
 
 @dataclass(frozen=True, slots=True)
 class OffsetLookup:
-    """A partition's stored offsets `[first, end)`, and the offsets of bounds that are times; None
-    where no message is that late.
+    """A partition's stored offsets `[first, end)`, and the offsets that its time bounds resolve to;
+    None where no message is that late.
     """
 
     partition: Partition

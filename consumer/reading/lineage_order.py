@@ -1,5 +1,5 @@
-"""Decides which partitions a reader may read now: each one after its ancestors, so that every key
-stays in order. Pure.
+"""Decides which partitions a reader may read now: each one only after its ancestors, so that every
+key stays in order. Pure.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ class LineageOrder:
     The partitions of a subject that a reader wants, in lineage order.
 
     Args:
-        key: only partitions whose range contains this key's logical partition; None: all.
-        partition: only the partition with this id; None: all.
+        key: only partitions whose range contains this key's logical partition are read; None: all.
+        partition: only the partition with this id is read; None: all.
     """
 
     def __init__(self, *, key: bytes | None = None, partition: int | None = None) -> None:
@@ -27,14 +27,14 @@ class LineageOrder:
         """The parents of every known partition, by id."""
         self._unread: dict[int, PartitionHistory] = {}
         self._without_children: set[int] = set()
-        """The partitions that are read to their end and whose children are not known yet."""
+        """The partitions that are read to their end but whose children are not known yet."""
 
     def update(self, history: Iterable[PartitionHistory]) -> list[PartitionHistory]:
         """
         Merge the subject's current partitions, and return the new ones that can never be read.
 
-        Their data has expired, or was on a disk whose loss was accepted. A known partition may get
-        more parents: rows that replaced messages before it.
+        Their data has expired, or was on a disk whose loss was accepted. A known partition may
+        acquire more parents, which contain rows that replaced earlier messages.
         """
         unreadable = []
         for entry in history:
@@ -58,8 +58,8 @@ class LineageOrder:
         Check that a history belongs to the subject that is already known.
 
         Raises:
-            SubjectDeletedError: it belongs to a later subject of the same name: no partition in it
-                is known, or continues a known one.
+            SubjectDeletedError: the history belongs to a later subject of the same name, because
+                none of its partitions is known or continues a known one.
         """
         ids: set[int] = set()
         for entry in history:
@@ -84,7 +84,9 @@ class LineageOrder:
         return partition.range_start <= self._logical_partition < partition.range_end
 
     def readable(self) -> list[PartitionHistory]:
-        """Return the partitions that may be read now, by id: those without an unread ancestor."""
+        """Return the partitions that may be read now because they have no unread ancestors, sorted
+        by id.
+        """
         readable = []
         blocked: set[int] = set()
         """The unread partitions and all their descendants."""
@@ -106,15 +108,15 @@ class LineageOrder:
 
     @property
     def lacks_children(self) -> bool:
-        """Return True if a partition is read to its end and its children are not known yet."""
+        """True if a partition is read to its end but its children are not known yet."""
         return bool(self._without_children) and self._partition is None
 
     @property
     def parents(self) -> Mapping[int, Collection[int]]:
-        """Return the parents of every known and wanted partition, by id."""
+        """The parents of every known and wanted partition, by id."""
         return self._parents
 
     @property
     def unread_ids(self) -> frozenset[int]:
-        """Return the ids of the partitions that are not read to their end."""
+        """The ids of the partitions that are not read to their end."""
         return frozenset(self._unread)

@@ -1,5 +1,5 @@
 """
-Long polls of the partitions that a reader has read to their end: one open read for each.
+Long polls of the partitions that a reader has read to their end, with one open read per partition.
 
 begin ─▶ (other partitions are read) ─▶ reply: wakes the reader ─▶ take
   ╰──────▶ its broker moved, or the partition is not read any more: cancelled
@@ -18,8 +18,8 @@ from ...rpc.client import BrokerClient
 from ...rpc.race import start_task
 
 POLL_MS = 200
-"""The least time, in milliseconds, between two reads of a partition that has nothing new: a broker
-that is stopping replies at once.
+"""The minimum interval, in milliseconds, between reads of a partition that has nothing new, because
+a broker that is shutting down replies at once.
 """
 
 ReadTask = asyncio.Task[tuple[Answer, memoryview]]
@@ -27,6 +27,8 @@ ReadTask = asyncio.Task[tuple[Answer, memoryview]]
 
 @dataclass(frozen=True, slots=True)
 class _OpenRead:
+    """A long poll of one partition, and the address of its broker."""
+
     address: str
     task: ReadTask
 
@@ -40,8 +42,8 @@ class OpenReads:
         self._replied = asyncio.Event()
 
     def retain(self, addresses: dict[int, str | None]) -> None:
-        """Cancel reads of partitions not in `addresses`, and reads whose broker has a different
-        address now.
+        """Cancel reads of partitions that are not in `addresses`, and reads whose broker now has a
+        different address.
         """
         for partition_id, read in list(self._reads.items()):
             if addresses.get(partition_id) != read.address and not read.task.done():
@@ -53,7 +55,7 @@ class OpenReads:
     def begin(
         self, broker: BrokerClient, partition_id: int, offset: int, *, bytes_max: int
     ) -> None:
-        """Open a read of a partition from `offset` on, unless there is one."""
+        """Open a read of a partition from `offset` on, unless one is already open."""
         if partition_id in self._reads:
             return
         request = Read(partition_id, offset, bytes_max, wait_ms=READ_WAIT_MS)
@@ -71,12 +73,12 @@ class OpenReads:
 
     def _on_reply(self, task: ReadTask) -> None:
         if not task.cancelled():
-            task.exception()  # mark it as retrieved: nobody may take this result
+            task.exception()  # mark it as retrieved, because possibly nobody takes this result
         self._replied.set()
 
     def find_due(self, partition_ids: Collection[int]) -> list[int]:
-        """Return those of these partitions without an open read; replies after this call wake
-        `wait`.
+        """Return those of `partition_ids` that have no open read. Replies that arrive after this
+        call wake `wait`.
         """
         self._replied.clear()
         reads = self._reads
@@ -87,14 +89,14 @@ class OpenReads:
         ]
 
     def pending(self, partition_id: int) -> bool:
-        """Return True while a partition's read is open: its broker had no more messages and has not
-        replied yet.
+        """Return True while a partition's read is open: its broker had no more messages, and has
+        not replied yet.
         """
         read = self._reads.get(partition_id)
         return read is not None and not read.task.done()
 
     def take(self, partition_id: int) -> ReadTask | None:
-        """Remove and return the finished read of a partition; None if there is none."""
+        """Remove and return the finished read of a partition, or return None if there is none."""
         read = self._reads.get(partition_id)
         if read is None or not read.task.done():
             return None
@@ -102,7 +104,7 @@ class OpenReads:
         return read.task
 
     async def wait(self, wait_ms: int | None) -> None:
-        """Wait until a read finishes, for `wait_ms` at most; None: without a limit."""
+        """Wait until a read finishes, for at most `wait_ms`, or without a limit if that is None."""
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 await self._replied.wait()

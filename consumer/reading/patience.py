@@ -5,8 +5,9 @@ its subject.
 first failure ─▶ (10 s) ─▶ raised, or logged as a warning
     ─▶ (20 s, 40 s, …) logged again ─▶ recovered: logged once
 
-Failures are timed per partition. If a broker lacks messages, the reader gives up after ten seconds
-of that error even when it follows, but not earlier: the broker may still be recovering.
+Failures are timed per partition. If messages are missing on a broker, the reader gives up after ten
+seconds of that error, even when it follows its subject, but not earlier: the broker may still be
+recovering.
 """
 
 from __future__ import annotations
@@ -35,20 +36,24 @@ TRANSIENT_ERRORS = (*NO_CONNECTION, *_MISSING_DATA)
 """The errors that a reader retries."""
 
 Failures: TypeAlias = dict[int | None, KeylaneError]
-"""Errors by partition; the key None is for the metaservers, which report a partition's children."""
+"""Errors by partition. The key None stands for the metaservers, which report a partition's
+children.
+"""
 
 
 @dataclass(slots=True)
 class _OngoingFailure:
-    """A partition, or the metaservers, that keep failing; times are boot-clock milliseconds."""
+    """A continuing failure of a partition or of the metaservers. Times are in milliseconds on the
+    boot clock.
+    """
 
     error: KeylaneError
     """The most recent error."""
     since_ms: int
-    """The time since which every round has failed, with any error."""
+    """The time since which every round has failed, with whatever error."""
     permanent_since_ms: int | None = None
-    """The time since which no error was one that ends when a server returns; None if the last one
-    was.
+    """The time since which all errors have been permanent, meaning that they do not end when a
+    server returns; None if the last one was not.
     """
     warned_after_ms: int = 0
     """How long the failure had lasted at the last warning, in milliseconds; 0 if none was
@@ -57,12 +62,12 @@ class _OngoingFailure:
 
     @property
     def lasting_since_ms(self) -> int:
-        """Return the time from which the give-up timeout counts."""
+        """The time from which the give-up timeout counts."""
         return self.since_ms if self.permanent_since_ms is None else self.permanent_since_ms
 
 
 class FailureTracker:
-    """Tracks the failures that a reader retries, and decides when it gives up."""
+    """Tracks the failures after which a reader retries, and decides when it gives up."""
 
     def __init__(self, subject: str, *, follows: bool) -> None:
         self._subject = subject
@@ -70,8 +75,8 @@ class FailureTracker:
         self._ongoing: dict[int | None, _OngoingFailure] = {}
 
     def record_failures(self, failures: Mapping[int | None, KeylaneError], now_ms: int) -> None:
-        """Record the failures of a round at `now_ms` of the boot clock; everything not in
-        `failures` has recovered, or is waiting for messages.
+        """Record the failures of a round at `now_ms` on the boot clock. Everything not in
+        `failures` has recovered or is waiting for messages.
         """
         previous = self._ongoing
         self._ongoing = {}
@@ -94,7 +99,7 @@ class FailureTracker:
         Raise an error that has lasted too long, or log the failures that the reader keeps retrying.
 
         Args:
-            metaserver_error: the reason why no metaserver reports whether messages missing at a
+            metaserver_error: the reason why no metaserver can say whether messages missing on a
                 broker are lost for good; it is raised or logged in place of those errors.
 
         Raises:
@@ -117,8 +122,8 @@ class FailureTracker:
         self._log_waiting(warnings, now_ms)
 
     def _log_waiting(self, expired: Iterable[tuple[str, _OngoingFailure]], now_ms: int) -> None:
-        """Log one line for each distinct error message, at doubling intervals: usually one for each
-        broker, however many partitions it has.
+        """Log one line for each distinct error message, at doubling intervals. There is usually one
+        per broker, no matter how many partitions it has.
         """
         for message, same_error in _by_message(expired):
             waited_ms = max(now_ms - failure.since_ms for failure in same_error)
@@ -136,7 +141,7 @@ class FailureTracker:
                 failure.warned_after_ms = warned_after_ms
 
     def _log_recovered(self, recovered: Iterable[_OngoingFailure], now_ms: int) -> None:
-        """Log the end of each error that had been logged and that no partition has any more."""
+        """Log the end of each error that was logged and that no partition has any more."""
         warnings = [
             (failure.error.message, failure) for failure in recovered if failure.warned_after_ms
         ]
@@ -153,7 +158,7 @@ class FailureTracker:
 
 
 def _is_transient(error: KeylaneError) -> bool:
-    """Return True if the error may end when a server returns, or has room for a connection."""
+    """Return True if the error may go away when a server returns or has room for a connection."""
     return isinstance(error, NO_CONNECTION) and error.retry is not RetryRule.NEVER
 
 

@@ -1,5 +1,5 @@
 """
-Reads the logic queues of a static subject by logic offset, over all their partitions, without a
+Reads the logic queues of a static subject by logic offset, across all their partitions, without a
 group or locks.
 
 read(queue, offset) ─▶ the partition with this offset ─▶ its broker
@@ -57,13 +57,13 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class QueueSlice(Generic[V]):
-    """Messages of a queue in offset order; `next_offset` is the logic offset of the next read."""
+    """Messages of a queue in offset order. `next_offset` is the logic offset of the next read."""
 
     messages: list[Message[V]]
     next_offset: int
     lost: bool = False
-    """True if an unknown number of messages between the requested offset and these was lost with a
-    disk.
+    """True if an unknown number of messages between the requested offset and these messages were
+    lost with a disk.
     """
 
 
@@ -77,7 +77,7 @@ class QueueProgress:
     min_offset: int
     """The logic offset of the first stored message."""
     max_offset: int
-    """The logic offset after the last message."""
+    """One past the logic offset of the last message."""
     lag: int
     """The number of stored messages that are not acked."""
 
@@ -99,8 +99,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
             result.messages[0].logic_offset
             offset = await reader.offset_at(0, 1_700_000_000_000)
 
-    All offsets are logic offsets: they count the messages of a queue over all its partitions, so a
-    message keeps its offset when the queue moves.
+    All offsets are logic offsets: they count the messages of a queue across all its partitions, so
+    a message keeps its offset when the queue moves.
     """
 
     def __init__(
@@ -116,17 +116,17 @@ class QueueReader(LoopBoundClient, Generic[V]):
         _environment: Environment | None = None,
     ) -> None:
         """
-        Make a reader; `async with` opens it.
+        Create a reader; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; for several metaservers, an iterable of them, or one
-                string with commas between them.
+            meta: `host:port` of a metaserver; for several metaservers, an iterable of strings or
+                one comma-separated string.
             subject: an existing static subject.
             codec: decodes values in `message.decode()`; None: it returns bytes.
             call_timeout_ms: the timeout of each call to a metaserver or broker, in milliseconds.
-            wait_s: how long opening waits for a metaserver that is still starting, in seconds; 0:
-                it does not contact one.
-            tls: the authority of the servers' certificates; None: the environment variable
+            wait_s: how many seconds opening waits for a metaserver that is still starting; 0:
+                opening contacts no metaserver.
+            tls: the certificate authority of the servers; None: the environment variable
                 KEYLANE_TLS_CA, or no TLS.
             token: the token for a cluster with access control; None: the file named by
                 KEYLANE_TOKEN_FILE, or the value of KEYLANE_TOKEN.
@@ -158,7 +158,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Open the reader; with `wait_s`, wait for a metaserver.
+        Open the reader; if `wait_s` is set, wait for a metaserver.
 
         Raises:
             NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`.
@@ -195,20 +195,21 @@ class QueueReader(LoopBoundClient, Generic[V]):
 
     async def read(self, queue: int, offset: int, *, bytes_max: int = READ_BYTES) -> QueueSlice[V]:
         """
-        Return messages from a logic offset on, all of the same partition.
+        Return messages starting at a logic offset, all from the same partition.
 
         Args:
             queue: the number of the queue, from 0.
             offset: the logic offset of the first message.
-            bytes_max: the most bytes of batches to read, from 1 to 2**63 - 1; a broker returns at
-                most 2 MiB at once, but a single larger batch is returned whole.
+            bytes_max: the maximum size of the batches to read, in bytes, from 1 to 2**63 - 1; a
+                broker returns at most 2 MiB at once, but a single larger batch is returned whole.
 
         Returns:
             The messages; none if the queue currently ends at `offset`. If messages were lost with a
-            disk, those after the loss, perhaps none yet, with `lost` set.
+            disk, `lost` is set, and the messages are those after the loss, of which there may be
+            none yet.
 
         Raises:
-            InvalidRequestError: `bytes_max` or `offset` is not in its range.
+            InvalidRequestError: `bytes_max` or `offset` is out of range.
             NotFoundError: there is no such queue.
             OffsetOutOfRangeError: `offset` is below the queue's first offset or above its end,
                 which are `error.first_offset` and `error.next_offset`.
@@ -231,8 +232,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
         return result
 
     async def bounds(self, queue: int) -> tuple[int, int]:
-        """Return the logic offset of the first message and the offset after the last one; they are
-        equal if the queue is empty.
+        """Return the logic offset of the first message, and one past that of the last message. They
+        are equal if the queue is empty.
         """
         segments = [reported.segment for reported in await self._fetch_segments(queue)]
         return queue_min(segments), queue_max(segments)
@@ -241,8 +242,8 @@ class QueueReader(LoopBoundClient, Generic[V]):
         self, queue: int, at_ms: int, bound: TimeBound = TimeBound.LOWER
     ) -> int | None:
         """
-        Return the logic offset of a message by its time of storage, according to the brokers'
-        clocks.
+        Return the logic offset of a message by the time at which it was stored, according to the
+        brokers' clocks.
 
         Args:
             at_ms: a time in milliseconds since 1970.
@@ -250,7 +251,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
                 at or before it.
 
         Returns:
-            The offset; None if there is no such message.
+            The offset, or None if there is no such message.
 
         Raises:
             NotFoundError: there is no such queue.
@@ -279,7 +280,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
         return logic_offset_at([reported.segment for reported in reported_segments], offsets, bound)
 
     async def progress(self, queue: int, group: str) -> QueueProgress:
-        """Return a consumer group's progress; a group that has acked nothing is at the first
+        """Return a consumer group's progress. A group that has acked nothing is at the first
         message.
         """
         check_name("consumer group", group)
@@ -318,12 +319,12 @@ class QueueReader(LoopBoundClient, Generic[V]):
         return view
 
     async def _fetch_segments(self, queue: int) -> list[_ReportedSegment]:
-        """Return the segments of a queue with the current reports of their brokers."""
+        """Return the segments of a queue, with the latest reports from their brokers."""
         view = await self._queue_view(queue, refresh=True)
         statuses = await gather_limited(self._status, view.segments)
         last = view.segments[-1]
         if statuses[-1].state is PartitionState.SEALED and last.logic_end is None:
-            # The queue is moving: the next partition may have been opened since.
+            # The queue is moving, and the next partition may have been opened in the meantime.
             view = await self._queue_view(queue, refresh=True)
             statuses = await gather_limited(self._status, view.segments)
         return [
@@ -350,7 +351,7 @@ class QueueReader(LoopBoundClient, Generic[V]):
         Return the messages at `offset`.
 
         Args:
-            is_fresh: True if the view was just fetched; if not, the result is None when the view
+            is_fresh: True if the view was just fetched; otherwise the result is None if the view
                 may be stale.
             lost: True if messages before `offset` are known to be lost.
         """

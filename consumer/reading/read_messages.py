@@ -27,7 +27,7 @@ class ReadFrom:
 
     @property
     def is_copied(self) -> bool:
-        """Return False: a pickled copy behaves like the original."""
+        """False: a pickled copy behaves like the original."""
         return False
 
     def ack(self, message: Message) -> Coroutine[Any, Any, None]:
@@ -35,7 +35,7 @@ class ReadFrom:
         raise not_delivered_error(f"message {message.offset}")
 
     def nack(self, message: Message, after_s: float) -> Coroutine[Any, Any, None]:
-        """Raise ClosedError: a reader's messages cannot be given back."""
+        """Raise ClosedError: a reader's messages cannot be nacked."""
         return self.ack(message)
 
 
@@ -47,7 +47,7 @@ def read_messages(
     partition: Partition,
     codec: Codec[Any] | None,
 ) -> list[Message[Any]]:
-    """Return the messages of a broker's reply, from a physical offset on."""
+    """Return the messages in a broker's reply, starting at a physical offset."""
     delivery = ReadFrom(partition.queue, partition.logic_start, codec)
     messages: list[Message[Any]] = []
     for start, header in batch_starts(payload):

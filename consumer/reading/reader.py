@@ -1,6 +1,6 @@
 """
-Reads a subject by partition, offset, time and key, over all its partitions, without a group, locks
-or acks.
+Reads a subject by partition, offset, time and key, across all its partitions, without a group,
+locks or acks.
 
 open ─▶ the lineage, and the offsets to read of each partition ─▶ chunks of readable partitions
              ▲                                                        │ one is read to its end
@@ -65,7 +65,7 @@ log = logging.getLogger("keylane.consumer")
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_MAX = 8
-"""The number of partitions read at once; each replies with about CHUNK_BYTES."""
+"""The number of partitions that are read at once; each replies with about CHUNK_BYTES."""
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class _ReadState:
     partition: Partition
     next_offset: int
     end: int | None
-    """The offset after the last message to read; None: no end."""
+    """One past the offset of the last message to read; None: no end."""
     may_have_more: bool = True
-    """True if the last read returned messages, or there was none yet."""
+    """True if the last read returned messages, or nothing has been read yet."""
     at_end: bool = False
-    """True if the last read reached the last stored message, and more may follow."""
+    """True if the last read reached the last stored message, although more may follow."""
 
     def update(self, entry: PartitionHistory) -> None:
-        """Take the partition's current state. If its data is gone, keep the old address: that
+        """Apply the partition's current state. If its data is gone, keep the old address: that
         broker may still reply.
         """
         if not entry.is_gone or entry.partition.address is not None:
@@ -98,11 +98,11 @@ class Reader(LoopBoundClient, Generic[V]):
                 print(message.partition_id, message.offset, message.value)
 
     Messages of one partition come in offset order, and a partition comes after those that it
-    continues. So messages of one key are in order, through resizes and moves; others are
-    interleaved.
+    continues. Messages of one key are therefore in order, even across resizes and moves; other
+    messages are interleaved.
 
     If rows of a job replace messages (`keylane subject publish --replace` after a cut), a row is
-    skipped if, according to `positions`, its message was already read.
+    skipped when, according to `positions`, the original message was already read.
     """
 
     _chunk_bytes = CHUNK_BYTES
@@ -127,26 +127,26 @@ class Reader(LoopBoundClient, Generic[V]):
         _environment: Environment | None = None,
     ) -> None:
         """
-        Make a reader; `async with` opens it.
+        Create a reader; `async with` opens it.
 
         Args:
-            meta, codec, call_timeout_ms, wait_s, tls, token: see QueueReader.
+            meta, codec, call_timeout_ms, wait_s, tls, token: see `QueueReader`.
             subject: an existing subject, static or not.
-            start: "earliest", "latest", a datetime with a time zone or its ISO text, how long ago
-                (a negative timedelta, or a text such as "-1h"), an offset in `partition`, or a
-                mapping from partition ids to offsets, such as `positions`. An instant means the
-                first message stored at or after it, by its broker's clock, and everything after
-                that message.
+            start: "earliest", "latest", a timezone-aware datetime or its ISO text, how long ago (a
+                negative timedelta, or a string such as "-1h"), an offset in `partition`, or a
+                mapping from partition ids to offsets, such as `positions`. A time means the first
+                message stored at or after it, by its broker's clock, and everything after that
+                message.
             stop: a value like `start`: the first message that is not read. None: the end of the
                 subject when the reader is opened; with `follow`, there is no end.
-            key: only messages of this key, bytes or a text. Only partitions whose ranges contain
-                the key's logical partition are read, except in a best_tried subject that is not
-                static, where every partition is. Messages that a producer placed itself (`queue=`,
-                `partitioner=`) may be in other partitions: find them with `where`.
+            key: only messages of this key, given as bytes or a string. Only partitions whose ranges
+                contain the key's logical partition are read, except in a best_tried subject that is
+                not static, where every partition is. Messages that a producer placed explicitly
+                (`queue=`, `partitioner=`) may be in other partitions: find them with `where`.
             partition: only the partition with this id.
             tags: only messages with at least one of these tags.
             where: only messages for which this function returns True; it runs in the event loop.
-            follow: continue with messages that are stored later, through later resizes and moves.
+            follow: continue with messages that are stored later, across later resizes and moves.
 
         Raises:
             ConfigError, InvalidRequestError: an argument is invalid; for example, `start` or `stop`
@@ -197,17 +197,16 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def __aenter__(self) -> Self:
         """
-        Open the reader, and resolve `start` and `stop` to offsets of each partition.
+        Open the reader, and resolve `start` and `stop` to offsets in each partition.
 
         Raises:
             SubjectUnknownError: there is no such subject.
             PartitionUnknownError: the subject has no such partition, or its data is gone.
-            OffsetOutOfRangeError: an offset is not stored; the stored ones are
-                `error.first_offset` up to, but not including, `error.next_offset`. This error and
-                PartitionUnknownError are temporary if a broker runs on an older copy of its data
-                folder.
-            NotSentError, OutcomeUnknownError: after `wait_s` no metaserver replies, or the broker
-                of a partition does not.
+            OffsetOutOfRangeError: an offset is not stored; the stored ones are `error.first_offset`
+                up to, but not including, `error.next_offset`. This error and PartitionUnknownError
+                are temporary if a broker is running on an older copy of its data folder.
+            NotSentError, OutcomeUnknownError: no metaserver replied within `wait_s`, or the broker
+                of a partition did not.
             UsageError: the reader is already open, or was opened before a fork.
         """
         network = self._connections.open()
@@ -235,11 +234,11 @@ class Reader(LoopBoundClient, Generic[V]):
     @property
     def positions(self) -> dict[int, int]:
         """
-        Return a copy of the next offset of each partition, after the messages that were handed out
-        or filtered out.
+        A copy of the next offset of each partition, after the messages that were handed out or
+        filtered out.
 
-        Another reader continues there with `Reader(…, start=positions)`, even if they were stored
-        as JSON in between.
+        Another reader continues there with `Reader(…, start=positions)`, even if the positions were
+        stored as JSON in between.
         """
         return dict(self._positions)
 
@@ -252,15 +251,15 @@ class Reader(LoopBoundClient, Generic[V]):
         Return the next message.
 
         Raises:
-            StopAsyncIteration: everything is read.
+            StopAsyncIteration: everything has been read.
             FilterError: `where` failed; the next call continues after that message.
             UnreachableError: the broker of a partition, or every metaserver asked about one, has
-                not replied for ten seconds. With `follow`, the reader retries indefinitely and logs
-                that instead.
-            OffsetOutOfRangeError: for ten seconds the broker of a partition has lacked messages
-                that were read before: it runs on an older copy of its data folder.
-            PartitionUnknownError: for ten seconds such a broker has lacked the partition; or all
-                messages of `partition` are gone.
+                not replied for ten seconds. With `follow`, the reader instead retries indefinitely
+                and logs the failure.
+            OffsetOutOfRangeError: for ten seconds, messages that were read before have been missing
+                on the broker of a partition, which is running on an older copy of its data folder.
+            PartitionUnknownError: for ten seconds, the partition has been missing on such a broker;
+                or all messages of `partition` are gone.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted; a later subject of
                 the same name is a different one.
             ClosedError, UsageError: the reader is not open, or not open in this process and event
@@ -311,8 +310,8 @@ class Reader(LoopBoundClient, Generic[V]):
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     async def _locate_start(self) -> None:
         """
-        Resolve where each known partition is read from and up to; start over if one disappears
-        during that.
+        Resolve where reading starts and ends in each known partition. If one disappears in the
+        meantime, start over.
 
         Raises:
             PartitionUnknownError: a partition disappeared in every attempt for READ_GIVE_UP_MS.
@@ -414,8 +413,8 @@ class Reader(LoopBoundClient, Generic[V]):
         )
 
     async def _fetch_offsets(self, partition: Partition) -> OffsetLookup:
-        """Return a partition's stored offsets and those of the time bounds. The partition's status
-        is fetched before the times are looked up.
+        """Return a partition's stored offsets, and the offsets of the time bounds. The partition's
+        status is fetched before the times are looked up.
         """
         partition_id = int(partition.partition_id)
         broker = self._broker(partition)
@@ -446,11 +445,12 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def _fetch_children(self) -> UnreachableError | None:
         """
-        Fetch the children of partitions that are read to their end; they are read from their first
-        message.
+        Fetch the children of partitions that are read to their end. The children are read from
+        their first message.
 
         Returns:
-            The error if no metaserver replied; the known partitions are still read.
+            The error if no metaserver replied, in which case the known partitions are still read;
+            None otherwise.
         """
         if not (self._follow and self._lineage.lacks_children):
             return None
@@ -481,8 +481,8 @@ class Reader(LoopBoundClient, Generic[V]):
 
     # ── chunks ────────────────────────────────────────────────────────────────────────────────────
     async def _fill(self) -> bool:
-        """Read chunks of the readable partitions until there are messages; return False if
-        everything is read.
+        """Read chunks of the readable partitions until there are messages. Return False if
+        everything has been read.
         """
         while not self._buffer:
             self._connections.check()  # another task may close it
@@ -507,14 +507,16 @@ class Reader(LoopBoundClient, Generic[V]):
         return [int(entry.partition.partition_id) for entry in self._lineage.readable()]
 
     async def _wait_for_messages(self) -> None:
-        """Wait until a partition may have messages, or the children of one may be known."""
+        """Wait until a partition may have messages, or the children of one may have become
+        known.
+        """
         readable, lacks_children = self._readable(), self._lineage.lacks_children
         if not self._open_idle_reads(readable) and (readable or lacks_children):
             await self._open_reads.wait(POLL_MS if lacks_children else None)
 
     def _open_idle_reads(self, readable: list[int]) -> list[int]:
-        """Open a long poll for each partition that is read to its end, and return the others, which
-        may be read now.
+        """Open a long poll for each partition that is read to its end. Return the other partitions,
+        which may be read now.
         """
         states = {
             partition_id: self._read_states[partition_id]
@@ -537,8 +539,8 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def _read_chunks(self, readable: list[int]) -> Failures:
         """
-        Read a chunk of each partition without an open read, at most CHUNKS_MAX at once; chunks that
-        arrived are kept even if others fail.
+        Read a chunk of each partition without an open read, at most CHUNKS_MAX at once. Chunks that
+        have arrived are kept even if others fail.
 
         Returns:
             The transient errors. Other errors are raised.
@@ -562,13 +564,14 @@ class Reader(LoopBoundClient, Generic[V]):
 
     async def _wait_for_servers(self, now_ms: int) -> None:
         """
-        Fetch the partitions again and pause: brokers may have moved, and messages may be gone.
+        Fetch the partitions again and pause, because brokers may have moved and messages may be
+        gone.
 
         The fetch comes before the pause, so that a program that cancels the wait and tries again
         also finds a broker that has moved.
 
         Raises:
-            KeylaneError: an error has lasted too long at `now_ms` of the boot clock.
+            KeylaneError: an error has lasted too long at `now_ms` on the boot clock.
             SubjectDeletedError, SubjectUnknownError: the subject was deleted.
             PartitionUnknownError: the messages of `partition` are gone.
         """
@@ -595,8 +598,8 @@ class Reader(LoopBoundClient, Generic[V]):
         yields messages.
 
         Returns:
-            True if a partition was finished or a broker has a new address, so that a retry at once
-            may succeed.
+            True if a partition was finished or a broker has a new address, so that an immediate
+            retry may succeed.
         """
         has_changed = False
         for entry in history:
@@ -615,8 +618,8 @@ class Reader(LoopBoundClient, Generic[V]):
         return has_changed
 
     def _skip_gone(self, state: _ReadState, entry: PartitionHistory) -> None:
-        """Finish a partition whose messages are gone. Raises PartitionUnknownError if some were
-        unread and no other partition is wanted.
+        """Finish a partition whose messages are gone. Raises PartitionUnknownError if some of them
+        were unread and no other partition is wanted.
         """
         partition_id = int(entry.partition.partition_id)
         if entry.end_offset is None or state.next_offset < entry.end_offset:

@@ -5,10 +5,11 @@ read as messages. Pure.
 P open ─▶ cut: P sealed, C open after P ─▶ rows made from P, hidden in H ─▶ published: P expired,
     H between P and C
 
-A reader that got messages of P skips the rows made from them: it would otherwise read them again,
-after newer messages of their keys. A later publication may replace the rows of H before the reader
-knows H, so its rows are made from rows. A reader that got all of P skips all of these; one that got
-part of P gets them all, because the original sources are no longer known.
+A reader that has read messages of P skips the rows made from them: otherwise it would read them
+again, after newer messages of their keys. A later publication may replace the rows of H before the
+reader knows about H, so that its rows are made from rows. A reader that has read all of P skips all
+of these; one that has read part of P gets all of them, because the original sources are no longer
+known.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from ...protocol.reprocess.manifest import parse_source
 from ...protocol.reprocess.replaced import replaced_by_rows
 
 WasRead = Callable[[int, int, int], bool]
-"""A callable (partition id, start, end) that returns True if the reader has read all messages of
+"""A callable (partition id, start, end) that returns True if the reader has read all messages in
 `[start, end)`.
 """
 
 
 class ReplacingRows:
-    """The partitions of a lineage that contain replacing rows."""
+    """The partitions of a lineage that contain replacement rows."""
 
     __slots__ = ("_history", "ids")
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
-        """The ids of these partitions. Always the same set object, so that callers without such
-        rows can test it for each message without a call.
+        """The ids of these partitions. This is always the same set object, so that the common case
+        without such rows needs no call per message.
         """
         self._history: dict[int, PartitionHistory] = {}
-        """Every partition, by id; empty if there are no rows."""
+        """Every partition, by id; empty if there are no such rows."""
 
     def update(self, history: Iterable[PartitionHistory]) -> None:
-        """Take the subject's current partitions."""
+        """Apply the subject's current partitions."""
         by_id = {int(entry.partition.partition_id): entry for entry in history}
         parents = {partition_id: entry.partition.parents for partition_id, entry in by_id.items()}
         self.ids.update(replaced_by_rows(parents))
@@ -49,8 +50,8 @@ class ReplacingRows:
             self._history = by_id
 
     def is_source_read(self, row: Message[Any], was_read: WasRead) -> bool:
-        """Return True if a message is a row whose source the reader has read; False if the row does
-        not name its source.
+        """Return True if a message is a row whose source the reader has read, or False if the row
+        does not name its source.
         """
         if row.partition_id not in self.ids:
             return False
@@ -64,8 +65,8 @@ class ReplacingRows:
         )
 
     def _are_sources_read(self, partition_id: int, was_read: WasRead) -> bool:
-        """Return True if the reader has read all sources of a partition's rows, through rows of
-        rows and empty partitions.
+        """Return True if the reader has read all sources of a partition's rows, including those
+        reached through rows made from rows and through empty partitions.
         """
         pending, seen = [partition_id], {partition_id}
         while pending:

@@ -1,1 +1,1 @@
-"""Scheduled messages: sending them to brokers that keep them, and canceling them."""
+"""Sends scheduled messages to brokers that keep them, and cancels them."""

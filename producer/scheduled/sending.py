@@ -1,7 +1,7 @@
-"""Sends and cancels scheduled messages, each of which one broker keeps until its delivery time.
+"""Sends and cancels scheduled messages. One broker keeps each message until its delivery time.
 
-If a broker does not answer, the message is sent to the same broker again under the same id, so it
-is kept only once.
+If a broker does not respond, the message is sent to the same broker again under the same id, so
+that it is kept only once.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from ..waiting_keys import WaitingKey
 
 ID_BYTES = 16
 ROUTES_MAX = 1_000
-"""The maximum number of cached routes besides those of waiting messages."""
+"""The maximum number of cached routes, in addition to those of waiting messages."""
 CALLS_MAX = 1_000
-"""The maximum number of concurrent calls to one broker; without it, messages of a burst would time
-out and be sent again while the broker handles the others.
+"""The maximum number of concurrent calls to one broker. Without it, messages in a burst would time
+out and be sent again while the broker is still handling others.
 """
 
 
 class ScheduledFuture:
     """
     The future outcome of a `send` with `deliver_at`: `await future` returns the ScheduledReceipt,
-    or raises.
+    or raises the error of the message.
 
     Cancelling a wait does not withdraw the message, and the future has no `cancel`; use
     `producer.cancel(receipt)`.
@@ -72,7 +72,7 @@ class ScheduledFuture:
         self._task = task
         self._reported = False
         self._given_up: GivenUpOutcome | None = None
-        """The unreported outcome of a message that was given up; otherwise None."""
+        """The unreported outcome, if the message was given up; otherwise None."""
         self._listeners: dict[Callable[[ScheduledFuture], object], list[Callable[..., object]]] = {}
 
     def __await__(self) -> Generator[Any, None, ScheduledReceipt]:
@@ -83,7 +83,7 @@ class ScheduledFuture:
             raise error.copy() from error.__cause__
 
     def _mark_reported(self) -> None:
-        """Record that the caller gets the outcome."""
+        """Record that the outcome has been reported to the caller."""
         self._reported = True
         given_up = self._given_up
         self._given_up = None
@@ -91,7 +91,7 @@ class ScheduledFuture:
             given_up.mark_reported(unknown=given_up.doubtful)
 
     def _give_up(self, error: BaseException, summary: UnreportedMessages) -> None:
-        """Count the message as given up, unless the caller awaits it."""
+        """Count the message as given up, unless the caller is awaiting it."""
         if not self._reported:
             if not isinstance(error, KeylaneError):
                 error = InternalError(f"unexpected error in the producer: {error!r:.200}")
@@ -100,7 +100,7 @@ class ScheduledFuture:
             self._given_up = given_up
 
     def done(self) -> bool:
-        """Return True if a broker keeps the message, or it was given up."""
+        """Return True once a broker keeps the message or it was given up."""
         return self._task.done()
 
     def result(self) -> ScheduledReceipt:
@@ -116,8 +116,8 @@ class ScheduledFuture:
         return self._task.result()
 
     def add_done_callback(self, callback: Callable[[ScheduledFuture], object]) -> None:
-        """Call `callback(future)` in the producer's event loop soon after a broker keeps the
-        message, or it was given up.
+        """Call `callback(future)` in the producer's event loop, soon after a broker keeps the
+        message or it is given up.
         """
 
         def call_back(_task: object) -> None:
@@ -132,7 +132,7 @@ class ScheduledFuture:
 
     def exception(self) -> BaseException | None:
         """
-        Return the error of a message that was given up; None if a broker keeps it.
+        Return the error of a message that was given up, or None if a broker keeps it.
 
         Raises:
             asyncio.InvalidStateError: the future is not `done` yet.
@@ -143,7 +143,7 @@ class ScheduledFuture:
 
     @property
     def cancel(self) -> NoReturn:
-        """Raise AttributeError with advice; `hasattr` returns False."""
+        """Raise AttributeError with advice, so that `hasattr` returns False."""
         raise AttributeError(
             "cancel a scheduled message with its receipt: producer.cancel(await future)"
         )
@@ -184,18 +184,18 @@ class ScheduledSender:
         self._clock = clock
         self._rng = rng
         self._call_slots: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """A limit of concurrent calls for each broker address, so a broker that hangs delays only
-        its own messages.
+        """A limit on concurrent calls for each broker address, so that a broker that hangs delays
+        only its own messages.
         """
         self._routes: dict[str, asyncio.Task[Route]] = {}
         """The last route request of each subject, cached until a call fails."""
         self._health: asyncio.Task[Health] | None = None
-        """The last request for broker addresses, which concurrent callers share."""
+        """The last request for broker addresses, shared by concurrent callers."""
         self._bytes = 0
         """The bytes of messages that no broker keeps yet."""
         self._pending: dict[ScheduledFuture, _Attempt] = {}
         self._unreported = UnreportedMessages("scheduled message")
-        """Messages given up since the last call of `take_unreported_error`."""
+        """Messages given up since the last call to `take_unreported_error`."""
 
     def send(
         self,
@@ -210,16 +210,17 @@ class ScheduledSender:
         timeout_ms: int | None = None,
     ) -> ScheduledFuture:
         """
-        Start sending a message; without a time-out, retry until a broker keeps or refuses it.
+        Start sending a message. Without a timeout, retry until a broker keeps or refuses it.
 
         Args:
-            timeout_ms: None: `delivery_timeout_ms` of the settings, where 0 means no time-out.
+            timeout_ms: the timeout, in milliseconds; None: the setting `delivery_timeout_ms`, where
+                0 means no timeout.
 
         Raises:
             InvalidRequestError: the message has a key or a logic queue, is not bytes, or has an
                 invalid argument; nothing is sent.
             CodecError, MessageTooLargeError: the message cannot be sent; nothing is sent.
-            QueueFullError: too many bytes wait for brokers; nothing is sent.
+            QueueFullError: too many bytes are waiting for brokers; nothing is sent.
         """
         check_name("subject", subject)
         data = self._encode(subject, value)
@@ -327,11 +328,12 @@ class ScheduledSender:
 
     async def _choose_broker(self, subject: str, doubtful_group: str) -> tuple[str, str]:
         """
-        Return the broker group to send to, and its address: `doubtful_group`, which may already
-        keep the message, or else any available one.
+        Return the broker group to send to, and its address. This is `doubtful_group`, which may
+        already keep the message, or else any available one.
 
         Raises:
-            KeylaneError: no broker group is available now, or the subject is refused.
+            KeylaneError: no broker group is available now, or the request for the subject is
+                refused.
         """
         if doubtful_group:
             return doubtful_group, await self._fetch_broker_address(doubtful_group)
@@ -359,7 +361,7 @@ class ScheduledSender:
                 del self._routes[subject]
 
     def _is_in_route(self, subject: str, broker_group: str, address: str) -> bool:
-        """Return True if the cached route of a subject has the broker at this address."""
+        """Return True if the cached route of a subject lists the broker at this address."""
         route_task = self._routes.get(subject)
         if (
             route_task is None
@@ -406,8 +408,8 @@ class ScheduledSender:
         return CancelOutcome(answer.outcome)
 
     def list_waiting(self) -> list[WaitingKey]:
-        """List the messages that no broker keeps yet, with an entry for each pair of subject and
-        broker group that may already keep them.
+        """List the messages that no broker keeps yet, with one entry for each pair of a subject and
+        the broker group that may already keep them.
         """
         entries: defaultdict[tuple[str, str], list[_Attempt]] = defaultdict(list)
         for attempt in self._pending.values():
@@ -426,7 +428,7 @@ class ScheduledSender:
 
     @property
     def is_empty(self) -> bool:
-        """Return True if no message waits for a broker."""
+        """True if no message waits for a broker."""
         return not self._pending
 
     async def wait_until_settled(self) -> None:
@@ -436,9 +438,7 @@ class ScheduledSender:
             await asyncio.sleep(0)
 
     def take_unreported_error(self) -> GivenUpError | None:
-        """Return the error for unawaited messages given up since the last call, if there are
-        any.
-        """
+        """Return the error for unawaited messages given up since the last call, or None."""
         summary = self._unreported
         self._unreported = UnreportedMessages("scheduled message")
         return summary.build_error()
@@ -455,7 +455,7 @@ class ScheduledSender:
 
 
 def _available_brokers(route: Route) -> list[tuple[str, str]]:
-    """Return the available broker groups with open partitions, and their addresses."""
+    """Return the available broker groups that have open partitions, with their addresses."""
     return [
         (partition.broker_group, partition.address)
         for partition in route.open_partitions()
@@ -478,7 +478,7 @@ def _encode_batch(value: bytes, packed: bytes, sent_at_ns: int) -> bytes:
 
 
 class _Attempt:
-    """The state of a scheduled message while it is being sent."""
+    """The state of a scheduled message that is being sent."""
 
     def __init__(self, subject: str, size_bytes: int, sent_at_ns: int) -> None:
         self.subject = subject
@@ -490,7 +490,7 @@ class _Attempt:
 
 
 def _waiting_key(attempts: list[_Attempt]) -> WaitingKey:
-    """Return the entry for messages of one subject, given the oldest first."""
+    """Return the entry for the messages of one subject; `attempts` are given oldest first."""
     oldest = attempts[0]
     return WaitingKey(
         oldest.subject,

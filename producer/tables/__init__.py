@@ -1,1 +1,1 @@
-"""Rows of Arrow data, sent by column."""
+"""Sends the rows of Arrow data, by column."""

@@ -4,7 +4,8 @@ a Python object for each row.
     source ─▶ blocks of rows ─hash─▶ partition of each row ─stable sort─▶ batches of each executor
 
 Rows of a key keep their order, because blocks are queued one after another and the sort is stable.
-Rows with a halted key, or without an open partition, are sent one by one, as by `send`.
+Rows with a halted key, or without an open partition, are sent one by one, as `send` would send
+them.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from ..settings import ProducerSettings
 from .column_batch import ColumnBatch
 
 BLOCK_ROWS = 32_768
-"""The maximum number of rows that are hashed and sorted without a break; this takes some
-milliseconds.
+"""The maximum number of rows that are hashed and sorted without yielding to other tasks; this takes
+a few milliseconds.
 """
 BLOCK_BYTES = 8 << 20
 ROWS_NAMED = 100
@@ -56,7 +57,9 @@ class Column:
     """A column of byte strings: row i is `blob[edges[i]:edges[i + 1]]`."""
 
     def __init__(self, array: Any) -> None:
-        """Read `array`, of type binary, string, large_binary or large_string."""
+        """Create a column from `array`, which has the type binary, string, large_binary or
+        large_string.
+        """
         self.nulls: npt.NDArray[np.intp] | None = None
         """The indexes of null rows; their bytes are b""."""
         if array.null_count:
@@ -74,14 +77,14 @@ class Column:
         self.lengths: I64 = np.diff(self.edges)
 
     def take(self, rows: I64) -> Column:
-        """Return a column of these rows, in this order."""
-        # `pa.array(rows)` would import pandas if it is installed, which takes a quarter of a second
+        """Return a column with these rows, in this order."""
+        # `pa.array(rows)` would import pandas if it is installed, costing a quarter of a second
         # and 47 MB.
         indices = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return Column(self._array.take(indices))
 
     def get_bytes(self, start: int, end: int) -> memoryview:
-        """Return the bytes of the rows [start, end)."""
+        """Return the bytes of the rows `[start, end)`."""
         return self.blob[self.edges[start] : self.edges[end]].data
 
     def row(self, index: int) -> bytes:
@@ -90,7 +93,7 @@ class Column:
 
 
 class StreamFailedError(Exception):
-    """A stream of record batches raised an exception, which is the cause of this one."""
+    """Raised when reading a stream of record batches fails; the original exception is its cause."""
 
 
 class ArrowSource:
@@ -114,7 +117,7 @@ class ArrowSource:
         self._value = _column_index(self._source.schema, value)
 
     def iter_blocks(self) -> Iterator[Block]:
-        """Yield the blocks of a source in memory; may be called repeatedly."""
+        """Yield the blocks of an in-memory source. This may be called repeatedly."""
         row = 0
         for batch in self._source.to_batches():
             for block in self._split_batch(batch):
@@ -125,7 +128,7 @@ class ArrowSource:
 
     async def stream_blocks(self) -> AsyncIterator[list[Block]]:
         """
-        Yield the blocks of each record batch. The stream is read in a thread, because it may
+        Yield the blocks of each record batch. The stream is read in a thread, because reading may
         block.
 
         Raises:
@@ -150,8 +153,8 @@ class ArrowSource:
 
 
 async def _read_next(batches: Iterator[Any]) -> Any:
-    """Return the next record batch, or None at the end. Reads it in a thread, unless the main
-    thread has ended, after which Python starts none.
+    """Return the next record batch, or None at the end. It is read in a thread, unless the main
+    thread has ended, because Python starts no threads after that.
     """
     if not threading.main_thread().is_alive():
         return next(batches, None)
@@ -159,7 +162,7 @@ async def _read_next(batches: Iterator[Any]) -> Any:
 
 
 class Block:
-    """A number of rows: their values, and their keys or None."""
+    """A group of rows: their values, and their keys or None."""
 
     def __init__(self, keys: Column | None, values: Column) -> None:
         self.keys = keys
@@ -179,7 +182,7 @@ class Block:
 
     def find_unsendable_rows(self, limit_bytes: int) -> dict[int, str]:
         """Return the indexes of rows that cannot be sent, with the reasons. A null value cannot be
-        sent; a null key means no key.
+        sent; a null key means that the row has no key.
         """
         values, keys = self.values, self.keys
         sizes = values.lengths if keys is None else values.lengths + keys.lengths
@@ -196,18 +199,18 @@ class Block:
 
     @cached_property
     def cumulative_sizes(self) -> I64:
-        """The cumulative sizes of the rows in a batch, in bytes: one entry more than there are
-        rows, beginning with 0 or the offset of the first row.
+        """Return the cumulative sizes of the rows in a batch, in bytes. There is one entry more
+        than there are rows; the first is 0 or the offset of the first row.
         """
         edges = self.values.edges if self.keys is None else self.values.edges + self.keys.edges
         return edges + BYTES_PER_MESSAGE * np.arange(len(edges))
 
     def take(self, rows: I64) -> Block:
-        """Return a block of these rows, in this order."""
+        """Return a block with these rows, in this order."""
         return Block(None if self.keys is None else self.keys.take(rows), self.values.take(rows))
 
     def encode_body(self, start: int, end: int, sent_at_ns: int) -> bytes:
-        """Return the rows [start, end) as the body of a batch."""
+        """Return the rows `[start, end)` as the body of a batch."""
         count = end - start
         keys = self.keys
         return join_columns(
@@ -221,7 +224,7 @@ class Block:
 
 
 def _to_table(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> Any:
-    """Convert a source to a table; record the rows whose values are neither bytes nor text in
+    """Convert a source to a table, and record the rows whose values are neither bytes nor text in
     `problems`.
     """
     if isinstance(source, pa.Table):
@@ -238,12 +241,12 @@ def _to_table(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> 
         _refuse_object_columns(source, names)
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        # Some column, perhaps one that is not needed, has Python objects that Arrow does not
+        # Some column, perhaps one that is not needed, contains Python objects that Arrow does not
         # accept; pandas allows this.
         try:
             columns = {name: source[name] for name in names}
             if any(getattr(column, "ndim", 1) != 1 for column in columns.values()):
-                raise KeyError  # two columns have the name
+                raise KeyError  # two columns have this name
             objects = {name: list(column) for name, column in columns.items()}
         except (KeyError, TypeError, IndexError, AttributeError):
             raise InvalidRequestError(f"Arrow does not accept this data: {error!s:.300}") from error
@@ -251,8 +254,8 @@ def _to_table(source: Any, names: tuple[str, ...], problems: dict[int, str]) -> 
 
 
 def _refuse_object_columns(source: Any, names: tuple[str, ...]) -> None:
-    """Raise TypeError for a polars frame with a column of Python objects, which it would export as
-    memory addresses.
+    """Raise TypeError for a polars frame with a column of Python objects, which polars would export
+    as memory addresses.
     """
     schema = getattr(source, "schema", None)
     if isinstance(schema, Mapping) and any(str(schema.get(name)) == "Object" for name in names):
@@ -284,7 +287,7 @@ def _is_missing(value: object) -> bool:
 
 
 def _column_index(schema: Any, name: str) -> int:
-    """Return the index of a column, which must hold bytes or text."""
+    """Return the index of a column, which must contain bytes or text."""
     index = int(schema.get_field_index(name)) if isinstance(name, str) else -1
     if index < 0:
         available = ", ".join(schema.names)
@@ -315,7 +318,7 @@ _HAS_EDGES = (
 
 
 def _decode_views(array: Any) -> Any:
-    """Replace the views of a dictionary column, which Arrow does not decode, by bytes. Polars
+    """Replace the views in a dictionary column, which Arrow does not decode, with bytes. Polars
     stores categories in this form.
     """
     column_type = array.type
@@ -347,11 +350,11 @@ class TableSender:
 
     Args:
         sender: the subject's sender. When it stops, because the subject was deleted or the producer
-            closed, the remaining rows are given up, and never sent to a new subject of the same
+            closed, the remaining rows are given up, and are never sent to a new subject of the same
             name.
         send: queues one message, given its value and key.
         drain: waits for room in the producer's queue.
-        draw_bits: returns a random number of the given number of bits, for the partition of rows
+        draw_bits: returns the given number of random bits, which choose the partition of rows
             without a key.
     """
 
@@ -388,9 +391,10 @@ class TableSender:
         Send all rows, and wait until they are stored.
 
         Raises:
-            TableError: without `partial`, a row cannot be sent, in which case no row of a source in
-                memory is sent, and for a stream no row of that record batch or a later one; a
-                stream raised an exception after earlier rows were sent; or rows were given up.
+            TableError: a row cannot be sent and `partial` is False, in which case no row of an
+                in-memory source is sent, and no row of that record batch or a later one of a
+                stream; a stream raised an exception after earlier rows were sent; or rows were
+                given up.
         """
         self._partial = partial
         failure: BaseException | None = None
@@ -475,8 +479,8 @@ class TableSender:
             await self._send_by_row(block.take(indexes), rows[indexes])
 
     def _record_unsendable(self, row: int, reason: str) -> None:
-        """Record a row that cannot be sent. Without `partial` this happens only if the subject's
-        limit was lowered after the check; the row is then given up.
+        """Record a row that cannot be sent. Without `partial`, this happens only if the subject's
+        limit was lowered after the check, and the row is then given up.
         """
         if self._partial:
             self._unsendable_rows[row] = reason
@@ -492,7 +496,7 @@ class TableSender:
         start: int,
         end: int,
     ) -> None:
-        """Queue the rows [start, end) of a block in batches at an executor."""
+        """Queue the rows `[start, end)` of a block in batches at an executor."""
         settings = self._settings
         sizes = block.cumulative_sizes
         now_ns = self._now_ns()
@@ -523,8 +527,8 @@ class TableSender:
                 self._given_up_rows[row] = error
 
     async def _settle(self, *, wait_for_all: bool) -> None:
-        """Count the outcomes of the oldest batches and messages that are settled; with
-        `wait_for_all`, wait for all.
+        """Count the outcomes of the oldest batches and messages that are settled. With
+        `wait_for_all`, wait for all of them.
         """
         while self._batches and (wait_for_all or self._batches[0][0].is_notified):
             batch, rows = self._batches.popleft()
@@ -617,7 +621,7 @@ class _RowExecutors:
 
         Returns:
             The permutation of the rows, or None if they need not be reordered; and the bounds of
-            the executors' rows, one more than there are executors.
+            each executor's rows, with one entry more than there are executors.
         """
         count = len(self.executors)
         if keys is None:

@@ -1,5 +1,5 @@
-"""A batch that is created from columns, so its body exists before it is queued. Pure except for its
-future.
+"""A batch that is created from columns, whose body therefore exists before it is queued. Pure
+except for its future.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from ..outgoing_batch import OutgoingBatch
 
 
 class ColumnBatch(OutgoingBatch):
-    """A closed batch, whose lists of keys and values are created only if a failure needs them."""
+    """A closed batch whose lists of keys and values are created only if a failure makes them
+    necessary.
+    """
 
     __slots__ = ("_body",)
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, body: bytes, count: int, sent_at_ns: int
     ) -> None:
-        """Create a batch from `body`, the result of `join_columns` for `count` messages with one
-        send time.
+        """Create a batch from `body`, the result of `join_columns` for `count` messages with the
+        same send time.
         """
         super().__init__(loop)
         self._body = body
@@ -31,12 +33,12 @@ class ColumnBatch(OutgoingBatch):
         self._time_runs = [(0, sent_at_ns)]
         del self.keys, self.values
 
-    # Not in OutgoingBatch, because it would slow down all attributes of the class, of which `send`
-    # reads six for each message.
+    # Not in OutgoingBatch, because it would slow down all attributes of the class, and `send` reads
+    # six of them for each message.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> list[bytes]:
-            """Create the keys and the values from the body, and return one of them."""
+            """Create the lists of keys and values from the body, and return one of them."""
             if name not in ("keys", "values"):
                 raise AttributeError(name)
             self.keys, self.values = split_columns(self._body, self.count)

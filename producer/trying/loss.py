@@ -1,4 +1,4 @@
-"""Asks the metaserver whether a doubtful batch is lost with its broker."""
+"""Asks the metaserver whether a doubtful batch is lost together with its broker."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ async def is_unrecoverable(
     fetch_history: Callable[[], Awaitable[Collection[str]]],
 ) -> bool:
     """
-    Return True if no broker knows whether the oldest batch is stored, and its loss is not accepted.
+    Return True if no broker knows whether the oldest batch is stored, and the loss has not been
+    accepted.
 
     A broker that does not know the partition may have replaced a lost broker, or may have taken
-    over the address of a broker that moved. The metaserver knows which; it is asked after the
-    refusal, because an earlier reply may be out of date.
+    over the address of a broker that moved. The metaserver knows which is the case. It is asked
+    after the refusal, because an earlier reply may be out of date.
 
     Args:
-        error: the refusal.
+        error: the broker's refusal.
         fetch_history: see `ExecutorOwner.fetch_history`; it changes `executor`.
     """
     state, address = executor.state, executor.partition.address

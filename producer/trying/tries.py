@@ -23,11 +23,11 @@ def to_keylane_error(
     raised: Exception, name: str, failure_log: LogFilter, now_ms: int
 ) -> KeylaneError:
     """
-    Return a KeylaneError as it is; log any other exception with its traceback, and wrap it in an
+    Return a KeylaneError unchanged. Log any other exception with its traceback, and wrap it in an
     InternalError.
 
     Args:
-        name: the partition or route that the task serves, for the log.
+        name: the partition or route that the task serves, for log lines.
         failure_log: limits repeated log lines.
     """
     if isinstance(raised, KeylaneError):
@@ -49,12 +49,13 @@ async def retry_until_done(
 ) -> None:
     """
     Call `attempt` until it returns True. No error ends the loop, because messages would then wait
-    forever without a log line.
+    forever with nothing logged.
 
     Args:
-        attempt: makes one try; returns True if no further try is needed.
-        on_failure: handles the exception of a try; returns True to retry without a pause.
-        pauses: the backoff between tries.
+        attempt: makes one attempt, and returns True if no further one is needed.
+        on_failure: handles the exception of a failed attempt, and returns True to retry without a
+            pause.
+        pauses: the backoff between attempts.
         log_fault: logs an exception that `on_failure` raised.
     """
     while True:
@@ -66,7 +67,7 @@ async def retry_until_done(
                 continue
             except Exception as error:  # noqa: BLE001 - handled, whatever it is
                 skip_pause = await on_failure(error)
-        except Exception as fault:  # noqa: BLE001 - the next try may succeed anyway
+        except Exception as fault:  # noqa: BLE001 - the next attempt may succeed anyway
             with suppress(Exception):
                 log_fault(fault)
         if skip_pause:
