@@ -1,5 +1,5 @@
-"""Generates pages of the site from the code: the home page from README.md, the API, the settings,
-the errors and the commands. MkDocs calls `on_files` and `on_page_markdown`.
+"""Generates the pages of the site that come from the code: the API, the settings, the errors and
+the commands, and the home page from README.md. MkDocs calls `on_files` and `on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
-"""Matches a link to a page or a file in a folder above."""
+"""Matches a link to a page or file in a parent folder."""
 CLIENTS = {
     "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
     "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
@@ -31,11 +31,11 @@ CLIENTS = {
     "outbox": ("outbox.Outbox",),
     "sink": ("sink.FencedSession",),
 }
-"""The API pages, and the names that each page documents."""
+"""The API pages, with the names that each of them documents."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Add the generated pages to the site."""
     pages = {
         "index.md": home_page(),
         "reference/errors.md": "\n".join(error_lines()),
@@ -48,7 +48,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files outside of the documents by their text."""
+    """Replace links to files outside the documentation with their text."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def without_outside(link: re.Match[str]) -> str:
@@ -69,13 +69,13 @@ def home_page() -> str:
 
 
 def api_page(page: str, names: Iterable[str]) -> str:
-    """Return an API page, which documents each of these names."""
+    """Return an API page that documents these names."""
     title = page if page in {"sync", "outbox", "sink"} else page.capitalize()
     return "\n\n".join([f"# {title}", *(f"::: {qualified_name(name)}" for name in names)])
 
 
 def qualified_name(name: str) -> str:
-    """Return the module and name where `keylane.NAME` is defined."""
+    """Return the module and name under which `keylane.NAME` is defined."""
     module, _, attribute = f"keylane.{name}".rpartition(".")
     target = getattr(__import__(module, fromlist=[attribute]), attribute)
     if not inspect.isclass(target):
@@ -84,7 +84,7 @@ def qualified_name(name: str) -> str:
 
 
 def error_lines() -> Iterator[str]:
-    """Yield the lines of a section for each error class, with a table row for each reason."""
+    """Yield the lines of a section per error class, with a table row for each reason."""
     yield "# Errors"
     yield ""
     yield "Every error has a code that never changes its meaning. `fate` says whether the call took"
@@ -111,12 +111,12 @@ def error_lines() -> Iterator[str]:
 
 
 def table_cell(text: str) -> str:
-    """Escape a text for a table cell."""
+    """Escape a text for use in a table cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
 def command_lines() -> Iterator[str]:
-    """Yield the lines of a section for each command, with its arguments and options."""
+    """Yield the lines of a section per command, with its arguments and options."""
     yield "# Commands"
     yield from _command_lines(app, None, "keylane")
 
