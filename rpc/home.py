@@ -1,4 +1,4 @@
-"""A client's home: the event loop and process in which it is open. Calls from elsewhere are
+"""A client's home is the event loop and process in which it is open. Calls from elsewhere are
 refused.
 
     closed ⇄ open ──fork──▶ forked: permanently in the child, because the client's sockets and its
@@ -7,7 +7,7 @@ refused.
 
 Invariants
     A client that is open while its process forks does nothing in the child, and none of its objects
-    is finalized there: a finalizer would remove the parent's sockets from the selector that both
+    is finalized there. A finalizer would remove the parent's sockets from the selector that both
     processes share.
     No callback of the parent's event loop runs in the child, where it would read the parent's
     answers and send requests in the parent's name.
@@ -33,43 +33,47 @@ log = logging.getLogger("keylane")
 ENDED_HINT = (
     "That event loop cannot run again: open the client again in the current one, with `async with`."
 )
-"""Hint of the UsageError for an event loop that has ended."""
+"""The hint in the UsageError for an event loop that has ended."""
 SAME_THREAD_HINT = (
     "Open a client in each event loop, or use it in its own loop. pytest-asyncio runs each test in "
     "its own loop: a test that uses a fixture of a wider scope needs "
     "@pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Hint of the UsageError for another event loop in the same thread, which the call cannot reach."""
+"""The hint in the UsageError for another event loop in the same thread, which the call cannot
+reach.
+"""
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Hint of the UsageError for a missing asyncio event loop."""
+"""The hint in the UsageError for a missing asyncio event loop."""
 _LIFECYCLE_NAMES = frozenset({"start", "stop", "open", "connect"})
-"""Names under which users of other clients look for a method that opens or closes them."""
+"""The names under which users of other libraries look for a method that opens or closes a
+client.
+"""
 NO_THREAD = 0
 """An identifier that no thread has."""
 
 
 class Home:
     """
-    The event loop and the process in which a client is open.
+    The event loop and process in which a client is open.
 
-    A check gets the running event loop, which costs a system call on Python 3.11. Methods that are
-    called for each message therefore check only once for each batch.
+    Each check gets the running event loop, which costs a system call on Python 3.11. So methods
+    that are called for every message only check once per batch.
 
     Args:
-        what: the kind of client, for error texts.
+        what: the kind of client, for error messages.
     """
 
     def __init__(self, client_kind: str) -> None:
         self._client_kind = client_kind
         self._loop: asyncio.AbstractEventLoop | None = None
         self.thread = NO_THREAD
-        """The event loop's thread; a call from it needs no other check."""
+        """The thread of the event loop; calls from it need no other check."""
         self._kept_alive: object = None
         self.on_fork: Callable[[], None] = _no_op
-        """Called in a child process that was forked while the client was open."""
+        """Called in a child process that is forked while the client is open."""
         self._forked = False
         self._process_id = 0
         """The id of the process in which the client was opened."""
@@ -81,8 +85,8 @@ class Home:
 
     @property
     def state(self) -> str:
-        """The state as a word: "open", "closed", or "forked" in a child process that was forked
-        while the client was open.
+        """The state as a word: "open", "closed" or "forked". It is "forked" in a child process that
+        was forked while the client was open.
         """
         return "open" if self.is_open_here else "forked" if self._forked else "closed"
 
@@ -91,11 +95,11 @@ class Home:
         Open the client in the running event loop.
 
         Args:
-            kept_alive: object that must not be finalized in a child of this process.
-            on_fork: called in such a child.
+            kept_alive: an object that must not be finalized in a child of this process.
+            on_fork: called in a child that is forked while the client is open.
 
         Raises:
-            UsageError: the client is open already, the process was forked meanwhile, or no asyncio
+            UsageError: the client is already open, the process was forked meanwhile, or no asyncio
                 event loop is running.
         """
         self.check_not_forked()
@@ -125,11 +129,11 @@ class Home:
 
     def check(self) -> None:
         """
-        Check that the client is open, and that the caller runs in its event loop.
+        Check that the client is open and that the caller runs in its event loop.
 
         Raises:
-            ClosedError: it is not open.
-            UsageError: the caller runs elsewhere.
+            ClosedError: the client is not open.
+            UsageError: the caller does not run in the client's event loop.
         """
         if asyncio._get_running_loop() is self._loop is not None:
             return  # in a forked child, `_loop` is None
@@ -137,7 +141,7 @@ class Home:
         raise ClosedError(f"the {self._client_kind} is not open")
 
     def check_not_elsewhere(self) -> None:
-        """Like `check`, but accept a closed client. Raises UsageError."""
+        """Like `check`, but allow a closed client. Raises UsageError."""
         self.check_not_forked()
         if self._loop is not None and asyncio._get_running_loop() is not self._loop:
             self._refuse_loop(self._loop)
@@ -150,8 +154,8 @@ class Home:
             )
 
     def check_thread(self) -> None:
-        """Like `check_not_elsewhere`, but faster: in the event loop's thread it does not get the
-        loop.
+        """Like `check_not_elsewhere`, but faster: in the event loop's thread, it does not look up
+        the loop.
         """
         if get_ident() != self.thread:
             self.check_not_elsewhere()
@@ -175,7 +179,7 @@ class Home:
         raise other_error
 
     def mark_forked(self) -> None:
-        """Mark the client as forked; called in the child process."""
+        """Mark the client as forked. Called in the child process."""
         if self._loop is not None and self.thread == get_ident() and self._loop.is_running():
             _end_on_return(
                 self._loop, f"the {self._client_kind} is open in process {self._process_id}"
@@ -190,8 +194,8 @@ def make_thread_check() -> Callable[[], bool]:
     """
     Return a function that returns True only in this thread.
 
-    It asks a lock that this thread holds, as `threading.Condition` does: that takes 13 ns, and a
-    comparison of `get_ident` 40 ns.
+    It tests whether this thread holds a lock, as `threading.Condition` does, which takes 13 ns;
+    comparing `get_ident` would take 40 ns.
     """
     lock = RLock()
     lock.acquire()
@@ -200,7 +204,7 @@ def make_thread_check() -> Callable[[], bool]:
 
 
 def never_in_thread() -> bool:
-    """Return False in every thread."""
+    """Return False in any thread."""
     return False
 
 
@@ -210,10 +214,10 @@ def _no_op() -> None:
 
 def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
-    Exit this process, which was forked inside a callback of `loop`, when that callback returns.
+    Exit this process when the current callback of `loop` returns, inside which it was forked.
 
-    Callbacks that are ready would run before a new one, so the exit is put before them; only
-    asyncio's own event loop allows that.
+    Callbacks that are already scheduled would run before a new one, so the exit is put in front of
+    them. Only asyncio's own event loop allows that.
     """
     ready = getattr(loop, "_ready", None)
     if ready is None:
@@ -229,8 +233,8 @@ def _end_child(reason: str) -> NoReturn:
 
 
 class _OpenHomes:
-    """The homes that are open in this process; homes of the parent are kept forever after a fork,
-    so that they are never finalized.
+    """The homes that are open in this process. After a fork, the child keeps the parent's homes
+    forever, so that they are never finalized.
     """
 
     def __init__(self) -> None:
@@ -238,7 +242,7 @@ class _OpenHomes:
         self._parent_homes: list[Home] = []
 
     def after_fork(self) -> None:
-        """Mark all open clients as forked; called in the child process."""
+        """Mark all open clients as forked. Called in the child process."""
         for home in self.homes:
             if home.is_open_here:
                 home.mark_forked()
@@ -251,18 +255,18 @@ os.register_at_fork(after_in_child=_open_homes.after_fork)
 
 
 def process_id() -> int:
-    """Return the id of this process; a forked child has another one."""
+    """Return the id of this process, which differs in a forked child."""
     return os.getpid()
 
 
 def at_fork(callback: Callable[[], None]) -> None:
-    """Call a function in each child process that is forked from now on."""
+    """Register a function to call in each child process that is forked from now on."""
     os.register_at_fork(after_in_child=callback)
 
 
 class _PublicSignature:
-    """The signature of a class as `help` shows it: without types, which the documentation of the
-    arguments has, and without parameters of our own.
+    """The signature that `help` shows for a class: without types, which the documentation of the
+    arguments has, and without internal parameters.
     """
 
     def __get__(self, _instance: object, owner: type) -> inspect.Signature:
@@ -277,7 +281,7 @@ class _PublicSignature:
 
 
 class NonCopyable:
-    """Base class of clients: they can be neither copied nor pickled."""
+    """Base class for clients, which can be neither copied nor pickled."""
 
     __signature__ = _PublicSignature()
 
@@ -288,7 +292,7 @@ class NonCopyable:
         )
 
     _method_hints: ClassVar[dict[str, str]] = {}
-    """Names of methods in other systems, with what to use here."""
+    """Method names from other libraries, with the equivalent here."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 
@@ -315,9 +319,7 @@ class NonCopyable:
 
 
 class LoopBoundClient(NonCopyable, ABC):
-    """Base class of clients that are bound to an event loop; the end of `async with` closes
-    them.
-    """
+    """Base class for clients that are bound to an event loop; leaving `async with` closes them."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -335,7 +337,7 @@ class LoopBoundClient(NonCopyable, ABC):
             await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Called when the client's block ends, with the error that ended it or None."""
+        """Record the error that ended the client's `async with` block, or None."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 

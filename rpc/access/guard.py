@@ -224,7 +224,8 @@ class Guard:
             handle: handles the request.
 
         Raises:
-            KeylaneError: an error raised by `read_body` or `handle`.
+            UnauthenticatedError, CapabilityEndedError, AccessDeniedError, QuotaExceededError: the
+                request is refused.
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
