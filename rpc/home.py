@@ -337,7 +337,7 @@ class LoopBoundClient(NonCopyable, ABC):
             await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Record the error that ended the client's `async with` block, or None."""
+        """Called when the `async with` block ends, with the error that ended it, or None."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 

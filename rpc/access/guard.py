@@ -226,6 +226,7 @@ class Guard:
         Raises:
             UnauthenticatedError, CapabilityEndedError, AccessDeniedError, QuotaExceededError: the
                 request is refused.
+            KeylaneError: an error raised by `read_body` or `handle`.
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
