@@ -527,9 +527,7 @@ class Server:
                 unknown = InvalidRequestError(text, unknown_call=1)
                 return self._refuse_unrouted(request, unknown, error.status)
             return self._refuse_unrouted(request, InvalidRequestError(text), error.status)
-        except (
-            ClientConnectionResetError
-        ):  # the client has disconnected, so nobody reads this response
+        except ClientConnectionResetError:  # nobody is left to read this response
             return _error_response(InternalError())
         except Exception:
             log.exception("%s %s failed", request.method, request.path)

@@ -189,9 +189,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         elif self._arrived_bytes == len(self._frame):
             larger_frame = bytearray(min(2 * self._arrived_bytes, size))
             larger_frame[: self._arrived_bytes] = self._frame
-            self._frame = (
-                larger_frame  # a bytearray cannot be resized while the loop has a view of it
-            )
+            self._frame = larger_frame  # a bytearray with a view cannot be resized
         self._record_incoming()
 
     def _split_frames(self, data: memoryview, end: int) -> None:

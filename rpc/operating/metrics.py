@@ -83,9 +83,7 @@ class ServerMetrics:
 
     async def exposition(self) -> str:
         """Return all metrics as text. A collector that fails is logged, counted and skipped."""
-        await asyncio.to_thread(
-            import_module, "prometheus_client"
-        )  # takes 50 ms on the first scrape
+        await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms on the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
         families = [*self._own_metrics()]

@@ -207,9 +207,7 @@ class ClientContexts:
         try:
             self.renew(self._tls)
         except ConfigError as error:
-            self._stamps = (
-                stamps  # logged once; replacing the second file of a pair changes the stamps again
-            )
+            self._stamps = stamps  # log once; replacing the second file changes them again
             log.warning("TLS keeps using the previous files: %s", error.message)
 
     def _new_context(self) -> ResumingContext:

@@ -124,9 +124,7 @@ def is_disconnect(error: BaseException) -> bool:
     """Return True if the other end has closed the connection, as a server does when it refuses a
     client's certificate.
     """
-    is_reset = (
-        isinstance(error, OSError) and error.errno in _RESETS
-    )  # including aiohttp's ClientOSError
+    is_reset = isinstance(error, OSError) and error.errno in _RESETS  # or ClientOSError
     return is_reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
@@ -153,10 +151,7 @@ async def _is_closed(
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         async with asyncio.timeout(wait_s):
             return not await reader.read(1)
-    except (
-        ConnectionError,
-        ssl.SSLError,
-    ):  # the server's alert, or a reset that overtook the alert
+    except (ConnectionError, ssl.SSLError):  # the server's alert, or an earlier reset
         return None if writer is None else True
     except (ConfigError, OSError, TimeoutError):
         return None if writer is None else False
