@@ -9,12 +9,12 @@ connections.
 
 Invariants
     A connection that does not send complete request headers in time is closed, even if it is idle.
-    A data-plane connection counts until its upgrade is done. After that, it has its own limits. A
-    call that changes nothing is cancelled when its client disconnects, so that clients that come
+    A data-plane connection counts until its upgrade is done. After that, it has its own limits.
+    A call that changes nothing is cancelled when its client disconnects, so that clients that come
     and go cannot pile up long polls without limit. A call that changes something runs to its end.
     With access control, unidentified callers take no slots from identified ones, and a principal
-    with more than its equal share of the slots gives some up to those with less. Connections of the
-    cluster's servers need no slot, and are never closed to make room for others.
+    with more than its equal share of the slots gives some up to those with less.
+    Connections of the cluster's servers need no slot, and are never closed to make room for others.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ socket I/O.
 
 Invariants
     The memory for a frame grows with the bytes that have arrived, whatever size its header
-    announces. While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read from the socket.
+    announces.
+    While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read from the socket.
     A server (which has a `budget`) answers pings at most once per read, and not while the client
     reads nothing.
     The unfinished frames of all connections share a memory budget (`incoming`).
     The number of frames per iteration of the event loop is limited, so that no peer can monopolize
-        the loop.
+    the loop.
 """
 
 from __future__ import annotations

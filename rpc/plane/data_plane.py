@@ -5,9 +5,9 @@ them.
         one write at a time
 
 Invariants
-    The first frame is a Hello. A client whose version is not supported is refused with advice. With
-    access control, a principal with more than its equal share of the connection slots takes none
-    from a principal with less.
+    The first frame is a Hello. A client whose version is not supported is refused with advice.
+    With access control, a principal with more than its equal share of the connection slots takes
+    none from a principal with less.
     A connection that sends no Hello or does not authenticate is closed after `AUTHENTICATE_S`
     seconds, or earlier if there are many.
     A bad frame closes its own connection with a typed error, and affects no other.

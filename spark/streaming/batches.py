@@ -5,9 +5,10 @@ Pure.
     child                               [0, 10) offered in batch 5 ─▶ …
 
 Invariants
-    A partition is offered only after the batch that read the last message of all its ancestors. The
-    ranges of a batch depend only on its two offsets, so a replayed batch has the same ranges. Rows
-    that replace messages are not offered to a stream that has already read all of those messages.
+    A partition is offered only after the batch that read the last message of all its ancestors.
+    The ranges of a batch depend only on its two offsets, so a replayed batch has the same ranges.
+    Rows that replace messages are not offered to a stream that has already read all of those
+    messages.
     Without new messages, the next offset equals the start, except that the end of batch 0 also
     records where the batch started.
 

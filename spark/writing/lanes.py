@@ -15,7 +15,8 @@ rows than before, and the brokers refuse these rows.
 
 Invariants
     Lanes cover all logical partitions, no matter which ancestors have expired, so each row has a
-    lane. The rows of a lane are stored in order, and once, however often the task is repeated.
+    lane.
+    The rows of a lane are stored in order, and once, however often the task is repeated.
     A lane only passes rows to the children of its partition after every earlier batch was answered.
 """
 
