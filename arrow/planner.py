@@ -230,6 +230,7 @@ def _partitions_with_keys(route: Route, options: ReadOptions) -> set[int]:
 
 
 def _check_readable(partition: Partition) -> None:
+    """Raise ConfigError if the partition's id is too large, or NotSentError if no broker has it."""
     if partition.partition_id > PARTITION_MAX:
         raise ConfigError(
             f"partition {partition.partition_id} cannot be read: its id is above {PARTITION_MAX}",

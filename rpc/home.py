@@ -161,6 +161,7 @@ class Home:
             self.check_not_elsewhere()
 
     def _refuse_loop(self, loop: asyncio.AbstractEventLoop) -> NoReturn:
+        """Raise the UsageError for a call from outside the client's event loop, `loop`."""
         if loop.is_closed():
             ended_error = UsageError(
                 Reason.OTHER_LOOP,
@@ -214,7 +215,7 @@ def _no_op() -> None:
 
 def _end_on_return(loop: asyncio.AbstractEventLoop, reason: str) -> None:
     """
-    Exit this process when the current callback of `loop` returns, inside which it was forked.
+    Exit this process, which was forked in a callback of `loop`, when that callback returns.
 
     Callbacks that are already scheduled would run before a new one, so the exit is put in front of
     them. Only asyncio's own event loop allows that.

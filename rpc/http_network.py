@@ -481,6 +481,7 @@ class HttpNetwork:
         return True if self._tls_contexts is None else self._tls_contexts.of(address)
 
     def _record_response(self, address: str) -> None:
+        """Record that this address has answered."""
         self._answering_addresses.add(address)
         self._disconnected_addresses.discard(address)
 

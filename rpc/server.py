@@ -182,6 +182,7 @@ own.
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
+    """Return the response for an error, with the given HTTP status or the error's own."""
     headers = {}
     if isinstance(error, QuotaExceededError):
         headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
@@ -194,6 +195,7 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
 
 
 async def _add_version(_request: web.Request, response: web.StreamResponse) -> None:
+    """Add this server's version to a response."""
     response.headers[VERSION_HEADER] = VERSION
 
 
@@ -234,6 +236,9 @@ def _control_handler(
     *,
     by_certificate: bool,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return the aiohttp handler for a route: it checks access, decodes the request, and calls the
+    route's handler.
+    """
     endpoint = route.endpoint
 
     async def read_request(request: web.Request) -> tuple[Any, Params, int]:
@@ -506,6 +511,7 @@ class Server:
 
     @web.middleware
     async def _typed_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every exception raised by a handler or by aiohttp into a typed error response."""
         try:
             return await handler(request)
         except KeylaneError as error:

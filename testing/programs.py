@@ -166,6 +166,7 @@ class StoryProgram(ABC):
         """Run the program's code."""
 
     def _on_return(self, process: Process, task: asyncio.Task[Any]) -> None:
+        """End the program when its main task is done."""
         error = None if task.cancelled() else task.exception()
         if process.alive:
             self.error = error

@@ -90,6 +90,7 @@ class ClientCredentials:
         return True
 
     async def _current(self) -> Capabilities | None:
+        """Return valid capabilities, renewed if that is due; None if the client needs none."""
         now_ms = self._boot_ms()
         if self._source is None and not self._metaservers:
             return None  # for a client that only calls brokers
@@ -102,6 +103,7 @@ class ClientCredentials:
         return self._capabilities
 
     async def _renew(self) -> None:
+        """Renew the capabilities, or wait for a renewal that is already in progress."""
         if self._renewal is None:
             self._renewal = start_task(self._request_from_any())
             self._renewal.add_done_callback(self._on_renewed)
@@ -114,6 +116,7 @@ class ClientCredentials:
             task.exception()  # mark it as retrieved, because every caller may have been cancelled
 
     async def _request_from_any(self) -> None:
+        """Request capabilities from each metaserver in turn until one responds."""
         token = None if self._source is None else self._source()
         last_error: KeylaneError = NotSentError("no metaserver is known that issues capabilities")
         for address in list(self._metaservers):

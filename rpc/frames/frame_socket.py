@@ -241,6 +241,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             budget.pause(self, self._paused_s)
 
     def _refuse_slow(self) -> None:
+        """Drop the connection because the incoming budget found its sender too slow."""
         self.refuse("the rest of a frame did not arrive in time")
 
     def unfinished_s(self) -> float:
@@ -374,6 +375,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._write_gathered()
 
     def _flush_scheduled_frames(self) -> None:
+        """Write the gathered frames at the end of the callback."""
         self._flush_scheduled = False
         if self._gathered:
             self._write_gathered()
@@ -419,6 +421,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._wake_receive()
 
     def _discard_incoming(self) -> None:
+        """Discard the unfinished frame and all data that arrives from now on."""
         self._accepts_data = False
         self._partial_size = b""
         self._frame = bytearray()

@@ -108,6 +108,7 @@ class PlaneConnection:
         self.start(self._begin(body))
 
     async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
+        """Run `body` as a started task; see `unstarted_tasks`."""
         self.unstarted_tasks -= 1
         await body
 
@@ -167,6 +168,7 @@ class PlaneConnection:
         return True
 
     async def _send_later(self, parts: Parts | None) -> None:
+        """Send a frame, or wait until the socket can take more if the frame was already written."""
         try:
             if parts is None:
                 await self.socket.wait_writable()

@@ -93,7 +93,7 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
     Append entries to each row of a map array, without a Python object per row.
 
     Args:
-        properties: an array of maps from string to string; None: no row has entries.
+        properties: an array of maps from string to string; None if no row has entries.
         new_entries: the values to append to each row, by key.
 
     Raises:

@@ -117,6 +117,9 @@ def read_complete_manifest(folder: OutputFolder) -> Manifest:
 def _pair_pieces(
     old: OutputFolder, old_manifest: Manifest, new: OutputFolder, new_manifest: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
+    """Return pairs of the old and new piece for each range. Raises JobError if the ranges
+    differ.
+    """
     pieces = {(each.partition_id, each.start, each.end): each for each in old_manifest.pieces}
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in new_manifest.pieces}:
         raise JobError(
@@ -300,6 +303,7 @@ def _find_keys(
 
 
 def _with_keys(differences: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+    """Yield the differences with the keys themselves instead of their hashes."""
     for source, key, first, rows in zip(
         differences.source.tolist(),
         differences.key.tolist(),

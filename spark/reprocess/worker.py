@@ -111,7 +111,7 @@ def call_isolating_failures(
     job: Job, messages: pa.Table, planned_range: PlannedRange
 ) -> tuple[pa.Table, pa.Table]:
     """
-    Call the function, and return its rows, and the messages for which it fails with their errors.
+    Call the function. Return its rows, and the messages for which it failed, with their errors.
 
     A table for which the function fails is halved until each failing message is isolated.
 

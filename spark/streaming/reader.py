@@ -218,6 +218,7 @@ class _StreamDriver:
         return self._initial
 
     async def _fix_initial(self) -> None:
+        """Resolve the option `start` to the offset at which batch 0 starts, or to an error."""
         view = await self._watcher.fetch_view()
         start_offsets: dict[int, int] = {}
         try:

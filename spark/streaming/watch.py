@@ -328,6 +328,9 @@ class PartitionWatcher:
         return self._connections.broker_at(partition.address)
 
     async def _resolve_point(self, view: View, partition_id: int, point: Point) -> int:
+        """Return the offset that a point means in a partition, which may need a call to its
+        broker.
+        """
         stored_offsets = view.stored.get(partition_id)
         if isinstance(point, int) or stored_offsets is None:
             return point if isinstance(point, int) else 0

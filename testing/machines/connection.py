@@ -49,7 +49,7 @@ class Carrier(Protocol):
         ...
 
     def loses_message(self) -> bool:
-        """Return True if the next message is lost."""
+        """Return True if the next message should be lost."""
         ...
 
     def serves_lost_calls(self) -> bool:
@@ -110,6 +110,7 @@ class Connection:
         loop.after(pipe.last_arrival_s - loop.now, self._on_arrival, pipe)
 
     def _on_arrival(self, pipe: _Pipe) -> None:
+        """Deliver the next frame of a pipe, or hold it if the link is cut."""
         if self.broken:
             return
         if self._internet.is_cut(pipe.source, pipe.target):
@@ -118,6 +119,7 @@ class Connection:
         self._deliver(pipe)
 
     def _deliver(self, pipe: _Pipe) -> None:
+        """Hand the oldest frame of a pipe to its receiver."""
         frame = pipe.frames.popleft()
         post = self._internet.loop.post
         if pipe is self._to_server:
@@ -163,6 +165,7 @@ class Connection:
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
+        """Handle a frame in the server's process."""
         assert self.server.data_service is not None
         correlation_id, request, payload = decode_request(frame)
         call = _ServedCall(self, correlation_id)

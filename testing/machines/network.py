@@ -149,7 +149,7 @@ class Internet:
         return bool(chance) and self.rng.random() < chance
 
     def loses_message(self) -> bool:
-        """Return True if the next message is lost."""
+        """Return True if the next message should be lost."""
         chance = self.conditions.loss_chance
         return bool(chance) and self.rng.random() < chance
 
@@ -342,6 +342,7 @@ class _ControlCall:
             self._future.set_result((status, data))
 
     def _reply(self, source: str, status: int, data: bytes) -> None:
+        """Send a reply to the client; status 0 means that the connection was refused."""
         internet = self._internet
         internet.carry(
             source,
@@ -350,6 +351,7 @@ class _ControlCall:
         )
 
     def _arrive(self) -> None:
+        """Serve the call at its address, or refuse it if nothing listens there."""
         internet = self._internet
         listener = internet.listeners.get(self._address)
         if listener is None:
