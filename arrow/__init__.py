@@ -1,4 +1,4 @@
-"""Converts brokers' batches to Arrow columns, and reads ranges of subjects. Needs pyarrow and
+"""Converts brokers' batches to Arrow columns, and reads ranges of subjects. Requires pyarrow and
 numpy.
 
 keylane.arrow.read(meta, subject)    returns a subject's messages as a
@@ -18,8 +18,8 @@ __all__ = ["read"]
 
 
 def __getattr__(name: str) -> object:
-    # Imported at the first use, because producers import modules of this package even if pyarrow is
-    # not installed.
+    # Imported on first use, because producers import modules of this package even if pyarrow is not
+    # installed.
     if name == "read":
         try:
             from .reading import read

@@ -1,8 +1,8 @@
-"""Computes xxh3_64 of a column of byte strings, vectorized. Pure.
+"""Computes the xxh3_64 hash of each row in a column of byte strings, vectorized. Pure.
 
 The hash of a key determines its partition, so the result must equal `xxhash.xxh3_64_intdigest`.
-XXH3 has a formula for each class of lengths: the rows of a class are hashed together, and keys
-above `LONG` bytes one by one.
+XXH3 uses a different formula for each length class. The rows of a class are hashed together; keys
+longer than `LONG` bytes are hashed one by one.
 
 Source: the XXH3 specification (xxHash 0.8, `doc/xxhash_spec.md`), seed 0, for up to 64 bytes.
 """
@@ -19,10 +19,10 @@ import xxhash
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 LONG = 64
-"""The length in bytes above which vectorized hashing is no faster."""
+"""The length in bytes above which vectorized hashing is not faster."""
 BLOCK_ROWS = 8_192
-"""The number of rows hashed together: they fit into a core's cache, which is three times as
-fast as 65,536 rows.
+"""The number of rows that are hashed together. They fit into a core's cache, which is three times
+as fast as hashing 65,536 rows at once.
 """
 _SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f"
@@ -50,7 +50,7 @@ def hash_column(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
 
     Args:
         blob: the rows' bytes, one after another.
-        edges: where rows start and end, one number more than there are rows; row i is
+        edges: the boundaries of the rows, one more than there are rows; row i is
             `blob[edges[i]:edges[i + 1]]`.
     """
     rows = len(edges) - 1
@@ -70,7 +70,7 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
     hashes = np.empty(len(starts), np.uint64)
     if not len(starts):
         return hashes
-    # Words of 8 bytes are read at any byte; the padding allows that for the last bytes too.
+    # 8-byte words are read at any position; the padding makes that safe near the end.
     first = int(edges[0])
     padded = np.zeros(int(edges[-1]) - first + 8, np.uint8)
     padded[:-8] = blob[first : int(edges[-1])]
@@ -94,7 +94,7 @@ def _hash_block(blob: npt.NDArray[np.uint8], edges: I64) -> U64:
 
 
 def _words_at(padded: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[Any]:
-    """Return a view with the word that begins at each byte."""
+    """Return a view that has, at each index, the word that starts at that byte."""
     size = np.dtype(dtype).itemsize
     return np.ndarray((len(padded) - size + 1,), dtype, padded.data, 0, (1,))
 
@@ -139,7 +139,7 @@ def _hash_9_to_16(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U
 
 
 def _hash_17_to_64(padded: npt.NDArray[np.uint8], starts: I64, lengths: I64) -> U64:
-    """Hash rows whose lengths are all in the class 17 to 32, or all in the class 33 to 64."""
+    """Hash rows whose lengths are all from 17 to 32 bytes, or all from 33 to 64 bytes."""
     words = _words_at(padded, "<u8")
     mixed = lengths.astype(np.uint64) * _PRIME_1
     ends = starts + lengths
@@ -166,7 +166,7 @@ def _mix_16(words: U64, starts: I64, secret_at: int) -> U64:
 
 
 def _fold_product(left: U64, right: U64) -> U64:
-    """Return, for each 128-bit product, its low half xor its high half."""
+    """Multiply to 128 bits, and return the low half XORed with the high half."""
     left_low, left_high = left & _LOW, left >> _uint64(32)
     right_low, right_high = right & _LOW, right >> _uint64(32)
     cross = left_high * right_low + ((left_low * right_low) >> _uint64(32))

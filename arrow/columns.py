@@ -1,5 +1,5 @@
-"""Converts the columns of batches to Arrow columns by slicing and joining buffers, without Python
-code for each message. Pure.
+"""Converts the columns of batches to Arrow columns by slicing and joining buffers, without running
+Python code per message. Pure.
 
     record   times i64×n │ lengths u32×3n │ keys │ values │ properties       one batch of the broker
                  │             │              │       │
@@ -16,7 +16,7 @@ code for each message. Pure.
     without a key), producer
 
 Arrays are created with `from_buffers`, because `pa.array` and `pa.scalar` import pandas if it is
-installed, which takes 0.24 s and 47 MB.
+installed, which costs 0.24 s and 47 MB.
 
 Source: the columnar body of a batch; see protocol/batch.py.
 """
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# pyarrow has no types; this project's type checker is configured for that
+# pyarrow has no type annotations; this project's type checker is configured for that
 import pyarrow as pa  # type: ignore[import-untyped, unused-ignore]
 
 from ..protocol.batch import BYTES_PER_MESSAGE
@@ -52,7 +52,7 @@ SCHEMA = pa.schema([pa.field(name, kind) for name, kind in TYPES.items()])
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive messages of one batch; the lengths are u32 arrays, the blobs are views of the
+    """Consecutive messages of one batch. The lengths are u32 arrays; the blobs are views of the
     received frame.
     """
 
@@ -69,16 +69,18 @@ class Piece:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes of keys, values and properties."""
+        """The total size of keys, values and properties."""
         return len(self.keys) + len(self.values) + len(self.properties)
 
 
 def column(name: str, pieces: Sequence[Piece], first_offset: int) -> pa.Array:
     """
-    Return a column for all `pieces`, which must be consecutive and begin at `first_offset`.
+    Return a column with the values of all `pieces`.
 
     Args:
-        name: a name in TYPES, or "stored", "producer", "logical_partition".
+        name: a name in TYPES, or "stored", "producer" or "logical_partition".
+        pieces: pieces whose messages are consecutive.
+        first_offset: the offset of the first message.
     """
     match name:
         case "offset":
@@ -115,36 +117,36 @@ def row_count(pieces: Sequence[Piece]) -> int:
 
 
 def numbers(kind: pa.DataType, values: np.ndarray) -> pa.Array:
-    """Return `values` as a column of a fixed-width type, without nulls."""
+    """Return `values` as a fixed-width column without nulls."""
     assert values.dtype.itemsize * 8 == kind.bit_width
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
 
 
 def offsets(first: int, rows: int) -> pa.Array:
-    """Return a column with the numbers from `first` to `first + rows - 1`."""
+    """Return a column of the numbers from `first` to `first + rows - 1`."""
     return numbers(pa.int64(), np.arange(first, first + rows, dtype=np.int64))
 
 
 def same_number(value: int, rows: int) -> pa.Array:
-    """Return a column that has `value` in each of its rows."""
+    """Return a column with `value` in every row."""
     return numbers(pa.int32(), np.full(rows, value, np.int32))
 
 
 def same_text(text: str, rows: int) -> pa.Array:
-    """Return a column that has `text` in each of its rows."""
+    """Return a column with `text` in every row."""
     return _repeated_strings([text], [rows])
 
 
 def record_batch(pieces: Sequence[Piece], first_offset: int) -> pa.RecordBatch:
-    """Return the columns of SCHEMA for all `pieces`."""
+    """Return a record batch with the columns of SCHEMA for all `pieces`."""
     return pa.RecordBatch.from_arrays(
         [column(name, pieces, first_offset) for name in SCHEMA.names], schema=SCHEMA
     )
 
 
 def slice_piece(record: memoryview, header: Header, first: int, last: int) -> Piece:
-    """Return the messages `[first, last)` of a batch, counted from its start. Raises
-    CorruptBatchError if its lengths do not add up.
+    """Return messages `[first, last)` of a batch, counted from its start. Raises CorruptBatchError
+    if the batch's lengths do not add up.
     """
     count = header.count
     times = np.frombuffer(record, "<i8", count, HEADER_BYTES)
@@ -210,7 +212,7 @@ def _string_array(texts: Sequence[str]) -> pa.Array:
 
 
 def _repeated_strings(texts: Sequence[str], counts: Sequence[int]) -> pa.Array:
-    """Return a column in which each text is repeated as often as its count says."""
+    """Return a column that repeats each text the given number of times."""
     encoded = [text.encode() for text in texts]
     lengths = np.repeat(np.array([len(text) for text in encoded], np.uint32), counts)
     edges = _cumulative_edges([lengths])
@@ -235,7 +237,7 @@ def _property_text(value: str | bytes) -> str:
 
 
 def _map_array(lengths: list[np.ndarray], blobs: list[memoryview]) -> pa.Array:
-    """Return a column of properties as maps; only messages that have properties are decoded."""
+    """Return the properties as a column of maps; only rows that have properties are decoded."""
     all_lengths = _concatenate(lengths)
     edges = np.zeros(len(all_lengths) + 1, dtype=np.int32)
     names: list[str] = []

@@ -1,11 +1,11 @@
-"""The TLS and the token of a reader's or writer's connections, from its options or the environment.
-Pure.
+"""The TLS settings and token of a reader's or writer's connections, from its options or the
+environment. Pure.
 
     tlsCa, tlsCert, tlsKey, tokenFile  ▶  KEYLANE_TLS_CA, …, KEYLANE_TOKEN_FILE, KEYLANE_TOKEN
                                        ▶  neither TLS nor a token
 
-The options are sent to other machines, but only the paths of files, which must exist there under
-the same names; a token itself is never sent.
+Only the paths of files are sent to other machines, where the files must exist under the same names.
+A token itself is never sent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..protocol.http.tls_settings import TlsSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSecurity:
-    """TLS and token of a reader or writer; what is not set is taken from the environment of the
-    process that connects.
+    """The TLS settings and token of a reader or writer. Anything that is not set comes from the
+    environment of the process that connects.
     """
 
     tls: TlsSettings | None = None
     token_file: str = ""
-    """Path of a file with a token; it is read again at each use."""
+    """The path of a token file, which is read again at each use."""
     token: str = field(default="", repr=False)
     """A token, for a reader that is not sent to other processes."""
 
@@ -39,4 +39,4 @@ def _from_files(tls: TlsSettings | None, token_file: str) -> ConnectionSecurity:
 
 
 PLAIN = ConnectionSecurity()
-"""TLS and token come from the environment."""
+"""Takes the TLS settings and token from the environment."""

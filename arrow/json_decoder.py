@@ -1,23 +1,24 @@
-"""Decodes a batch's JSON values into columns, with pyarrow's JSON reader. Pure.
+"""Decodes the JSON values of a batch into columns with pyarrow's JSON reader. Pure.
 
     values   {"carrier":"AA","delay":3}  {"carrier":"BA"}  {"carrier":      the third is truncated
                     │ joined by newlines and parsed together;
                     ▼ if that fails, each half is parsed separately, finally each value
     struct   {AA, 3}                     {BA, null}        null, or a CodecError
 
-Fields of a value that are not in the schema are ignored; missing fields become null.
+Fields that are not in the schema are ignored; missing fields become null.
 
-Values that pyarrow refuses are converted one by one like Spark's `from_json`, if they are JSON and
-fit the schema: any JSON as a string, the last of two fields of the same name, seconds since 1970
-and fractions beyond microseconds as a timestamp, NaN and infinity.
+Values that pyarrow rejects are converted one by one in the same way as Spark's `from_json`, if they
+are JSON and fit the schema. A string field accepts any JSON, the last of several fields with the
+same name counts, a timestamp may be in seconds since 1970 or have more digits than microseconds,
+and NaN and infinity are allowed.
 
 Invariants
-    Row i of the result is the value of row i: a value that is not exactly one JSON object never
+    Row i of the result is the value of row i. A value that is not exactly one JSON object never
     shifts other rows.
-    A text is decoded exactly, or its value does not fit: no byte of it is changed.
+    A string is decoded exactly or rejected; none of its bytes is changed.
 
-Source: a value that begins with { and ends with } cannot continue in the next line, because in JSON
-a { never follows a }.
+A value that begins with { and ends with } cannot continue on the next line, because in JSON a {
+never follows a }.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from .selection import ReadOptions
 
 FAIL, NULL = "fail", "null"
 SINGLY_ROWS = 256
-"""The number of rows up to which values are converted one by one, after pyarrow has refused
-them.
+"""The largest number of rows that are converted one by one after pyarrow has rejected them; more
+rows are halved first.
 """
 _SPACE = b" \t\r\n"
 _EMPTY, _NEWLINE = pa.Array.from_buffers(
@@ -174,7 +175,7 @@ def _check_bad_values(bad_values: object) -> None:
 
 
 class _BadRowError(Exception):
-    """The value in a row does not fit the schema."""
+    """The value of a row does not fit the schema."""
 
     def __init__(self, row: int, reason: str) -> None:
         self.row = row
@@ -186,13 +187,13 @@ class _MismatchError(Exception):
 
 
 class _Number(str):
-    """A number, in the form in which it is written in the JSON."""
+    """A number, as it is written in the JSON."""
 
     __slots__ = ()
 
 
 class _Object(list[tuple[str, Any]]):
-    """The fields of an object; several may have the same name."""
+    """The fields of a JSON object; several may have the same name."""
 
     __slots__ = ()
 
@@ -211,11 +212,13 @@ _NON_FINITE = {
     **dict.fromkeys(("Infinity", "+Infinity", "+INF"), "Infinity"),
     **dict.fromkeys(("-Infinity", "-INF"), "-Infinity"),
 }
-"""Texts that stand for numbers that JSON cannot represent, with the forms that pyarrow reads."""
+"""Strings that stand for numbers that JSON cannot represent, mapped to the spelling that pyarrow
+reads.
+"""
 
 
 def _normalize(value: bytes, kind: pa.StructType) -> bytes:
-    """Rewrite a value as JSON that pyarrow can read with the schema; raise _MismatchError."""
+    """Rewrite a value as JSON that pyarrow can read with the schema. Raises _MismatchError."""
     try:
         parsed = _json.decode(value.decode())
         if not isinstance(parsed, _Object):
@@ -241,7 +244,7 @@ def _convert_fields(value: _Object, kind: pa.StructType) -> _Object:
 
 
 def _convert(value: Any, kind: pa.DataType) -> Any:
-    """Convert a part of a value to a type; raise _MismatchError."""
+    """Convert a part of a value to the given type. Raises _MismatchError."""
     if value is None:
         return None
     if pa.types.is_string(kind):
@@ -272,8 +275,8 @@ def _convert(value: Any, kind: pa.DataType) -> Any:
 
 
 def _to_time(value: Any) -> datetime | None:
-    """Return a time, truncated to microseconds, or None if the value is not a time; without a zone
-    it is UTC.
+    """Return a time truncated to microseconds, or None if the value is not a time. A time without a
+    zone is UTC.
     """
     try:
         if isinstance(value, _Number) and _INTEGER.fullmatch(value):
@@ -287,7 +290,7 @@ def _to_time(value: Any) -> datetime | None:
 
 
 def _to_json(value: Any) -> str:
-    """Return a part of a value as JSON without white space; numbers keep their original form."""
+    """Return a part of a value as JSON without whitespace; numbers keep their original spelling."""
     if type(value) is str:
         return encode_basestring(value)
     if isinstance(value, _Number):
@@ -309,9 +312,7 @@ def _binary_array(texts: list[bytes]) -> pa.Array:
 
 
 def _strip(values: pa.Array) -> pa.Array:
-    """Return the values without white space around them; raise ArrowInvalid if one is not a JSON
-    object.
-    """
+    """Strip whitespace from the values. Raises ArrowInvalid if one is not a JSON object."""
     edges = np.frombuffer(values.buffers()[1], np.int32)
     edges = edges[values.offset : values.offset + len(values) + 1]
     data = np.frombuffer(values.buffers()[2] or b"", np.uint8)

@@ -1,9 +1,9 @@
-"""Parses the schema of JSON values, given as Spark's DDL or as an Arrow schema. Pure.
+"""Parses the schema of JSON values, given as Spark DDL or as an Arrow schema. Pure.
 
     carrier STRING, delay INT, legs ARRAY<STRUCT<origin: STRING, minutes: DOUBLE>>
 
-Source: the types of Spark SQL's DDL that JSON can represent. Maps and dates must be declared as
-STRING, because pyarrow's JSON reader supports neither.
+Source: the Spark SQL types that JSON can represent. Maps and dates must be declared as STRING,
+because pyarrow's JSON reader supports neither.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def json_type(schema: str | pa.Schema) -> pa.StructType:
     Return the Arrow type of a value with this schema.
 
     Raises:
-        ConfigError: the text is not a schema, or JSON cannot represent a type.
+        ConfigError: the schema cannot be parsed, or it has a type that JSON cannot represent.
     """
     if not isinstance(schema, str | pa.Schema | pa.StructType):
         raise ConfigError(f"schema: give NAME TYPE, … or a pyarrow.Schema, not {schema!r:.60}")
@@ -58,24 +58,24 @@ def json_type(schema: str | pa.Schema) -> pa.StructType:
 
 
 class _Tokens:
-    """The tokens of a text, consumed from the front, and the number of named fields so far."""
+    """The remaining tokens of a schema text, and the number of named fields seen so far."""
 
     def __init__(self, text: str) -> None:
         self._remaining = list(_tokenize(text))
         self.count = 0
 
     def peek(self) -> str:
-        """Return the next token in lower case, or "" at the end."""
+        """Return the next token in lowercase, or "" at the end."""
         return self._remaining[0].lower() if self._remaining else ""
 
     def consume(self, expected: str = "") -> str:
-        """Consume and return the next token; raise ConfigError if it is not `expected`."""
+        """Consume the next token and return it. Raises ConfigError if it is not `expected`."""
         if not self._remaining or expected not in {"", self._remaining[0]}:
             raise self.syntax_error(repr(expected) if expected else "a name")
         return self._remaining.pop(0)
 
     def consume_name(self) -> str:
-        """Consume and return a field's name. Raises ConfigError."""
+        """Consume a field name and return it. Raises ConfigError."""
         name = self.consume().strip("`")
         if not re.fullmatch(r"[\w .$-]+", name):
             raise self.syntax_error("a name")
@@ -85,7 +85,7 @@ class _Tokens:
         return name
 
     def syntax_error(self, expected: str) -> ConfigError:
-        """Return the error for a text that does not continue as `expected`."""
+        """Return the error for a text in which `expected` should come next."""
         remaining_text = " ".join(self._remaining)
         return ConfigError(
             f"schema: {expected} is expected at {remaining_text!r:.40}: give NAME TYPE, …, for "

@@ -1,4 +1,4 @@
-"""The error for requested rows that retention has removed. Pure."""
+"""The error for requested rows that retention has already removed. Pure."""
 
 from __future__ import annotations
 

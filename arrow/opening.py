@@ -1,5 +1,5 @@
-"""Opens the network of a reader or writer, with the TLS and token from its options, and runs work
-with it. Network I/O.
+"""Opens the network of a reader or writer with the TLS settings and token from its options, and
+runs work with it. Performs network I/O.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ T = TypeVar("T")
 
 class EffectiveSecurity(NamedTuple):
     """
-    The TLS and token that apply to a connection opened now, as a key for pooled connections.
+    The TLS settings and token that a connection opened now would use, as a key for pooled
+    connections.
 
-    It differs after a change of the environment, so a reader does not reuse earlier connections.
+    The key changes with the environment, so that a reader does not reuse older connections.
     """
 
     security: ConnectionSecurity
     tls: TlsSettings | None
     environment: tuple[str, str]
-    """The environment's token file and token; both are empty if the options contain a token."""
+    """The token file and token from the environment; both are empty if the options name a token."""
 
 
 def effective_security(security: ConnectionSecurity) -> EffectiveSecurity:
     """
-    Return the TLS and token from the options, or else from the environment.
+    Return the TLS settings and token from the options or, if they have none, from the environment.
 
     Raises:
-        ConfigError: the environment names a client certificate, but no authority.
+        ConfigError: the environment names a client certificate, but no certificate authority.
     """
     has_token = bool(security.token or security.token_file)
     environment = ("", "") if has_token else token_variables()
@@ -50,7 +51,7 @@ def open_network(security: ConnectionSecurity) -> HttpNetwork:
     Open a network, which the caller must close; an event loop must be running.
 
     Raises:
-        ConfigError: a file cannot be used; the text includes the machine's name.
+        ConfigError: a file cannot be used; the message names the machine.
     """
     try:
         return client_network(security.tls, _source_of(security))
@@ -71,7 +72,7 @@ def run_with_network(
     """
     Run `work(network)`, close the network, and return the result.
 
-    This blocks; the calling thread must not have a running event loop.
+    This blocks, so the calling thread must not have a running event loop.
     """
 
     async def run() -> T:

@@ -1,4 +1,4 @@
-"""Divides ranges among tasks: small ranges share a task, large ranges are split only on request.
+"""Divides ranges among tasks. Small ranges share a task; large ranges are split only on request.
 Pure.
 
     ranges of a lineage:  ▂ ▂ ▂    ▂ ▂    █████████        ▂ ▂
@@ -7,10 +7,11 @@ Pure.
 
 Invariants
     Every row is in exactly one task; empty ranges are in none.
-    In a task, the rows of a partition are in order of their offsets, after its parents' rows.
+    Within a task, the rows of a partition are in offset order, after the rows of its parents.
     Without `min_partitions` and `task_bytes`, no partition is split.
 
-Source: a task costs 32 ms of wall time, whatever it reads (measured; docs/PERFORMANCE.md).
+Measured overhead: each task costs 32 ms of wall time, regardless of how much it reads
+(docs/PERFORMANCE.md).
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ from .planner import PlannedRange
 from .selection import ReadOptions
 
 TASK_ROWS = 250_000
-"""The number of rows up to which ranges share a task: reading so many takes ten times as long as
+"""The maximum number of rows of ranges that share a task. Reading them takes ten times as long as
 starting a task.
 """
 TASK_BYTES = 64 << 20
-"""The number of bytes up to which ranges share a task: large messages are read by several tasks."""
+"""The maximum size of ranges that share a task, so that large messages are spread over several
+tasks.
+"""
 
 Task = tuple[PlannedRange, ...]
 
 
 def pack_tasks(ranges: Iterable[PlannedRange], options: ReadOptions) -> list[Task]:
-    """Return the ranges of each task, in the order in which they are read."""
+    """Return the ranges of each task, in reading order."""
     non_empty_ranges = sorted((each for each in ranges if each.rows), key=_lineage_order)
     rows, size = _task_limits(non_empty_ranges, options)
     if options.min_partitions is not None or options.task_bytes is not None:
@@ -64,7 +67,7 @@ def _lineage_order(planned_range: PlannedRange) -> tuple[str, int, int, int, int
 
 
 def _task_limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[int, int]:
-    """Return the largest number of rows and of bytes in a task."""
+    """Return the maximum number of rows and bytes of a task."""
     rows, size = TASK_ROWS, options.task_bytes or TASK_BYTES
     if options.min_partitions is not None:
         rows = min(rows, max(1, sum(each.rows for each in ranges) // options.min_partitions))
@@ -72,9 +75,7 @@ def _task_limits(ranges: Sequence[PlannedRange], options: ReadOptions) -> tuple[
 
 
 def _split(planned_range: PlannedRange, rows: int, size: int) -> Iterator[PlannedRange]:
-    """Split a range into pieces of about equal size, each within the limits of `rows` and
-    `size`.
-    """
+    """Split a range into pieces of about equal size, each within `rows` rows and `size` bytes."""
     pieces = max(-(-planned_range.rows // rows), -(-planned_range.size_bytes // size))
     pieces = min(pieces, planned_range.rows)
     edges = [
@@ -87,8 +88,8 @@ def _split(planned_range: PlannedRange, rows: int, size: int) -> Iterator[Planne
 def _group_ranges(
     ranges: Sequence[PlannedRange], rows: int, size: int, *, keep_whole: bool
 ) -> Iterator[list[PlannedRange]]:
-    """Yield groups of ranges that are not divided among tasks: an entire lineage if it fits or
-    `keep_whole` is set, otherwise single ranges.
+    """Yield groups of ranges that stay in one task: an entire lineage if it fits or `keep_whole` is
+    set, otherwise single ranges.
     """
     for _, group in groupby(ranges, key=lambda each: (each.subject, each.lineage)):
         lineage = list(group)

@@ -1,19 +1,20 @@
-"""Plans which offsets of which physical partitions are read, once, from the routes and the brokers'
-answers. Pure.
+"""Plans once, from the routes and the brokers' answers, which offsets of which physical partitions
+are read. Pure.
 
     routes ──select──▶ partitions that have data, may contain the keys, and are requested
                            │ bounds_request: one call to each broker
     bounds of each ────────┴─plan──▶ one PlannedRange each, half-open [start, end)
 
 Invariants
-    The ends are fixed before a reader exists: a retry or a second action reads the same rows, or
-    fails with OffsetOutOfRangeError.
-    A range of explicit offsets that are not stored is refused and never shortened, unless the
-    options allow data loss.
-    Bounds that are times respect the order of keys: no message is skipped if a later one of its key
-    is read.
+    The ends are fixed before any reader exists, so a retry or a second action reads the same rows
+    or fails with OffsetOutOfRangeError.
+    A range of explicit offsets is never shortened: it is refused if some of them are not stored,
+    unless the options allow data loss.
+    Bounds given as times preserve key order: no message is skipped if a later message with the same
+    key is read.
 
-Source: Kafka's batch reader determines the end later, in each task; a retry can see another end.
+In contrast, Kafka's batch reader determines the end later, in each task, so a retry can see a
+different end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _STATES_WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRange:
-    """The offsets `[start, end)` of one physical partition, and the broker that had it when the
+    """The offsets `[start, end)` of one physical partition, and the broker that hosted it when the
     read was planned.
     """
 
@@ -57,20 +58,20 @@ class PlannedRange:
     subject: str
     queue: int
     logic_start: int
-    """Logic offset of the partition's offset 0."""
+    """The logic offset that corresponds to offset 0 of the partition."""
     epoch: int
-    """Depth in the lineage: 0 without parents, otherwise one more than theirs; parents that the
-    route does not contain are ignored.
+    """The depth in the lineage: 0 without parents, otherwise one more than the deepest parent.
+    Parents that are missing from the route are ignored.
     """
     lineage: int = 0
-    """The lowest id among all partitions that are connected with this one as ancestors or
-    descendants.
+    """The lowest id among this partition and all partitions that it is connected to through parents
+    and children.
     """
     message_bytes: int = 0
-    """Approximate number of bytes that a message takes in the log."""
+    """The approximate size of a message in the log, in bytes."""
     removed_from_ms: int | None = None
-    """The earliest time at which retention removes the first messages, unless they are held; None
-    if it does not.
+    """The earliest time at which retention may remove the first messages, unless they are held;
+    None if it never does.
     """
 
     @property
@@ -80,7 +81,7 @@ class PlannedRange:
 
     @property
     def size_bytes(self) -> int:
-        """The approximate number of bytes in the log."""
+        """The approximate size of the range in the log, in bytes."""
         return self.rows * self.message_bytes
 
 
@@ -93,12 +94,12 @@ class SelectedPartition:
     epoch: int
     lineage: int
     continues: frozenset[int] = frozenset()
-    """The nearest ancestors of this partition that are selected too."""
+    """The nearest ancestors of this partition that are also selected."""
 
 
 def lineage_depths(route: Route) -> dict[int, int]:
-    """Return the depth of each partition in the lineage by id: one more than its deepest parent in
-    the route.
+    """Return the depth of each partition in the lineage, by partition id: one more than that of its
+    deepest parent in the route.
     """
     parents = {each.partition_id: each.parents for each in route.partitions}
     depth: dict[int, int] = {}
@@ -112,8 +113,8 @@ def lineage_depths(route: Route) -> dict[int, int]:
 
 
 def lineage_ids(route: Route) -> dict[int, int]:
-    """Return, for each partition id, the lowest id among all partitions of the route that are
-    connected with it as ancestors or descendants.
+    """Return a lineage id for each partition: the lowest id among the partitions of the route that
+    are connected to it through parents and children, itself included.
     """
     lowest = {int(each.partition_id): int(each.partition_id) for each in route.partitions}
 
@@ -132,7 +133,7 @@ def lineage_ids(route: Route) -> dict[int, int]:
 
 
 def check_batch(options: ReadOptions) -> None:
-    """Raise ConfigError if the options are valid only for a stream."""
+    """Raise ConfigError if an option is only valid for a stream."""
     if options.start.manifest:
         raise ConfigError(
             "start: only a stream or a consumer group can begin at manifest:DIR; a batch begins at "
@@ -157,7 +158,7 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
 
     Raises:
         NotSentError: the broker group of a partition is not available.
-        ConfigError: a partition's id does not fit the column `partition`.
+        ConfigError: a partition's id does not fit into the column `partition`.
     """
     with_data = [
         SelectedPartition(
@@ -192,8 +193,8 @@ def select_partitions(routes: Sequence[Route], options: ReadOptions) -> list[Sel
 
 
 def check_named_partitions(routes: Sequence[Route], options: ReadOptions) -> None:
-    """Raise PartitionUnknownError if the options name a partition that does not exist in the
-    subjects, or whose data was removed.
+    """Check that the partitions named in the options can be read. Raises PartitionUnknownError if
+    one does not exist in the subjects, or its data was removed.
     """
     with_data = {
         int(partition.partition_id)
@@ -216,7 +217,7 @@ def check_named_partitions(routes: Sequence[Route], options: ReadOptions) -> Non
 
 
 def _partitions_with_keys(route: Route, options: ReadOptions) -> set[int]:
-    """Return the ids of the partitions that may contain messages of the requested keys."""
+    """Return the ids of the partitions that may contain messages with the requested keys."""
     # If keys may leave their partitions, a message can be in any partition of the subject.
     if options.keys is None or route.may_reroute_keys:
         return {int(each.partition_id) for each in route.partitions}
@@ -244,7 +245,7 @@ def _check_readable(partition: Partition) -> None:
 
 
 def bounds_request(partition: Partition, options: ReadOptions) -> BoundsOf:
-    """Return the request to a partition's broker for the bounds that determine the range."""
+    """Return the request that asks a partition's broker for the bounds of the range."""
     points = [bound.at(partition.partition_id) for bound in (options.start, options.end)]
     return BoundsOf(
         partition_id=partition.partition_id,
@@ -259,7 +260,7 @@ def plan_ranges(
     options: ReadOptions,
 ) -> list[PlannedRange]:
     """
-    Return one range for each partition, even if it is empty, in the order of `selected`.
+    Return one range per partition, even if it is empty, in the order of `selected`.
 
     Args:
         selected: the result of `select_partitions`.
@@ -298,8 +299,14 @@ def _order_times(
     bounds: Mapping[int, PartitionBounds],
     selected: Sequence[SelectedPartition],
 ) -> None:
-    """Adjust the offsets of bounds that are times, by partition id: no unread message may precede a
-    message of its key that is read.
+    """
+
+    Adjust the offsets of bounds that were given as times, so that no unread message precedes a
+    message with the same key that is read.
+
+    Args:
+        offsets: the offset of the bound in each partition, by partition id; changed in place.
+        bounds: the brokers' answers, by partition id.
     """
     times = {
         id_: LocalPoint(bounds[id_].first_offset, bounds[id_].next_offset, offset)
@@ -355,8 +362,17 @@ def _resolve(
     offsets_at: list[int | None],
     cursors: list[int | None],
 ) -> int:
-    """Return the offset of a point; offsets of times and cursors of groups are popped from the
-    front of the lists.
+    """
+
+    Return the offset of a point in one partition.
+
+    Args:
+        option: the name of the option, for error messages.
+        offsets_at: the broker's offsets for times; the first one is removed if `point` is a time.
+        cursors: the cursors of groups; the first one is removed if `point` is a group's cursor.
+
+    Raises:
+        OffsetOutOfRangeError: the offset is after the last message.
     """
     match point:
         case Edge.EARLIEST:

@@ -1,10 +1,10 @@
-"""The event loop that all readers of a process share, in its own thread, with one connection to
-each broker.
+"""The event loop that all readers of a process share. It runs in its own thread, with one
+connection to each broker.
 
     reader's thread ── submit ──▶ loop: one connection to each broker, opened by the first call,
                                         and again after it was lost
 
-A reader's thread may pause for any time, because the loop keeps its connections alive.
+A reader's thread may pause for as long as it likes, because the loop keeps its connections alive.
 
 Invariants
     A forked child never uses its parent's loop or connections: it creates its own.
@@ -28,7 +28,7 @@ from .opening import EffectiveSecurity, effective_security, open_network
 
 T = TypeVar("T")
 CLOSE_S = 3.0
-"""Seconds for which the exit of a process waits until its connections are closed."""
+"""The maximum time in seconds that a process waits at exit for its connections to close."""
 
 
 class ProcessLoop:
@@ -59,7 +59,9 @@ class ProcessLoop:
 
     @classmethod
     def _after_fork(cls) -> None:
-        """Forget the parent's loop, and replace the lock, which may have been held at the fork."""
+        """Forget the parent's loop, and replace the lock, which the fork may have copied while it
+        was held.
+        """
         cls._current = None
         cls._start_lock = threading.Lock()
 
@@ -70,7 +72,8 @@ class ProcessLoop:
 
     def network(self, security: ConnectionSecurity) -> Network:
         """
-        Return the network that is shared by readers with this TLS and token; call this in the loop.
+        Return the network that readers with these TLS settings and this token share. Call this in
+        the loop.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -83,7 +86,7 @@ class ProcessLoop:
 
     def broker(self, security: ConnectionSecurity, address: str) -> BrokerClient:
         """
-        Return the client of the broker at `address`; call this in the loop.
+        Return the client for the broker at `address`. Call this in the loop.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -95,7 +98,7 @@ class ProcessLoop:
         return client
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and wait for its result."""
+        """Run a coroutine in the loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -107,7 +110,7 @@ class ProcessLoop:
         return self.run(begin())
 
     def call_soon(self, callback: Any, *arguments: object) -> None:
-        """Have the loop call a function, from any thread; do nothing if the loop is closed."""
+        """Call a function in the loop, from any thread; do nothing if the loop is closed."""
         if self._loop_binding.is_open_here and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 

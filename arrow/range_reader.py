@@ -1,16 +1,15 @@
-"""Reads planned ranges from their brokers, one after another; replies are prefetched while rows are
-built. Network I/O.
+"""Reads planned ranges from their brokers, one after another, and prefetches replies while rows are
+built. Performs network I/O.
 
     process's event loop:   Read ──▶ reply ──▶ Read ──▶ reply ──▶ …
                                        │ at most FRAMES_AHEAD
     caller's thread:                   ╰──▶ checked ──▶ Arrow batches
 
-Connections are kept between ranges and tasks.
+Connections stay open between ranges and tasks.
 
 Invariants
-    A reader yields exactly the rows of the ranges, in their order, each once, or raises a typed
-    error.
-    A read takes no lock and acks nothing, so it may be repeated freely, here and by Spark.
+    A reader yields exactly the rows of the ranges, once each and in order, or raises a typed error.
+    A read takes no lock and acks nothing, so both this module and Spark may repeat it freely.
 """
 
 from __future__ import annotations
@@ -42,28 +41,30 @@ from .rows import RowBuilder, coalesce
 from .selection import ReadOptions
 
 PATIENCE_S = 60.0
-"""Seconds for which a broker may be unreachable; meanwhile it is restarted or replaced."""
+"""The time in seconds that a broker may be unreachable, for example while it restarts or is
+replaced.
+"""
 FRAMES_AHEAD = 2
-"""The number of replies that are prefetched, which lets receiving and building overlap."""
+"""The number of replies to prefetch, so that receiving overlaps with building rows."""
 _BACKOFF = Backoff()
 
 RangeReply = tuple[PlannedRange, Batches, memoryview]
-"""A range, a broker's reply to a read in it, and the reply's payload."""
+"""A range, a broker's reply to a read in that range, and the payload of the reply."""
 
 
 def read_ranges(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[pa.RecordBatch]:
     """
-    Yield the rows of the ranges as Arrow batches, one range after another; this blocks.
+    Yield the rows of the ranges as Arrow batches, one range after another. This blocks.
 
-    An Arrow batch may contain rows of several small ranges. `options.bytes_per_second` limits the
-    bytes that this call receives.
+    An Arrow batch may contain rows of several small ranges. `options.bytes_per_second` limits how
+    fast this call receives data.
 
     Raises:
-        OffsetOutOfRangeError: rows of a range are no longer stored; the details contain the
+        OffsetOutOfRangeError: some rows of a range are no longer stored; the details contain the
             partition and the stored offsets.
         CorruptBatchError: a broker's reply is damaged, or does not contain the range.
-        UnreachableError: a broker was unreachable, or refused the read, for PATIENCE_S; the cause
-            is the last error.
+        UnreachableError: a broker was unreachable or kept refusing the read for PATIENCE_S; the
+            cause is the last error.
         CodecError: a value does not fit `options.json_schema`.
     """
     non_empty = [
@@ -87,7 +88,7 @@ def _read_batches(
     ranges: Sequence[PlannedRange],
     value_decoder: JsonDecoder | None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the ranges; each batch has rows of one range."""
+    """Yield the rows of the ranges; each batch has rows from only one range."""
     for planned_range in ranges:
         builder = RowBuilder(
             planned_range,
@@ -99,7 +100,7 @@ def _read_batches(
             try:
                 source_range, reply, payload = stream.next()
             except KeylaneError:
-                yield from builder.flush()  # they could be removed before a retry
+                yield from builder.flush()  # a retry may come after their removal
                 raise
             assert source_range is planned_range
             yield from builder.add(payload)
@@ -108,7 +109,7 @@ def _read_batches(
 
 
 def _check_progress(builder: RowBuilder, reply: Batches, planned_range: PlannedRange) -> None:
-    """Raise CorruptBatchError if a reply's payload does not end at the announced offset."""
+    """Raise CorruptBatchError if a reply's payload does not end at the offset that it announced."""
     expected = min(reply.upto, planned_range.end)
     if builder.next_offset != expected:
         raise CorruptBatchError(
@@ -139,7 +140,7 @@ class RangeStream:
         self._task = loop.start(self._receive())
 
     def next(self) -> RangeReply:
-        """Wait for the next reply and return it, or raise the error that stopped the reading."""
+        """Return the next reply, or raise the error that stopped reading."""
         reply = self._replies.get()
         if isinstance(reply, BaseException):
             raise reply
@@ -168,8 +169,8 @@ class RangeStream:
                 raise
 
     async def _fetch(self, planned_range: PlannedRange, offset: int) -> tuple[Batches, memoryview]:
-        """Return the reply to one read; retry with backoff while the broker is unreachable, and
-        follow the partition to another address.
+        """Return the reply to one read. Retries with backoff while the broker is unreachable, and
+        follows the partition if it moves to another address.
         """
         pauses = _BACKOFF.pauses(self._rng)
         started_s = _now_s()
@@ -204,7 +205,7 @@ class RangeStream:
         return reply, payload
 
     async def _refresh_address(self, planned_range: PlannedRange) -> None:
-        """Get the partition's address from a metaserver; keep the old one if none answers."""
+        """Get the partition's address from a metaserver; keep the old one if none responds."""
         if self._meta is None:
             network = self._loop.network(self._options.security)
             self._meta = MetaClient(network, self._options.meta)
@@ -226,7 +227,7 @@ def _describe(planned_range: PlannedRange) -> str:
 
 
 def _now_s() -> float:
-    """Return the time of the event loop's clock, in seconds."""
+    """Return the event loop's time in seconds."""
     return asyncio.get_running_loop().time()
 
 

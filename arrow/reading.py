@@ -1,5 +1,5 @@
 """`keylane.arrow.read` returns a subject's messages as Arrow batches, for DuckDB, Polars, Ray and
-pandas. Network I/O.
+pandas. Performs network I/O.
 
     reader = keylane.arrow.read("127.0.0.1:7000", "orders", columns=("key", "value", "timestamp"))
     duckdb.sql("SELECT key, count(*) FROM reader GROUP BY key")
@@ -41,10 +41,10 @@ Bound = str | datetime | timedelta | Mapping[int, int]
 """
 Where reading begins or ends.
 
-It is "earliest", "latest", or "group:NAME" for a group's durable cursor. An instant in the past
-means the first message that was stored then or later; it is a datetime, an age such as "-1h", or a
-time such as "2024-05-31T12:00:00Z". A mapping contains offsets by partition id; partitions that it
-does not contain are read completely.
+"earliest" and "latest" are the ends of the stored data, and "group:NAME" is the durable cursor of a
+group. A datetime, an age such as "-1h" or a time such as "2024-05-31T12:00:00Z" stands for the
+first message stored at or after that time. A mapping gives offsets by partition id; partitions that
+are not in it are read completely.
 """
 _GROUP = "group:"
 
@@ -68,34 +68,34 @@ def read(
     """
     Read the current content of a subject.
 
-    This call determines where reading ends; the rows are received while the reader is used, sorted
-    by partition and offset. Reading takes no lock and moves no group's cursor. Two frames are
-    prefetched until the reader is garbage-collected.
+    The end is fixed by this call. The rows arrive while the reader is used, sorted by partition and
+    offset. Reading takes no lock and moves no group's cursor. Up to two frames are prefetched until
+    the reader is garbage-collected.
 
     Args:
-        meta: "host:port" of a metaserver; several are separated by commas.
+        meta: "host:port" of a metaserver, or several separated by commas.
         start, end: see `Bound`.
-        partitions: ids of the partitions to read; None: all that have data.
-        keys: only messages of these order keys are read; None: all.
-        columns: names of the columns, in this order; `arrow/schema.py` describes them.
-        batch_rows: approximate number of rows of a batch.
-        bytes_per_second: limit of received bytes per second; None: no limit.
+        partitions: ids of the partitions to read; None reads all that have data.
+        keys: read only messages with these order keys; None reads all messages.
+        columns: the columns to return, in this order; `arrow/schema.py` describes them.
+        batch_rows: approximate number of rows per batch.
+        bytes_per_second: maximum rate of received bytes; None for no limit.
         schema: the schema of JSON values, for example "carrier STRING, delay INT", or an Arrow
             schema; `value` is then a struct.
-        bad_values: what happens to a value that does not fit the schema: "fail" raises an error,
+        bad_values: what to do with a value that does not fit the schema: "fail" raises an error,
             "null" returns null.
-        tls: TLS settings, with the authority that signed the servers' certificates; None: the
-            environment's KEYLANE_TLS_CA, or no TLS.
-        token: the token, for a cluster with access control; None: it is read from the file that
-            KEYLANE_TOKEN_FILE names, or from KEYLANE_TOKEN.
+        tls: TLS settings, with the certificate authority of the servers; None uses KEYLANE_TLS_CA
+            from the environment, or no TLS.
+        token: the token, for a cluster with access control; None reads it from the file named by
+            KEYLANE_TOKEN_FILE, or from KEYLANE_TOKEN.
 
     Raises:
         ConfigError: an argument is invalid.
         RefusedError: the subject, a partition or a group does not exist.
-        DataLossError: raised by the reader: rows of the range are no longer stored.
-        UnreachableError: a server does not answer; or, raised by the reader, a broker was
+        DataLossError: raised by the reader if rows of the range are no longer stored.
+        UnreachableError: a server does not respond; also raised by the reader if a broker is
             unreachable for a minute.
-        CodecError: raised by the reader: a value does not fit the schema.
+        CodecError: raised by the reader if a value does not fit the schema.
     """
     options = ReadOptions(
         meta=tuple(parse_addresses(meta)),

@@ -1,10 +1,10 @@
-"""Builds Arrow batches of about `batch_rows` rows from a range's batches, and filters rows by key.
-Pure.
+"""Builds Arrow batches of about `batch_rows` rows from the stored batches of a range, and filters
+rows by key. Pure.
 
 Invariants
-    Every batch is checked as a whole before any of its rows is used.
-    The rows are exactly the range's: a gap, an overlap or a batch of another partition raises a
-    CorruptBatchError, and never changes the number of rows.
+    Every batch is verified as a whole before any of its rows is used.
+    The rows are exactly those of the range. A gap, an overlap or a batch of another partition
+    raises CorruptBatchError.
 
 Source: see arrow/columns.py.
 """
@@ -25,14 +25,14 @@ from .planner import PlannedRange
 from .schema import arrow_schema
 
 BATCH_BYTES_MAX = 8 << 20
-"""The size in bytes at which an Arrow batch is completed: workers have little memory, and the
-offsets in an Arrow column have 31 bits.
+"""The size in bytes at which an Arrow batch is complete. Workers have little memory, and the
+offsets in an Arrow column have only 31 bits.
 """
 
 
 class RowBuilder:
-    """Builds Arrow batches of a range from a partition's batches, which must be added in order of
-    their offsets.
+    """Builds the Arrow batches of a range from a partition's batches, which must be added in offset
+    order.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class RowBuilder:
         self._byte_count = 0
         self._first_offset = planned_range.start
         self.next_offset = planned_range.start
-        """The offset after the last row that was added."""
+        """The offset after the last row added."""
 
     def add(self, payload: memoryview) -> Iterator[pa.RecordBatch]:
         """
@@ -73,7 +73,7 @@ class RowBuilder:
                 yield from self.flush()
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Yield the remaining rows as one batch if there are any."""
+        """Yield the remaining rows as one batch, if there are any."""
         if self._row_count:
             yield self._build()
             self._pieces.clear()
@@ -133,8 +133,8 @@ def coalesce(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.
     """
     Combine small batches until they have `batch_rows` rows, and yield all rows in order.
 
-    A batch costs Spark's JVM as much as some thousand rows. If the source raises an error, all
-    earlier rows are yielded first.
+    In Spark's JVM, a batch costs as much as several thousand rows. If the source raises an error,
+    all earlier rows are yielded first.
     """
     pending: list[pa.RecordBatch] = []
     rows = size = 0
@@ -171,15 +171,15 @@ def _combine(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 class KeyFilter:
-    """Selects the rows that have one of some order keys, and the requested columns."""
+    """Selects the requested columns of the rows that have one of the given order keys."""
 
     def __init__(self, keys: Iterable[bytes], columns: Sequence[str]) -> None:
         self._keys = pa.array(sorted(keys), pa.binary())
         self._columns = list(columns)
         self.columns_to_read = tuple(dict.fromkeys((*columns, "key")))
-        """The columns that must be read: the requested ones and the key."""
+        """The columns that must be read: the requested columns and the key."""
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows of a batch that have one of the keys, in order."""
+        """Return the rows of a batch that have one of the keys, in their original order."""
         mask = pc.is_in(batch.column("key"), value_set=self._keys)
         return batch.filter(mask).select(self._columns)

@@ -20,9 +20,9 @@
     stored             timestamp            time of storing by the broker's clock, UTC
     producer           string               identity of the producer's session
 
-The columns of the second block are returned only on request.
+The columns in the second block are returned only on request.
 
-Source: Kafka's names, because jobs can then be moved by changing only their format and options.
+The names are Kafka's, so that a job can be migrated by changing only its format and options.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _ARROW: dict[str, pa.DataType] = {
 }
 EVERY_COLUMN = tuple(_ARROW)
 COLUMNS_OF_SEVERAL = EVERY_COLUMN[:7]
-"""The default columns when several subjects are read."""
+"""The default columns when reading several subjects."""
 COLUMNS = COLUMNS_OF_SEVERAL[1:]
-"""The default columns when one subject is read."""
+"""The default columns when reading one subject."""
 PARTITION_MAX = 2**31 - 1
 
 
@@ -62,7 +62,7 @@ def arrow_schema(
     Return the Arrow schema of these columns, in this order.
 
     Args:
-        value_type: type of the column `value` if values are decoded; None: bytes.
+        value_type: the type of the column `value` if values are decoded; None for bytes.
     """
     types = _ARROW if value_type is None else {**_ARROW, "value": value_type}
     return pa.schema([pa.field(name, types[name]) for name in columns])

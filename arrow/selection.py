@@ -13,8 +13,8 @@ from .connection_security import PLAIN, ConnectionSecurity
 from .schema import COLUMNS
 
 BATCH_ROWS_DEFAULT = 16_384
-"""The default number of rows of a batch: above 10,000, the cost of a batch is negligible; see
-docs/PERFORMANCE.md.
+"""The default number of rows per batch. Above 10,000 rows, the overhead of a batch is negligible;
+see docs/PERFORMANCE.md.
 """
 
 
@@ -30,17 +30,17 @@ class StoredAt:
     """
     The first offset that the broker stored at or after a time, or LATEST if there is none.
 
-    It means EARLIEST if a parent partition that is also read has such messages, because those
-    precede all messages of this partition.
+    If a parent that is also read has such messages, this means EARLIEST, because they precede all
+    messages of this partition.
     """
 
     at_ms: int
-    """Milliseconds since 1970."""
+    """The time in milliseconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorOf:
-    """A consumer group's durable cursor: all earlier messages are acked."""
+    """A consumer group's durable cursor: the group has acked all earlier messages."""
 
     group: str
 
@@ -54,16 +54,16 @@ class ReadBound:
     """A point in each partition."""
 
     point: Point
-    """The point in partitions that `by_partition` does not contain."""
+    """The point for partitions that are not in `by_partition`."""
     by_partition: Mapping[int, Point] = field(default_factory=dict)
     """Points by partition id."""
     manifest: str = ""
-    """The folder of the backfill that a stream continues, or "". Partitions that it does not
-    contain were opened later, or removed earlier.
+    """The folder of the backfill that a stream continues, or "" if there is none. Partitions that
+    are not in its manifest were opened later or removed earlier.
     """
 
     def at(self, partition_id: int) -> Point:
-        """Return the point in a partition."""
+        """Return the point in the given partition."""
         return self.by_partition.get(partition_id, self.point)
 
 
@@ -78,29 +78,31 @@ class ReadOptions:
     meta: tuple[str, ...]
     subjects: tuple[Subject, ...]
     partitions: frozenset[int] | None = None
-    """Ids of the partitions to read; None: all that have data."""
+    """The ids of the partitions to read; None reads all that have data."""
     keys: frozenset[bytes] | None = None
-    """The order keys whose rows are read; None: all."""
+    """The order keys whose messages are read; None reads all messages."""
     start: ReadBound = EARLIEST
     end: ReadBound = LATEST
     fail_on_data_loss: bool = True
-    """False: rows that retention has removed are skipped with a warning."""
+    """Whether rows that retention has removed raise an error; otherwise they are skipped with a
+    warning.
+    """
     ordered: bool = False
-    """True: one task reads a partition and all its descendants, parents first."""
+    """Whether one task reads a partition and all its descendants, parents first."""
     min_partitions: int | None = None
-    """Minimum number of tasks: large ranges are split until there are as many, if there are as many
-    rows. None: no range is split.
+    """The minimum number of tasks: large ranges are split until there are enough, as far as there
+    are rows. None splits no range.
     """
     task_bytes: int | None = None
-    """Approximate number of bytes that a task reads: larger ranges are split. None: no range is
-    split.
+    """The approximate number of bytes that a task reads; larger ranges are split. None splits no
+    range.
     """
     retry_s: float = 60
-    """Seconds for which planning retries unreachable brokers."""
+    """The time in seconds for which planning retries unreachable brokers."""
     columns: tuple[str, ...] = COLUMNS
     batch_rows: int = BATCH_ROWS_DEFAULT
     bytes_per_second: int | None = None
-    """Limit of the bytes per second that one reader, or one Spark task, receives; None: no
+    """The maximum number of bytes per second that a reader or a Spark task receives; None for no
     limit.
     """
     json_schema: str | pa.Schema | None = None
@@ -108,17 +110,17 @@ class ReadOptions:
     struct of its fields.
     """
     bad_values: str = "fail"
-    """What happens to a value that does not fit `json_schema`: "fail" raises an error, "null"
+    """What to do with a value that does not fit `json_schema`: "fail" raises an error, "null"
     returns null.
     """
     gc_freeze: bool = True
     security: ConnectionSecurity = PLAIN
     """TLS and token of every connection, on the driver and in tasks."""
     max_rows_per_trigger: int | None = None
-    """Limit of the rows in a stream's batch; None: no limit."""
+    """The maximum number of rows in a batch of a stream; None for no limit."""
 
     commit_group: str | None = None
-    """The consumer group whose cursors follow a stream's commits; None: no cursor is moved."""
+    """The consumer group whose cursors follow the commits of a stream; None moves no cursor."""
 
     def groups(self) -> list[str]:
         """Return the consumer groups whose cursors are used as bounds."""

@@ -1,10 +1,10 @@
-"""Plans a read from a snapshot of the cluster: routes from a metaserver, bounds from the brokers.
-Network I/O.
+"""Plans a read from a snapshot of the cluster: the routes from a metaserver and the bounds from the
+brokers. Performs network I/O.
 
     metaserver: routes ──▶ brokers: bounds, one concurrent call each ──▶ plan_ranges
 
-If a metaserver or a broker is unreachable, the calls are retried for some time: a restart does not
-make the plan fail.
+Calls to an unreachable metaserver or broker are retried for some time, so that a restart does not
+make planning fail.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ from .planner import (
 from .selection import ReadOptions
 
 META_RETRY_S = 10.0
-"""Seconds for which unreachable metaservers are retried: more than a restart takes, and little
-enough to report a wrong address soon.
+"""The time in seconds for which unreachable metaservers are retried: longer than a restart, but
+short enough to report a wrong address soon.
 """
 _BACKOFF = Backoff()
 
 
 def take_snapshot(options: ReadOptions) -> list[PlannedRange]:
     """
-    Return the ranges to read, one for each physical partition, with their current ends.
+    Return the ranges to read, one per physical partition, with their ends fixed as of now.
 
     This blocks, and needs a thread without an event loop.
 
     Raises:
         RefusedError: the subject, a partition, a group or an offset does not exist, or rows are
             lost.
-        UnreachableError: no metaserver, or a broker did not answer within `options.retry_s`.
+        UnreachableError: no metaserver responded, or a broker did not respond within
+            `options.retry_s`.
     """
     return run_with_network(partial(take_snapshot_over, options=options), options.security)
 
 
 def has_expired(options: ReadOptions, partition_id: int) -> bool:
     """
-    Return True if this partition belonged to a subject of the options and has expired; return False
-    if that is unknown because no metaserver answers.
+    Return True if this partition belonged to a subject of the options and has expired. Return False
+    if no metaserver responds.
 
     This blocks, and needs a thread without an event loop.
     """
@@ -86,13 +87,13 @@ async def _fetch_histories(network: Network, options: ReadOptions) -> list[Subje
 
 
 async def take_snapshot_over(network: Network, options: ReadOptions) -> list[PlannedRange]:
-    """Return the ranges to read like `take_snapshot`, over an open network."""
+    """Return the ranges to read, like `take_snapshot`, over an already open network."""
     check_batch(options)
     meta = MetaClient(network, options.meta)
     retry_budget = _RetryBudget(options.retry_s)
     while True:
         routes = await _fetch_routes(meta, options)
-        # Outside the retries, because the metaserver already knows all partitions.
+        # Not retried, because the metaserver already knows all partitions.
         check_named_partitions(routes, options)
         try:
             selected = select_partitions(routes, options)
@@ -104,7 +105,7 @@ async def take_snapshot_over(network: Network, options: ReadOptions) -> list[Pla
 
 
 class _RetryBudget:
-    """Limits the time for retries after temporary errors."""
+    """Limits the total time that is spent on retries after temporary errors."""
 
     def __init__(self, seconds: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -112,8 +113,8 @@ class _RetryBudget:
         self._pauses = _BACKOFF.pauses(random.Random())
 
     async def wait_or_raise(self, error: KeylaneError) -> None:
-        """Pause before the next attempt; raise the error if a retry cannot help or the time is
-        up.
+        """Pause before the next attempt. Raises the error instead if a retry cannot help, or the
+        time is used up.
         """
         pause_s = self._pauses.next_pause_ms() / 1000
         if error.retry is RetryRule.NEVER or self._loop.time() + pause_s > self._deadline_s:
@@ -142,7 +143,7 @@ async def _fetch_routes(meta: MetaClient, options: ReadOptions) -> list[Route]:
 
 
 async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> SubjectUnknownError:
-    """Return the error, with the name of a subject that is spelled similarly if there is one."""
+    """Return the error, with a similarly spelled subject name as a suggestion if there is one."""
     name = error.subject or ""
     try:
         known_names = [each.subject for each in (await meta.call(endpoints.SUBJECTS)).subjects]
@@ -156,7 +157,7 @@ async def _with_suggestion(meta: MetaClient, error: SubjectUnknownError) -> Subj
 async def _fetch_bounds(
     network: Network, selected: Sequence[SelectedPartition], options: ReadOptions
 ) -> dict[int, PartitionBounds]:
-    """Return the bounds of the selected partitions by partition id, as far as brokers have them."""
+    """Return the bounds of the selected partitions that brokers know, by partition id."""
     by_address: dict[str, list[SelectedPartition]] = defaultdict(list)
     for each in selected:
         by_address[str(each.partition.address)].append(each)

@@ -1,10 +1,10 @@
-"""Reads the ranges of a task: filters rows by key, and skips rows that retention has removed if the
-options allow it. Network I/O.
+"""Reads the ranges of a task, filters rows by key, and skips rows that retention has removed if the
+options allow it. Performs network I/O.
 
 Invariants
-    Lost rows are reported: by a DataLossError, or by a warning in the log if the options allow a
+    Lost rows are always reported: by a DataLossError, or by a log warning if the options allow data
     loss.
-    Every remaining row is returned once, in the order of the ranges.
+    Every remaining row is returned exactly once, in the order of the ranges.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ def read_task(options: ReadOptions, ranges: Sequence[PlannedRange]) -> Iterator[
         DataLossError: retention has removed rows, and `fail_on_data_loss` is set.
         OffsetOutOfRangeError: the partition ends before the range does.
         CorruptBatchError: a broker's answer is damaged, or does not contain the range.
-        UnreachableError: a broker did not answer.
+        UnreachableError: a broker did not respond.
     """
     return _TaskIterator(options, ranges)
 
 
 class _TaskIterator(Iterator[pa.RecordBatch]):
     """
-    The iterator over a task's rows.
+    Iterates over the rows of a task.
 
-    It is not a generator, because Ctrl-C would end a generator, and a later call would silently
+    This is not a generator, because an interrupted generator ends, and a later call would silently
     miss the remaining batches.
     """
 
     def __init__(self, options: ReadOptions, ranges: Sequence[PlannedRange]) -> None:
         self._remaining = list(ranges)
-        """The ranges that were not returned yet; they still include the last batch."""
+        """The ranges that have not been consumed yet, including the rows of the last batch."""
         self._last_batch_rows = 0
         """The number of rows of the last batch."""
         self._key_filter: KeyFilter | None = None
@@ -62,8 +62,7 @@ class _TaskIterator(Iterator[pa.RecordBatch]):
             options = replace(options, columns=self._key_filter.columns_to_read)
         self._options = options
         self._batches: Iterator[pa.RecordBatch] | None = None
-        """The iterator over the remaining ranges; None before the first batch and after an
-        error.
+        """The iterator over the remaining ranges; None before the first batch and after an error.
         """
 
     def __next__(self) -> pa.RecordBatch:
@@ -104,7 +103,7 @@ def _without_lost(
     Return the ranges without the rows that are lost according to `error`, and log a warning.
 
     Raises:
-        DataLossError: the options do not allow a loss.
+        DataLossError: the options do not allow data loss.
         OffsetOutOfRangeError: `error` does not mean that rows were lost.
     """
     index = next(
@@ -135,7 +134,7 @@ def _current_bounds(
     options: ReadOptions, planned_range: PlannedRange, error: OffsetOutOfRangeError
 ) -> PartitionBounds:
     """Return the partition's bounds from its broker, or from the error if the broker does not
-    answer.
+    respond.
     """
     try:
         loop = ProcessLoop.current()

@@ -1,8 +1,8 @@
-"""Lets Spark discover the format `keylane`: Spark imports every top-level package whose name begins
+"""Lets Spark discover the format `keylane`. Spark imports every top-level package whose name begins
 with `pyspark_`.
 
-A failed import here would also end the search for all other packages' sources. So this needs only
-PySpark; a missing package is reported when the format is used.
+An import that fails here would also stop Spark from finding the sources of all other packages. So
+this module only needs PySpark, and a missing package is reported when the format is used.
 """
 
 from keylane.spark.registration import source_class

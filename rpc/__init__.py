@@ -1,3 +1,3 @@
-"""Clients and servers of control calls and of the data plane, on aiohttp, which no other package
-imports.
+"""Clients and servers for control calls and the data plane, built on aiohttp, which no other
+package imports.
 """

@@ -1,16 +1,16 @@
-"""Memory budgets for answers until their clients have received them: per connection and per server.
+"""Limits the memory for answers that clients have not received yet, per connection and per server.
 
     handler ── reserve_bytes(bytes) ──▶ reads ──▶ settle(actual size) ──▶ written to the socket ──▶
                release
 
-An answer that exceeds its connection's budget waits for answers of the same connection only. While
-the server's budget is exhausted, connections take turns.
+An answer that exceeds the budget of its connection only waits for other answers on the same
+connection. While the server's budget is exhausted, connections take turns.
 
 Invariants
     A connection prepares at most `reads_max` answers at a time.
-    An answer that would exceed the connection's budget waits; a single answer may be larger,
+    An answer that would exceed the connection's budget waits. A single answer may be larger,
     because a batch is never split.
-    Answers without a reservation (acks, offsets: small) never wait.
+    Small answers without a reservation, such as acks and offsets, never wait.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from contextvars import ContextVar
 CONNECTION_BYTES_MAX = 8 << 20
 SERVER_BYTES_MAX = 256 << 20
 READS_AT_ONCE = 4
-"""The number of answers that a connection prepares at a time; more would delay other
+"""The number of answers that a connection prepares concurrently; more would delay other
 connections.
 """
 
 
 class AnswerBudget:
-    """A server's memory budget for answers, shared by its connections."""
+    """A server's memory budget for answers, shared by all its connections."""
 
     def __init__(
         self,
@@ -43,28 +43,33 @@ class AnswerBudget:
         self.reserved_bytes = 0
         """Bytes reserved for answers in preparation, or held by answers not yet sent."""
         self.waiting_connections: dict[ConnectionBudget, None] = {}
-        """Connections that may have an answer to start, in order of their turns; the first one
-        waits only for the server's budget.
+        """Connections that may have an answer to start, in turn; the first one waits only for the
+        server's budget.
         """
 
     @property
     def is_exhausted(self) -> bool:
-        """True if a connection within its own budget waits because others use up the server's."""
+        """True if a connection that is within its own budget waits because the server's budget is
+        used up.
+        """
         return bool(self.waiting_connections)
 
     def for_connection(self) -> ConnectionBudget:
-        """Return the budget of a new connection."""
+        """Return the budget for a new connection."""
         return ConnectionBudget(self)
 
     def has_room_for(self, size: int) -> bool:
-        """Return True if `size` bytes fit, or if nothing is reserved: a single oversized answer
-        is always allowed.
+        """Return True if `size` bytes fit, or if nothing is reserved, because a single oversized
+        answer is always allowed.
         """
         return self.reserved_bytes + size <= self.bytes_max or not self.reserved_bytes
 
     def start_waiting(self, waiting_connection: ConnectionBudget | None = None) -> None:
-        """Start waiting answers while the budget allows it, one of each connection in turn;
-        `waiting_connection` joins the queue of connections.
+        """
+        Start waiting answers while the budget allows it, one per connection in turn.
+
+        Args:
+            waiting_connection: a connection to add to the queue first.
         """
         if waiting_connection is not None:
             self.waiting_connections.setdefault(waiting_connection)
@@ -88,7 +93,7 @@ class ConnectionBudget:
         self.reserved_bytes = 0
 
     async def reserve(self, size: int) -> None:
-        """Reserve `size` bytes for an answer that is to be prepared; wait until they are free."""
+        """Reserve `size` bytes for an answer, and wait until they are available."""
         if self.try_reserve(size):
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -102,9 +107,7 @@ class ConnectionBudget:
             raise
 
     def try_reserve(self, size: int) -> bool:
-        """Reserve `size` bytes for an answer that is to be prepared; return False if that needs a
-        wait.
-        """
+        """Reserve `size` bytes for an answer, or return False if it would have to wait."""
         server, own_bytes = self._server, self.reserved_bytes
         if (
             self._waiters
@@ -125,19 +128,19 @@ class ConnectionBudget:
         )
 
     def _next_bytes(self) -> int | None:
-        """Return the bytes of the next waiting answer if the connection's own budget allows it."""
+        """Return the size of the next waiting answer if the connection's own budget allows it."""
         while self._waiters and self._waiters[0][1].done():
-            self._waiters.popleft()  # its client has left
+            self._waiters.popleft()  # the client has disconnected
         return self._waiters[0][0] if self._waiters and self._fits(self._waiters[0][0]) else None
 
     def waits_for_server(self) -> bool:
-        """Return True if the next answer waits for nothing but the server's budget."""
+        """Return True if the next answer only waits for the server's budget."""
         size = self._next_bytes()
         return size is not None and not self._server.has_room_for(size)
 
     def start_next(self) -> bool:
-        """Start the connection's next answer if its own budget allows it; return True if another
-        may follow.
+        """Start the next waiting answer if the connection's budget allows it. Return True if more
+        answers are waiting.
         """
         size = self._next_bytes()
         if size is None:
@@ -150,7 +153,7 @@ class ConnectionBudget:
         return bool(self._waiters)
 
     def settle(self, size: int, actual: int) -> None:
-        """Reduce a reservation of `size` bytes to the `actual` bytes of the finished answer."""
+        """Reduce a reservation of `size` bytes to the `actual` size of the finished answer."""
         self._preparing_count -= 1
         server, unused = self._server, size - actual
         self.reserved_bytes -= unused
@@ -182,14 +185,16 @@ class AnswerReservation:
             self._requested = size
 
     def settle(self, count: int) -> None:
-        """Reduce the reservation to the answer's `count` bytes; 0 if the answer failed."""
+        """Reduce the reservation to the answer's size of `count` bytes, which is 0 if the answer
+        failed.
+        """
         if self._requested:
             self._budget.settle(self._requested, count)
             self._requested = 0
             self._reserved = count
 
     def release(self) -> None:
-        """Release everything: the client has received the answer, or has left."""
+        """Release everything, because the client has received the answer or has disconnected."""
         self.settle(0)
         if self._reserved:
             self._budget.release(self._reserved)
@@ -200,7 +205,7 @@ _current: ContextVar[AnswerReservation | None] = ContextVar("answer reservation"
 
 
 def begin_answer(budget: ConnectionBudget) -> AnswerReservation:
-    """Begin an answer that the running task prepares; `reserve_bytes` reserves bytes for it."""
+    """Begin an answer in the current task, so that `reserve_bytes` can reserve bytes for it."""
     reservation = AnswerReservation(budget)
     _current.set(reservation)
     return reservation
@@ -208,8 +213,8 @@ def begin_answer(budget: ConnectionBudget) -> AnswerReservation:
 
 async def reserve_bytes(bytes_max: int) -> None:
     """
-    Reserve `bytes_max` bytes for the answer in progress, and wait until they are free; a second
-    call for the same answer does nothing.
+    Reserve `bytes_max` bytes for the answer in progress, and wait until they are available. A
+    second call for the same answer does nothing.
 
     Outside a data plane, for example in the simulation, this never waits.
     """

@@ -26,21 +26,21 @@ from .network import Call, Calling, OnAnswer, OnPart
 from .race import start_task
 
 WAIT_MS_MAX = 60_000
-"""The longest wait, in milliseconds, for which a throttled call's deadline is extended at a
-time.
+"""The maximum time in milliseconds by which the deadline of a throttled call is extended at
+once.
 """
 _NEVER = float("inf")
 
 _FETCHES = frozenset({Pull, PullShared, Read})
-"""Kinds of frames that may be long polls: a cheap check before `is_long_poll`."""
+"""Kinds of frames that may be long polls, for a cheap check before `is_long_poll`."""
 
 
 class DataChannel:
     """
-    Pipelines calls by correlation id; see `network.Channel` for the contract.
+    A channel that pipelines calls by correlation id; see `network.Channel` for the contract.
 
     Args:
-        on_throttled: called when the broker reports that calls wait because of a limit.
+        on_throttled: called when the broker reports that calls are waiting because of a limit.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class DataChannel:
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, Call] = {}
         self._deadlines: dict[int, float] = {}
-        """The deadline of each pending call, by the loop's clock."""
+        """The deadline of each pending call, in the event loop's time."""
         self._next_expiry = _NEVER
-        """When `_fail_overdue` is called: at the earliest of these deadlines, or before it."""
+        """When `_fail_overdue` is called next: at the earliest deadline, or before it."""
         self._timer: asyncio.TimerHandle | None = None
         self._on_throttled = on_throttled
         self._next_id = itertools.count(1).__next__
         self._close_reason: str | None = None
         self.closed = False
-        """True once it can carry no more calls."""
+        """True once the channel can carry no more calls."""
         self.gather = socket.gather
         self.flush = socket.flush
         """See `network.Gathering`."""
         self._watchdog: SilenceWatchdog | None = None
         self._has_received = False
         self._broker_reason = ""
-        """Why the broker closes the connection, if it has said so."""
+        """Why the broker is closing the connection, if it has said so."""
         socket.on_frame = self._on_frame
         self._reader = start_task(self._read(), name=f"channel {address}")
 
@@ -77,11 +77,11 @@ class DataChannel:
         self, is_answering: Callable[[], Awaitable[bool]], silence_timeouts: SilenceTimeouts
     ) -> None:
         """
-        Watch for silence from now on, and close the channel if the broker is lost; see
+        Start to watch for silence, and close the channel if the connection is lost; see
         `liveness.silence`.
 
         Args:
-            is_answering: returns whether the broker answers on a new connection.
+            is_answering: returns True if the broker answers on a new connection.
             silence_timeouts: shared by all connections of the client.
         """
         self._has_received = False
@@ -99,7 +99,7 @@ class DataChannel:
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
     ) -> tuple[Answer, memoryview]:
-        """See `network.Channel.call`; a frame over the limit is a MessageTooLargeError."""
+        """See `network.Channel.call`. Raises MessageTooLargeError for a frame over the limit."""
         return await self.begin(request, payload, timeout_ms=timeout_ms)
 
     def begin(
@@ -143,7 +143,7 @@ class DataChannel:
         self._timer = self._loop.call_at(at_s, self._fail_overdue)
 
     def _fail_overdue(self) -> None:
-        """Fail the calls whose deadline has passed. One timer serves all calls, because nearly
+        """Fail the calls whose deadline has passed. One timer serves all calls, because almost
         every call is answered earlier.
         """
         now_s = self._loop.time()
@@ -162,8 +162,8 @@ class DataChannel:
             self._schedule_expiry(min(self._deadlines.values()))
 
     def _on_frame(self, data: bytearray) -> bool:
-        """Handle a frame from the broker as it arrives; return False if it cannot be decoded, so
-        that `_read` closes the channel.
+        """Handle an incoming frame from the broker. Return False if it cannot be decoded, so that
+        `_read` closes the channel.
         """
         try:
             correlation_id, answer, payload = decode_answer(data)
@@ -188,8 +188,8 @@ class DataChannel:
         return True
 
     async def _read(self) -> None:
-        """Wait for the end of the connection, and fail all pending calls. It also handles frames
-        that arrived before `on_frame` was set, and those that cannot be decoded.
+        """Read until the connection ends, and then fail all pending calls. This also handles frames
+        that arrived before `on_frame` was set, and frames that cannot be decoded.
         """
         reason = ""
         try:
@@ -230,7 +230,7 @@ class DataChannel:
         self._on_throttled(throttled)
 
     async def close(self) -> None:
-        """Close the connection; pending calls fail with OutcomeUnknownError."""
+        """Close the connection. Pending calls fail with OutcomeUnknownError."""
         self._close_reason = self._close_reason or "closed on this side"
         self.closed = True
         self._reader.cancel()

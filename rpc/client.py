@@ -1,5 +1,5 @@
-"""Clients of metaservers and brokers: control calls by endpoint, and a data channel that is
-reopened automatically.
+"""Clients for metaservers and brokers: control calls by endpoint, and a data channel that reopens
+automatically.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ from .network import Channel, Network
 T = TypeVar("T")
 CREATION_PAUSE_S = 0.2
 CREATION_STALLED_S = 60.0
-"""Seconds after which the creation of a subject counts as stalled if no further partition was
-hosted.
+"""The time in seconds after which the creation of a subject counts as stalled if no further
+partition was hosted.
 """
 REPEATABLE = frozenset({CancelScheduled, ListParked, Read, ReadEdited, ReadParked})
-"""Idempotent frames that are retried here, because no loop of a client retries them."""
+"""Idempotent frames that are retried here, because clients have no retry loop for them."""
 PULL_TURN_MS = 500
-"""Milliseconds that a pull waits at a broker while other pulls of this client wait for their turn.
+"""The time in milliseconds that a pull waits at a broker while other pulls of this client wait for
+their turn.
 """
 
 
 async def _retry_until_created(call: Callable[[], Awaitable[T]]) -> T:
     """
-    Repeat a call until the subject is created, and return its answer.
+    Repeat a call until the subject has been created, and return the answer.
 
     Raises:
-        UnfinishedError: no further partition was hosted for CREATION_STALLED_S; the metaserver
-            continues the creation.
+        UnfinishedError: no further partition was hosted for CREATION_STALLED_S. The metaserver
+            continues with the creation.
     """
     now_s = asyncio.get_running_loop().time
     hosted_count, progressed_at_s = -1, now_s()
@@ -82,18 +83,18 @@ class MetaClient(Metaservers):
     """
     Calls one of several metaservers; see `Metaservers`.
 
-    Most calls are `meta.call(endpoints.SUBJECT, subject=name)`; only calls that need more have a
-    method.
+    Most calls look like `meta.call(endpoints.SUBJECT, subject=name)`; only calls that need more
+    have their own method.
     """
 
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
         """
-        Report a broker.
+        Send a broker's heartbeat.
 
         Args:
-            within_ms: limit of the time for trying all metaservers, even if each of them hangs.
+            within_ms: the time limit for trying all metaservers, even if each of them hangs.
         """
         timeout_ms = self._timeout_ms
         if within_ms is not None:
@@ -101,13 +102,13 @@ class MetaClient(Metaservers):
         return await self.call(endpoints.BROKER_HEARTBEAT, body, timeout_ms=timeout_ms)
 
     async def create_subject(self, body: CreateSubject) -> SubjectView:
-        """Create a subject, and wait until its partitions are hosted; a repeated call with the same
-        settings changes nothing.
+        """Create a subject, and wait until its partitions are hosted. Repeating the call with the
+        same settings has no effect.
         """
         return await _retry_until_created(partial(self.call, endpoints.CREATE_SUBJECT, body))
 
     async def hide_subject(self, subject: str, body: HideSubject) -> SubjectView:
-        """Create a hidden subject, like `create_subject`."""
+        """Create a hidden subject in the same way as `create_subject`."""
         return await _retry_until_created(
             partial(self.call, endpoints.HIDE_SUBJECT, body, subject=subject)
         )
@@ -122,11 +123,12 @@ class MetaClient(Metaservers):
         subject_id: int = 0,
     ) -> Route:
         """
-        Return the route; wait up to `wait_ms` for a version above `known_version`.
+        Return the route. Waits up to `wait_ms` for a version above `known_version`.
 
         Args:
-            order_strategy: the expected order strategy; None: it is not checked.
-            subject_id: id from the known route; a later subject of the same name is refused.
+            order_strategy: the expected order strategy; None skips the check.
+            subject_id: the id from the known route, so that a later subject with the same name is
+                refused; 0 accepts any.
         """
         query = {
             "known_version": known_version,
@@ -144,8 +146,8 @@ class MetaClient(Metaservers):
         order_strategy: OrderStrategy | None = None,
         subject_id: int = 0,
     ) -> Route:
-        """Return the route for a producer; an unknown subject is created if the metaserver allows
-        it. A subject whose `subject_id` is given is not created again.
+        """Return the route for a producer. An unknown subject is created if the metaserver allows
+        it, unless `subject_id` is given.
         """
         fetch = partial(self.route, subject, order_strategy=order_strategy, subject_id=subject_id)
         try:
@@ -170,13 +172,13 @@ class MetaClient(Metaservers):
 
 class BrokerClient:
     """
-    Calls one broker; its channel is opened by the first data call, and again after it broke.
+    Calls one broker. The first data call opens the channel, which is reopened after it breaks.
 
     A control call is `broker.control(endpoints.PARTITION, id=partition_id)`, a data call
     `broker.call(Pull(…))`.
 
     Args:
-        on_opening: called with this client before a channel is opened.
+        on_opening: called with this client before it opens a channel.
     """
 
     def __init__(
@@ -194,17 +196,19 @@ class BrokerClient:
         self._channel: Channel | None = None
         self._open_lock = asyncio.Lock()
         self._opening_calls = 0
-        """Number of calls that hold the lock or wait for it."""
+        """The number of calls that hold the lock or wait for it."""
         self._pulls = asyncio.Semaphore(PULLS_AT_ONCE_MAX)
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no open channel and no call waits for one."""
+        """True if no channel is open and no call is waiting for one."""
         return not self._opening_calls and (self._channel is None or self._channel.closed)
 
     @property
     def live_channel(self) -> Channel | None:
-        """The channel if it is open and nobody is waiting for it, else None: use `channel()`."""
+        """The channel if it is open and no call is waiting for it, otherwise None; then use
+        `channel()`.
+        """
         channel = self._channel
         return None if channel is None or channel.closed or self._opening_calls else channel
 
@@ -212,13 +216,13 @@ class BrokerClient:
         """Return the open channel. Raises NotSentError."""
         if (live_channel := self.live_channel) is not None:
             return live_channel
-        # While other calls wait, even an open channel is returned only in turn: no call overtakes
-        # them.
+        # While other calls wait, even an open channel is handed out in turn, so that no call
+        # overtakes them.
         self._opening_calls += 1
         try:
             async with self._open_lock:
                 if self._channel is None or self._channel.closed:
-                    self._channel = None  # releases the buffers of a closed connection
+                    self._channel = None  # release the buffers of a closed connection
                     self._on_opening(self)
                     opening = self._network.open_channel(self.address, timeout_ms=self._timeout_ms)
                     self._channel = await opening
@@ -230,7 +234,7 @@ class BrokerClient:
         self, request: Request, payload: bytes = b"", *, wait_ms: int = 0
     ) -> tuple[Answer, memoryview]:
         """Make one data call. At most `PULLS_AT_ONCE_MAX` long polls are sent at a time; while
-        others wait here, each waits at the broker for `PULL_TURN_MS` at most.
+        others wait here, each of them waits at the broker for at most `PULL_TURN_MS`.
         """
         if not is_long_poll(request):
             return await self._call(request, payload, wait_ms)
@@ -249,8 +253,8 @@ class BrokerClient:
         try:
             return await channel.call(request, payload, timeout_ms=timeout_ms)
         except UnreachableError:
-            # A reused connection may have been dead unnoticed, for example because the broker's
-            # machine was restarted.
+            # A reused connection may be dead without anyone having noticed, for example because the
+            # broker's machine was restarted.
             if (
                 channel is not reused_channel
                 or not channel.closed
@@ -260,7 +264,7 @@ class BrokerClient:
         return await (await self.channel()).call(request, payload, timeout_ms=timeout_ms)
 
     async def partitions(self) -> PartitionStatusList:
-        """Return all partitions that the broker hosts, read page by page."""
+        """Return all partitions that the broker hosts. They are fetched page by page."""
         all_pages = page = await self.control(endpoints.PARTITIONS)
         while page.more_after is not None:
             page = await self.control(endpoints.PARTITIONS, query={"after": page.more_after})
@@ -289,11 +293,11 @@ class BrokerClient:
         Make one control call.
 
         Args:
-            query: query parameters; those that are None are omitted.
-            names: values for the names in braces in the path.
+            query: query parameters; None values are omitted.
+            names: values for the placeholders in the path.
 
         Raises:
-            KeylaneError: the broker's refusal, or the reason why there is no answer.
+            KeylaneError: the broker refused the call, or there was no answer.
         """
         return await call_control(
             self._network,

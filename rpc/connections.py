@@ -1,4 +1,6 @@
-"""A client's connections: its network, and a `BrokerClient` for each broker that it has called."""
+"""The connections of a client: its network, and a `BrokerClient` for each broker that it has
+called.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,11 @@ from .unclosed import creation_place
 WAIT_S_MAX = 86_400
 READY_POLL_S = 0.1
 AT_ONCE_MAX = 64
-"""The largest number of concurrent HTTP calls of one `gather_limited`; each uses a connection, and
+"""The maximum number of concurrent HTTP calls in one `gather_limited`. Each uses a connection, and
 a server accepts 1,000 from all clients together.
 """
 PRUNE_MIN = 16
-"""Idle broker clients are dropped only when there are more clients than this."""
+"""Idle broker clients are only dropped if there are more clients than this."""
 A = TypeVar("A")
 R = TypeVar("R")
 
@@ -45,20 +47,22 @@ async def _no_op() -> None:
 
 class BrokerClients:
     """
-    The clients of brokers by address.
+    The broker clients by address.
 
-    Brokers may return at other addresses, for example in containers, so idle clients are dropped
+    Brokers may come back at other addresses, for example in containers, so idle clients are dropped
     from time to time when new ones are added.
     """
 
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[str, BrokerClient] = WeakValueDictionary()
         self._active: dict[str, BrokerClient] = {}
-        """Strong references to the clients that have a connection, or had one recently."""
+        """Strong references to the clients that have or recently had a connection."""
         self._prune_at = PRUNE_MIN
 
     def at(self, network: Network, address: str, *, timeout_ms: int) -> BrokerClient:
-        """Return the client of the broker at `address`: the same object while anyone uses it."""
+        """Return the client for the broker at `address`; it stays the same object while anyone uses
+        it.
+        """
         client = self._clients.get(address)
         if client is None:
             if len(self._active) >= self._prune_at:
@@ -86,16 +90,17 @@ class BrokerClients:
 
 class Connections:
     """
-    The network and the broker clients of one client; they are opened in a running event loop.
+    The network and the broker clients of one client, which are opened in a running event loop.
 
     Args:
-        network: network to use; None: each opening uses its environment's, or creates a real one
-            and closes it.
-        timeout_ms: timeout of a call to a broker.
-        what: the kind of client, for error texts.
-        token: token to send to metaservers on a real network; None: the environment's, if any.
-        wait_s: seconds for which `wait_for` waits.
-        tls: TLS settings for a real network; None: those of the process's environment.
+        network: the network to use. If None, each opening uses the network of its environment, or
+            creates a real one and closes it later.
+        timeout_ms: the timeout of a call to a broker.
+        what: the kind of client, for error messages.
+        token: the token to send to metaservers on a real network; None uses that of the
+            environment, if any.
+        wait_s: how many seconds `wait_for` waits.
+        tls: TLS settings for a real network; None uses those of the process's environment.
     """
 
     def __init__(
@@ -137,14 +142,16 @@ class Connections:
         self.network: Network | None = None
         """The network in use; None while the client is not open."""
         self._close_requested = asyncio.Event()
-        """Set when the client is to be closed, perhaps while it is still being opened."""
+        """Set when the client should be closed, possibly while it is still being opened."""
         self._throttled_ms = 0
-        """Milliseconds for which calls were throttled on earlier networks, which are closed."""
+        """The time in milliseconds that calls were throttled on earlier networks, which are
+        closed.
+        """
 
     def open(self, on_fork: Callable[[], None] = lambda: None) -> Network:
         """
-        Open the client in the running event loop; `on_fork` is called in the child when this
-        process forks.
+        Open the client in the running event loop. `on_fork` is called in the child if this process
+        forks.
 
         Raises:
             UsageError: the client is open already, or no event loop is running.
@@ -169,7 +176,7 @@ class Connections:
 
     @property
     def throttled_ms(self) -> int:
-        """Milliseconds for which servers have throttled calls because of a quota."""
+        """The total time in milliseconds that servers have throttled calls because of quotas."""
         network = self._own_network
         return self._throttled_ms + (0 if network is None else network.throttling.waited_ms)
 
@@ -216,29 +223,31 @@ class Connections:
 
     @property
     def wanted(self) -> bool:
-        """False from a call of `request_close` until the client is opened again."""
+        """False after `request_close` is called, until the client is opened again."""
         return not self._close_requested.is_set()
 
     def request_close(self) -> None:
-        """Cancel `wait_for`, because the client is to be closed; from now on `check` raises."""
+        """Cancel `wait_for` because the client is about to be closed; from now on, `check` raises
+        an error.
+        """
         self._close_requested.set()
 
     def check(self) -> None:
         """
-        Check that the client is open and not being closed, and that the caller runs in the event
-        loop in which it was opened.
+        Check that the client is open and not being closed, and that the caller runs in the client's
+        event loop.
 
         Raises:
             ClosedError: the client is not open, or is being closed.
-            UsageError: the caller runs elsewhere.
+            UsageError: the caller does not run in the client's event loop.
         """
         self.loop_binding.check()
         if not self.wanted:
             raise ClosedError(f"the {self._client_kind} is being closed")
 
     def broker_at(self, address: str) -> BrokerClient:
-        """Return the client of the broker at `host:port`: the same object while anyone uses it.
-        Raises ClosedError.
+        """Return the client for the broker at `host:port`; it stays the same object while anyone
+        uses it. Raises ClosedError.
         """
         if self.network is None:  # closed while the caller waited
             self.loop_binding.check()
@@ -247,8 +256,8 @@ class Connections:
 
     async def close(self) -> None:
         """
-        Close every connection, but not a network that was passed in; do nothing if the client is
-        not open.
+        Close every connection, except a network that was passed in. Do nothing if the client is not
+        open.
 
         Raises:
             UsageError: the client was opened in another event loop.
@@ -268,13 +277,13 @@ class Connections:
 
 async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
     """
-    Wait up to `wait_s` seconds for a metaserver that is ready; after that, one that answers is
-    enough.
+    Wait up to `wait_s` seconds for a metaserver to become ready. After that, any metaserver that
+    answers is enough.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver has answered in this time.
+        NotSentError, OutcomeUnknownError: no metaserver answered in this time.
         KeylaneError: an error that waiting cannot resolve, such as another program at the address;
-            it is raised at once.
+            raised immediately.
     """
     last_error: KeylaneError | None = OutcomeUnknownError.of_read(
         f"no metaserver answered within {wait_s:g} s"
@@ -296,8 +305,8 @@ async def wait_until_ready(meta: MetaClient, wait_s: float) -> None:
 
 
 async def gather_limited(call: Callable[[A], Awaitable[R]], arguments: Iterable[A]) -> list[R]:
-    """Return the results of an HTTP call for each argument, at most AT_ONCE_MAX at a time; after
-    the first error, cancel the other calls and raise it.
+    """Return the results of an HTTP call for each argument, with at most AT_ONCE_MAX calls at a
+    time. After the first error, cancel the other calls and raise the error.
     """
     semaphore = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -317,13 +326,13 @@ async def gather_limited(call: Callable[[A], Awaitable[R]], arguments: Iterable[
 
 async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Finish short `work` even if the caller is cancelled meanwhile, or the event loop is shut down.
+    Finish some short `work` even if the caller is cancelled or the event loop shuts down meanwhile.
 
-    Otherwise a client whose opening failed could never be opened again if it was cancelled during
-    the cleanup.
+    Otherwise, a client that failed to open and was cancelled during the cleanup could never be
+    opened again.
 
     Args:
-        work: function that may be called again; see `finish_despite_cancel`.
+        work: a function that may be called repeatedly; see `finish_despite_cancel`.
     """
     task = start_closing_task(finish_despite_cancel(work))
     cancelled: asyncio.CancelledError | None = None
@@ -339,14 +348,14 @@ async def clean_up(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 async def finish_despite_cancel(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """
-    Await `work()`, and await it again if the task is cancelled meanwhile; the cancellation is
+    Await `work()`, and await it again if the task is cancelled meanwhile. The cancellation is
     swallowed.
 
-    This is for tasks that only the shutdown of the event loop cancels: `asyncio.run` cancels all
-    remaining tasks once, and waits for them.
+    This is for tasks that are only cancelled when the event loop shuts down: `asyncio.run` cancels
+    all remaining tasks once, and waits for them.
 
     Args:
-        work: function that, when it is called again, continues where an earlier call was cancelled.
+        work: a function that continues where an earlier call was cancelled.
     """
     try:
         await work()

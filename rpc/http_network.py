@@ -1,8 +1,8 @@
-"""The real network: aiohttp sessions for control calls and data-plane connections.
+"""The real network, which uses aiohttp sessions for control calls and data-plane connections.
 
-An address is `host:port`; with a certificate authority every connection uses TLS. A network with
-credentials sends them to servers (`access.client_credentials`). aiohttp pools the connections of
-control calls; redirects and proxies are not used.
+An address is `host:port`. With a certificate authority, every connection uses TLS. A network with
+credentials sends them to servers (`access.client_credentials`). aiohttp pools the connections for
+control calls. Redirects and proxies are not used.
 """
 
 from __future__ import annotations
@@ -68,23 +68,27 @@ from .unclosed import watch_network
 
 T = TypeVar("T")
 REUSED_SECONDS = 4.0
-"""Seconds after which an idle connection is not reused for control calls, because a proxy may have
-forgotten it.
+"""The time in seconds after which an idle connection is not reused for control calls, because a
+proxy may have dropped it.
 """
 ALIVE_SECONDS = 3.0
-"""Timeout of the probe on a new connection when a broker is silent on another one."""
+"""The timeout in seconds of the probe on a new connection when a broker is silent on another
+one.
+"""
 CONNECT_SECONDS = 3.0
-"""Seconds within which a running machine accepts a connection, even if the first packet is lost."""
+"""The time in seconds in which a running machine accepts a connection, even if the first packet is
+lost.
+"""
 TLS_END_SECONDS = 0.02
-"""Seconds to wait for closed TLS connections, which need some iterations of the event loop; aiohttp
-does not wait for them.
+"""The time in seconds to wait for TLS connections to close, which takes some iterations of the
+event loop; aiohttp does not wait for them.
 """
 CAPABILITY_TIMEOUT_MS = 3_000
 UNAUTHENTICATED, DENIED = 401, 403
 """HTTP statuses of access control."""
 ADDRESSES_KNOWN_MAX = 10_000
-"""The number of addresses that are remembered: more than a cluster has servers, because these may
-return at other addresses.
+"""The maximum number of addresses that are remembered. It exceeds the number of servers in a
+cluster, because servers may come back at other addresses.
 """
 _NO_CONNECTION = (
     aiohttp.ClientConnectorError,
@@ -96,17 +100,18 @@ _NO_CONNECTION = (
 
 class HttpNetwork:
     """
-    See `network.Network` for the contract. Create it inside a running event loop.
+    The network over aiohttp; see `network.Network` for the contract. Create it inside a running
+    event loop.
 
     Args:
-        tls: TLS settings; None: connections do not use TLS.
-        token: the client's token; None: the environment's, if any.
-        identity: credentials that a server sends instead of a token.
-        by_certificate: True if metaservers may identify a client without a token by its
+        tls: TLS settings; None for connections without TLS.
+        token: the client's token; None uses that of the environment, if any.
+        identity: the credentials that a server program sends instead of a token.
+        by_certificate: True if metaservers may identify a client that has no token by its
             certificate.
-        follows_files: True if later connections use replaced files of `tls` without `renew`.
-        owner: the client of a program that uses the network, for the warning that it was not
-            closed.
+        follows_files: True if later connections use replaced files of `tls` without a call to
+            `renew`.
+        owner: the client that uses the network, for the warning that it was not closed.
 
     Raises:
         ConfigError: a file of `tls` or the token cannot be used.
@@ -140,31 +145,33 @@ class HttpNetwork:
         self._renewal_tasks: set[asyncio.Task[None]] = set()
         self._session = _create_session(keepalive_timeout=REUSED_SECONDS)
         self._unpooled_session: aiohttp.ClientSession | None = None
-        """The session that uses a new connection for each request; created when it is needed."""
+        """The session that uses a new connection for each request. Created when needed."""
         self._sessions = [self._session]
         self._unclosed = watch_network(self, self._sessions, owner) if owner else None
         self._silence_timeouts = SilenceTimeouts()
         self.throttling = Throttling()
         self._answering_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
-        """Addresses that have answered before: even if no answer arrives, a call to one of them may
-        have been executed.
+        """Addresses that have answered before. A call to one of them may have been executed even if
+        no answer arrives.
         """
         self._disconnected_addresses = RecentNames(ADDRESSES_KNOWN_MAX)
-        """Addresses that have closed a connection since their last answer."""
+        """Addresses that have closed a connection since they last answered."""
 
     def add_metaservers(self, addresses: Sequence[str]) -> None:
-        """Send the token itself to these metaservers; see `network.KnowsMetaservers`."""
+        """Allow the token itself to be sent to these metaservers; see
+        `network.KnowsMetaservers`.
+        """
         if self._credentials is not None:
             self._credentials.add_metaservers(addresses)
 
     async def open_channel(self, address: str, *, timeout_ms: int) -> DataChannel:
         """
-        Return a channel to the broker at `address`, on which the client is authenticated.
+        Return an authenticated channel to the broker at `address`.
 
         Raises:
             NotSentError: the broker cannot be reached.
-            VersionError: client and broker are more than one minor version apart.
-            UnauthenticatedError: the token is refused.
+            VersionError: the client and the broker are more than one minor version apart.
+            UnauthenticatedError: the token was refused.
             ConfigError: the token cannot be read.
         """
         if self._credentials is None:
@@ -191,8 +198,8 @@ class HttpNetwork:
         address: str,
         timeout_ms: int,
     ) -> None:
-        """Authenticate the client on a channel, with a newer capability if the first is refused,
-        and start the task that does so again before the capability expires.
+        """Authenticate the client on a channel, with a newer capability if the first one is
+        refused. Start the task that reauthenticates before the capability expires.
         """
         challenged, _ = await channel.call(Challenge(), timeout_ms=timeout_ms)
         assert isinstance(challenged, Challenged)
@@ -233,7 +240,7 @@ class HttpNetwork:
             raise refused_token_error(error, self._token_source) from error
 
     def _check_open(self) -> None:
-        """Raise ClosedError if the network was closed, for example by another task of the
+        """Raise ClosedError if the network has been closed, for example by another task of the
         client.
         """
         if self._session.closed:
@@ -282,8 +289,8 @@ class HttpNetwork:
         return self._unpooled_session
 
     async def _is_answering(self, address: str) -> bool:
-        """Return True if a keylane server answers on a new connection, with whatever status; a
-        proxy's own answer does not count.
+        """Return True if a keylane server responds on a new connection, with any status. An answer
+        from a proxy does not count.
         """
         try:
             async with self._get_unpooled_session().get(
@@ -309,7 +316,7 @@ class HttpNetwork:
         new_connection: bool = False,
     ) -> T:
         """See `network.Network.control`. Also raises MessageTooLargeError for a body over the
-        limit, and StoryError for the address of a virtual server.
+        limit, and StoryError for the address of a server in a virtual cluster.
         """
         refuse_virtual_address(address)
         identity = self._credentials
@@ -375,7 +382,7 @@ class HttpNetwork:
             ) from cause(error)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise await self._failure_error(address, method, path, error) from cause(error)
-        if status == 200:  # otherwise the server's own error says more
+        if status == 200:  # otherwise the server's own error is more specific
             _check_server_version(version, method)
         try:
             if status == 200:
@@ -392,11 +399,11 @@ class HttpNetwork:
     async def _failure_error(
         self, address: str, method: str, path: str, error: Exception
     ) -> NotSentError | OutcomeUnknownError | ForeignServerError:
-        """Return the error for a call whose connection failed, or whose answer is not HTTP."""
+        """Return the error for a call whose connection failed or whose answer is not HTTP."""
         may_be_done = address in self._answering_addresses and method != aiohttp.hdrs.METH_GET
         problem = await self._tls_problem(address, error)
-        # A TLS alert proves that nothing was done. A probe made afterwards does not, because the
-        # call may have used an older connection.
+        # A TLS alert proves that nothing was done. A later probe does not, because the call may
+        # have used an older connection.
         if problem is not None and (not may_be_done or tls_problem(address, error) is not None):
             return problem
         if problem is None and isinstance(error, aiohttp.ClientResponseError):
@@ -408,15 +415,16 @@ class HttpNetwork:
         self, address: str, path: str, *, timeout_ms: int, statuses: Container[int] = (200,)
     ) -> tuple[str, str]:
         """
-        GET a text, such as a server's metrics; credentials are sent only if the server requires
+        GET a text, such as a server's metrics. Credentials are only sent if the server requires
         them.
 
         Returns:
-            The text, and the response's Date header: the server's clock in whole seconds.
+            The text, and the Date header of the response, which is the server's clock in whole
+            seconds.
 
         Raises:
-            NotSentError, OutcomeUnknownError, ForeignServerError: as for `control`, or the status
-                is not in `statuses`.
+            NotSentError, OutcomeUnknownError, ForeignServerError: as for `control`, or because the
+                status is not in `statuses`.
             UnauthenticatedError, AccessDeniedError: this client may not read it.
         """
         text, date, status = await self._request_text(address, path, timeout_ms, None)
@@ -440,7 +448,7 @@ class HttpNetwork:
     async def _request_text(
         self, address: str, path: str, timeout_ms: int, bearer: str | None
     ) -> tuple[str, str, int]:
-        """Return the text, the Date header and the status. Raises NotSentError,
+        """Return the text, the Date header and the status. Raises NotSentError or
         ForeignServerError.
         """
         refuse_virtual_address(address)
@@ -462,23 +470,24 @@ class HttpNetwork:
             ) from cause(error)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the TLS files again for later connections; if that raises ConfigError, the old ones
-        remain in use.
+        """Reload the TLS files for later connections. If that raises ConfigError, the old ones stay
+        in use.
         """
         if self._tls_contexts is not None:
             self._tls_contexts.renew(tls)
 
     def _tls_of(self, address: str) -> ssl.SSLContext | bool:
-        """Return the `ssl` argument for aiohttp's requests to an address."""
+        """Return the `ssl` argument of an aiohttp request to an address."""
         return True if self._tls_contexts is None else self._tls_contexts.of(address)
 
     def _record_response(self, address: str) -> None:
+        """Record that this address has answered."""
         self._answering_addresses.add(address)
         self._disconnected_addresses.discard(address)
 
     async def _tls_problem(self, address: str, error: Exception) -> NotSentError | None:
-        """Return the TLS problem that explains a failed connection, or None if there is none; this
-        may probe the server.
+        """Return the TLS problem that explains why a connection failed, or None if it was not TLS.
+        May probe the server.
         """
         problem = tls_problem(address, error)
         if problem is None and is_disconnect(error) and self._should_probe(address):
@@ -488,10 +497,10 @@ class HttpNetwork:
 
     def _should_probe(self, address: str) -> bool:
         """
-        Return True if it is worth a second to find out why a server has closed a connection.
+        Return True if it is worth a second to find out why a server closed a connection.
 
         An address that has answered before is not probed the first time, because most servers that
-        close a connection are just being stopped.
+        close a connection are simply stopping.
         """
         if address not in self._answering_addresses:
             return True
@@ -502,7 +511,7 @@ class HttpNetwork:
         return is_repeated or bool(self._tls_contexts.own_certificate_problem())
 
     def _explain(self, problem: NotSentError | None) -> NotSentError | None:
-        """Return the problem; if the server refuses this client's certificate, say what is wrong
+        """Return the problem. If the server refuses this client's certificate, say what is wrong
         with it.
         """
         is_refused = problem is not None and problem.reason is Reason.CLIENT_CERTIFICATE
@@ -520,7 +529,7 @@ class HttpNetwork:
         )
 
     async def close(self) -> None:
-        """Close the sessions with their connections, and stop renewing capabilities."""
+        """Close the sessions and their connections, and stop renewing capabilities."""
         for task in list(self._renewal_tasks):
             task.cancel()
         await asyncio.gather(*self._renewal_tasks, return_exceptions=True)
@@ -538,8 +547,8 @@ def client_network(
     tls: TlsSettings | None = None, token: str | TokenSource | None = None, *, owner: str = ""
 ) -> HttpNetwork:
     """
-    Return a client's network with this TLS and token, or else with those that the environment
-    names (KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE). `owner`: see HttpNetwork.
+    Return a client's network with these TLS settings and this token, or with those from the
+    environment (KEYLANE_TLS_CA, KEYLANE_TOKEN_FILE). See HttpNetwork for `owner`.
 
     Raises:
         ConfigError: a TLS file or the token cannot be used.
@@ -555,9 +564,7 @@ def client_network(
 
 
 def _create_session(**connections: Any) -> aiohttp.ClientSession:
-    """Return a session whose connector gets these arguments, in addition to those of all
-    sessions.
-    """
+    """Return a session whose connector gets these arguments in addition to the defaults."""
     connector = aiohttp.TCPConnector(
         limit=0, resolver=HostNames(), socket_factory=watched_socket, **connections
     )
@@ -565,8 +572,8 @@ def _create_session(**connections: Any) -> aiohttp.ClientSession:
 
 
 def _client_timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
-    """Return aiohttp's timeouts for a call, without rounding those above 5 s up to a whole second:
-    heartbeats need exact ones.
+    """Return aiohttp's timeouts for a call. They are exact, as heartbeats need; by default aiohttp
+    rounds timeouts above 5 s up to a whole second.
     """
     return aiohttp.ClientTimeout(
         total=timeout_ms / 1000, sock_connect=CONNECT_SECONDS, ceil_threshold=math.inf
@@ -574,8 +581,8 @@ def _client_timeout(timeout_ms: int) -> aiohttp.ClientTimeout:
 
 
 def _encode_body(call: str, body: object, query: Mapping[str, str] | None) -> bytes:
-    """Return the bytes of a body. Raises MessageTooLargeError, or InvalidRequestError if a text of
-    the body or the query has a lone surrogate.
+    """Return the encoded body. Raises MessageTooLargeError, or InvalidRequestError if a text in the
+    body or query has a lone surrogate.
     """
     try:
         encoded = b"" if body is None else encode_json(body)
@@ -598,11 +605,11 @@ def _request_headers(bearer: str | None) -> dict[str, str]:
 
 def _check_server_version(version: str | None, method: str) -> None:
     """
-    Check the version of a server that has answered a call; a proxy's answer has no version.
+    Check the version of the server that answered a call. An answer from a proxy has no version.
 
     Raises:
-        VersionError: the versions are too far apart; its fate is UNKNOWN if the call may have
-            changed something.
+        VersionError: the versions are too far apart. The error's fate is UNKNOWN if the call may
+            have changed something.
     """
     if version is None:
         return

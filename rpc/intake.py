@@ -1,4 +1,4 @@
-"""Limits plain HTTP callers of a server: the time for each part of a request, and the number of
+"""Limits the plain HTTP callers of a server: the time for each part of a request, and the number of
 connections.
 
     accepted ─▶ below the limit? ─no─▶ close the oldest unidentified connection, or answer 503
@@ -9,13 +9,12 @@ connections.
 
 Invariants
     A connection that does not send complete request headers in time is closed, even if it is idle.
-    A data-plane connection counts until its upgrade is done; after that it has its own limits.
-    A call that changes nothing is cancelled when its client disconnects: otherwise clients that
-    connect and leave could accumulate long polls without limit. A call that changes something runs
-    to its end.
-    With access control, unidentified callers take no slot away from identified ones, and a
-    principal with more than an equal share of the slots gives some up for those with less.
-    Connections of the cluster's servers are never closed for others, and need no slot.
+    A data-plane connection counts until its upgrade is done. After that, it has its own limits.
+    A call that changes nothing is cancelled when its client disconnects, so that clients that come
+    and go cannot pile up long polls without limit. A call that changes something runs to its end.
+    With access control, unidentified callers take no slots from identified ones, and a principal
+    with more than its equal share of the slots gives some up to those with less.
+    Connections of the cluster's servers need no slot, and are never closed to make room for others.
 """
 
 from __future__ import annotations
@@ -49,40 +48,44 @@ from .tls.listeners import listen
 from .tls.server_handshakes import TlsHandshakes
 
 REFUSED_S = 0.5
-"""Seconds for which a refused caller may read the answer before its connection is closed."""
+"""The time in seconds that a refused caller has to read the answer before its connection is
+closed.
+"""
 LINGERING_S = 2.0
-"""Seconds for which an unread body is drained; its sender might not read the answer otherwise."""
+"""The time in seconds for which an unread body is drained; otherwise the sender might not read the
+answer.
+"""
 FILES_SHARE = 2
 """Connections use at most 1 / FILES_SHARE of the file descriptors that the process may open; the
-rest is for its data.
+rest is for data.
 """
 UNAUTHENTICATED_SHARE = 16
-"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
-are not identified yet.
+"""With access control, the limit is raised by 1 / UNAUTHENTICATED_SHARE for connections whose
+callers are not identified yet.
 """
 SERVERS_MAX = 1_000
-"""With access control, the number of connections of the cluster's servers that do not count; each
-further one counts.
+"""With access control, the number of connections from the cluster's servers that are exempt from
+the limit.
 """
 ENCODINGS = frozenset({"identity", "gzip", "deflate"})
-"""Values of `Content-Encoding` that bodies may have."""
+"""The accepted values of `Content-Encoding`."""
 
 
 def is_own_error(record: logging.LogRecord) -> bool:
-    """Return True if aiohttp's log record is about an error of keylane. Bytes that are not HTTP are
-    the caller's error, and must not fill the log.
+    """Return True if a record in aiohttp's log is about an error in keylane. Bytes that are not
+    HTTP are the caller's error, and must not fill the log.
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 http_log = logging.getLogger("keylane.rpc.http")
-"""The log to which aiohttp writes."""
+"""The log that aiohttp writes to."""
 http_log.addFilter(is_own_error)
 
 
 def limit_by_open_files(connections: int) -> int:
-    """Return a limit of connections, lowered to what the process's limit of open files allows."""
+    """Return a limit for connections, reduced to what the process's limit for open files allows."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         connections
@@ -93,12 +96,13 @@ def limit_by_open_files(connections: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """The limits of plain HTTP; times are in seconds."""
+    """The limits for plain HTTP; times are in seconds."""
 
     connections_max: int = HTTP_CONNECTIONS_MAX
     head_s: float = 20.0
-    """Time for the headers of a request, and for an idle connection. It is longer than clients keep
-    one (keylane: 4 s, aiohttp: 15 s): no client must send on a connection that is being closed.
+    """The time to send the headers of a request, and the time that a connection may be idle. It is
+    longer than clients keep idle connections (keylane: 4 s, aiohttp: 15 s), so that no client sends
+    on a connection that is being closed.
     """
     body_s: float = 30.0
     answer_s: float = 30.0
@@ -108,7 +112,7 @@ class HttpLimits:
 
 
 class _Handler(web.RequestHandler):
-    """The server's end of a connection; bytes that are not HTTP are answered with a typed error."""
+    """The server's end of a connection. Bytes that are not HTTP are answered with a typed error."""
 
     __slots__ = (
         "_headers_begun",
@@ -130,15 +134,17 @@ class _Handler(web.RequestHandler):
         self._on_refused = on_refused
         self._callers = callers
         self.principal = ""
-        """The principal whose slot it has; "" before the caller is identified, and for servers."""
+        """The principal whose slot the connection has; "" before the caller is identified, and for
+        servers.
+        """
         self._head_s: float = kwargs["keepalive_timeout"]
         self._headers_begun = False
-        """True while a request's headers have arrived in part."""
+        """True while the headers of a request have only arrived in part."""
         self.cancels_on_disconnect = False
-        """True while a call is in progress that is cancelled when the client disconnects."""
+        """True during a call that is cancelled when the client disconnects."""
 
     def force_close(self) -> None:
-        """Close the connection; aiohttp calls this when the headers did not arrive in time."""
+        """Close the connection. aiohttp calls this when the headers did not arrive in time."""
         if self._headers_begun and self.transport is not None and not self.transport.is_closing():
             self._headers_begun = False
             error = InvalidRequestError(
@@ -166,25 +172,25 @@ class _Handler(web.RequestHandler):
 
     def identify_caller(self, principal: str) -> None:
         """
-        Take a slot for the identified caller; "" stands for a server of the cluster.
+        Take a slot for the identified caller, or for a server of the cluster if `principal` is "".
 
         Raises:
             OverloadedError: see `HttpCallers.acquire`.
         """
         if self._callers is None or self.transport is None:
-            return  # a client that has left needs no slot, though its call continues
+            return  # a client that has disconnected needs no slot, though its call continues
         if not principal:
             self._callers.exempt_server(self)
         elif principal != self.principal:
             self._callers.acquire(self, principal)
 
     def release(self) -> None:
-        """Release the connection's slot: it moved to the data plane, or it was closed."""
+        """Release the connection's slot, because it has moved to the data plane or was closed."""
         if self._callers is not None:
             self._callers.release(self)
 
     def evict(self, error: KeylaneError) -> None:
-        """Close the connection in favor of another one, because of `error`."""
+        """Close the connection with `error`, to make room for another one."""
         self._on_refused(error, "connection", self._remote())
         if self.transport is not None:
             self.transport.abort()
@@ -194,8 +200,8 @@ class _Handler(web.RequestHandler):
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def data_received(self, data: bytes) -> None:
-        """Fail the reading of a truncated body at once; aiohttp's parser would report the error
-        only with the next request.
+        """If a body is truncated, fail the read immediately; aiohttp's parser would only report the
+        error with the next request.
         """
         idle = self._current_request is None and not self._messages
         super().data_received(data)
@@ -212,7 +218,7 @@ class _Handler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that are not HTTP with an InvalidRequestError in place of aiohttp's text."""
+        """Answer bytes that are not HTTP with an InvalidRequestError instead of aiohttp's text."""
         response = super().handle_error(request, status, exc, message)
         if status == 500 or not isinstance(response, web.Response):
             return response
@@ -227,25 +233,26 @@ class _Handler(web.RequestHandler):
 
 class HttpCallers:
     """
-    The HTTP connections of a server with access control, and their slots.
+    The HTTP connections of a server that has access control, and their slots.
 
     Args:
-        slots: number of connections of identified callers; servers of the cluster do not count.
+        slots: the number of connections for identified callers; servers of the cluster do not
+            count.
     """
 
     def __init__(self, slots: int) -> None:
         self._slots: ConnectionSlots[_Handler] = ConnectionSlots(slots)
         self._unidentified: dict[_Handler, None] = {}
-        """Connections of unidentified callers, the oldest first."""
+        """Connections of unidentified callers, oldest first."""
         self._servers: set[_Handler] = set()
 
     @property
     def exempt_count(self) -> int:
-        """The number of the cluster servers' connections that do not count."""
+        """The number of connections from the cluster's servers that do not count."""
         return min(len(self._servers), SERVERS_MAX)
 
     def add_unidentified(self, handler: _Handler) -> None:
-        """Add a new connection, whose caller is not identified yet."""
+        """Add a new connection whose caller is not identified yet."""
         self._unidentified[handler] = None
 
     def release(self, handler: _Handler) -> None:
@@ -257,10 +264,10 @@ class HttpCallers:
 
     def acquire(self, handler: _Handler, principal: str) -> None:
         """
-        Give a connection a slot, now that its caller is identified.
+        Give a slot to a connection whose caller is now identified.
 
         Raises:
-            OverloadedError: all slots are taken, and this principal already has its equal share.
+            OverloadedError: all slots are taken, and the principal already has its equal share.
         """
         limit = self._slots.limit
         grant = self._slots.acquire(handler, principal)
@@ -278,7 +285,9 @@ class HttpCallers:
         handler.principal = principal
 
     def exempt_server(self, handler: _Handler) -> None:
-        """Record that a server of the cluster calls: its connection is never closed for another."""
+        """Record that the caller is a server of the cluster, whose connection is never closed to
+        make room for others.
+        """
         self.release(handler)
         self._servers.add(handler)
 
@@ -300,8 +309,8 @@ def take_connection_slot(request: web.Request, principal: str) -> None:
     Take a connection slot for a request whose caller is identified.
 
     Args:
-        principal: the caller's principal; "" stands for a server of the cluster, whose connection
-            is never closed for another one.
+        principal: the caller's principal; "" for a server of the cluster, whose connection is never
+            closed to make room for others.
 
     Raises:
         OverloadedError: see `HttpCallers.acquire`.
@@ -312,8 +321,8 @@ def take_connection_slot(request: web.Request, principal: str) -> None:
 
 
 def release_connection_slot(request: web.Request) -> None:
-    """Release a request's slot: the data plane has taken over its connection, with its own
-    limits.
+    """Release the slot of a request whose connection has been taken over by the data plane, which
+    has its own limits.
     """
     handler = request.protocol
     if isinstance(handler, _Handler):
@@ -323,10 +332,10 @@ def release_connection_slot(request: web.Request) -> None:
 @contextmanager
 def cancelled_on_disconnect(request: web.Request) -> Iterator[None]:
     """
-    Cancel the block when the client disconnects; for calls that change nothing.
+    Cancel the `with` block when the client disconnects. This is for calls that change nothing.
 
     Raises:
-        ClientConnectionResetError: the client has already left.
+        ClientConnectionResetError: the client has already disconnected.
     """
     if request.transport is None:
         raise ClientConnectionResetError("the client has left")
@@ -346,12 +355,13 @@ class LimitedSite(web.BaseSite):
     A listening socket that refuses new connections while there are too many.
 
     Args:
-        limits: limits of each connection, and of their number.
+        limits: the limits for each connection, and for their number.
         exempt: returns the number of open connections that do not count.
-        tls: TLS of the server; None: plain HTTP.
+        tls: the TLS of the server; None for plain HTTP.
         on_refused: called when a caller is refused before it has sent a request, with the error,
-            what the caller attempted, and its host.
-        guarded: True if callers are identified, so that connections have slots; see `HttpCallers`.
+            what the caller attempted, and the caller's host.
+        guarded: True if callers are identified, in which case connections have slots; see
+            `HttpCallers`.
     """
 
     def __init__(
@@ -386,12 +396,12 @@ class LimitedSite(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """URL at which it listens."""
+        """The URL at which the site listens."""
         scheme = "http" if self._ssl_context is None else "https"
         return f"{scheme}://{self._host}:{self._port}"
 
     async def start(self) -> None:
-        """Listen. Raises OSError."""
+        """Start listening. Raises OSError."""
         await super().start()
         if self._handshakes is not None:
             listeners = await listen(
@@ -404,7 +414,7 @@ class LimitedSite(web.BaseSite):
         )
 
     async def stop(self) -> None:
-        """Stop listening; connections in their TLS handshake are closed."""
+        """Stop listening, and close connections that are still in their TLS handshake."""
         await super().stop()
         if self._handshakes is not None:
             await self._handshakes.close()
@@ -416,12 +426,12 @@ class LimitedSite(web.BaseSite):
         limit, exempt_count = connections_max, self._exempt()
         if self._callers is not None:
             # A caller must be identified before it can get another principal's slot. Servers do not
-            # count: otherwise identified callers could use up the limit, and there would be no
-            # unidentified connection to close.
+            # count. Otherwise identified callers could use up the limit, leaving no unidentified
+            # connection to close.
             limit += max(1, connections_max // UNAUTHENTICATED_SHARE)
             exempt_count += self._callers.exempt_count
         is_full = len(server.connections) - exempt_count >= limit
-        # A connection closed here leaves `server.connections` in the loop's next iteration.
+        # A connection that is closed here leaves `server.connections` in the loop's next iteration.
         if is_full and (self._callers is None or not self._callers.close_oldest()):
             return _Refusal(connections_max, self._on_refused)
         return _Handler(
@@ -429,7 +439,7 @@ class LimitedSite(web.BaseSite):
             on_refused=self._on_refused,
             callers=self._callers,
             loop=asyncio.get_running_loop(),
-            # aiohttp uses it for the first request's headers too
+            # aiohttp also uses it for the headers of the first request
             keepalive_timeout=self._limits.head_s,
             lingering_time=LINGERING_S,
             auto_decompress=False,
@@ -446,8 +456,8 @@ def decoded_body(data: bytes, encoding: str) -> bytes:
         encoding: one of `ENCODINGS`.
 
     Raises:
-        InvalidRequestError: the bytes are damaged, truncated, or followed by others.
-        MessageTooLargeError: the result is over `CONTROL_BYTES_MAX` bytes; the rest is not
+        InvalidRequestError: the data is damaged or truncated, or followed by more bytes.
+        MessageTooLargeError: the result exceeds `CONTROL_BYTES_MAX` bytes; the rest is not
             decompressed.
     """
     if encoding == "identity":
@@ -470,7 +480,7 @@ def decoded_body(data: bytes, encoding: str) -> bytes:
 
 
 class _Refusal(asyncio.Protocol):
-    """Answers every connection with one error, and closes it."""
+    """Answers each connection with the same error, and closes it."""
 
     def __init__(self, limit: int, on_refused: Callable[[KeylaneError, str, str], None]) -> None:
         self._error = error = OverloadedError("too many HTTP connections", limit=limit)
@@ -482,7 +492,7 @@ class _Refusal(asyncio.Protocol):
         ).encode() + body
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the error at once; even a caller that sends nothing gets it."""
+        """Send the error immediately, even if the caller sends nothing."""
         peer = cast(asyncio.Transport, transport)
         name = peer.get_extra_info("peername")
         remote = str(name[0]) if isinstance(name, tuple) else ""
@@ -490,5 +500,5 @@ class _Refusal(asyncio.Protocol):
         peer.write(self._answer)
         if peer.can_write_eof():
             peer.write_eof()
-        # A socket that is closed while it has unread bytes is reset, and the answer would be lost.
+        # A socket that is closed while it has unread bytes is reset, which would lose the answer.
         asyncio.get_running_loop().call_later(REFUSED_S, peer.abort)

@@ -1,4 +1,6 @@
-"""Checks a server's address: loopback unless it has TLS, and a valid and free port."""
+"""Checks the address of a server: it must be loopback unless the server has TLS, and the port must
+be valid and free.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ def check_loopback(host: str) -> None:
     Check that `host` is a loopback address.
 
     Raises:
-        AddressError: it is not a loopback address.
+        AddressError: `host` is not a loopback address.
     """
     if not is_loopback(host):
         raise AddressError(
@@ -31,7 +33,7 @@ def check_port(port: int) -> None:
     Check that a port number is valid; 0 lets the system choose.
 
     Raises:
-        AddressError: it is not valid.
+        AddressError: the port number is not valid.
     """
     if not 0 <= port <= PORT_MAX:
         raise AddressError(f"ports are 0 to {PORT_MAX}, not {port}", port=port)
@@ -39,7 +41,7 @@ def check_port(port: int) -> None:
 
 def check_free(host: str, port: int, *, anywhere: bool = False) -> None:
     """
-    Check that a server can listen at this address; programs call this before they write to disk.
+    Check that a server can listen at this address. Programs call this before they write to disk.
 
     Args:
         anywhere: True if the address need not be a loopback address.

@@ -33,20 +33,24 @@ log = logging.getLogger("keylane")
 ENDED_HINT = (
     "That event loop cannot run again: open the client again in the current one, with `async with`."
 )
-"""Hint of the UsageError for an event loop that has ended."""
+"""The hint in the UsageError for an event loop that has ended."""
 SAME_THREAD_HINT = (
     "Open a client in each event loop, or use it in its own loop. pytest-asyncio runs each test in "
     "its own loop: a test that uses a fixture of a wider scope needs "
     "@pytest.mark.asyncio(loop_scope=...), and the fixture the same loop_scope."
 )
-"""Hint of the UsageError for another event loop in the same thread, which the call cannot reach."""
+"""The hint in the UsageError for another event loop in the same thread, which the call cannot
+reach.
+"""
 NO_LOOP_HINT = (
     "Start the program with asyncio.run(...), or anyio.run(..., backend='asyncio'); without an "
     "event loop use keylane.sync."
 )
-"""Hint of the UsageError for a missing asyncio event loop."""
+"""The hint in the UsageError for a missing asyncio event loop."""
 _LIFECYCLE_NAMES = frozenset({"start", "stop", "open", "connect"})
-"""Names under which users of other clients look for a method that opens or closes them."""
+"""The names under which users of other libraries look for a method that opens or closes a
+client.
+"""
 NO_THREAD = 0
 """An identifier that no thread has."""
 
@@ -190,8 +194,8 @@ def make_thread_check() -> Callable[[], bool]:
     """
     Return a function that returns True only in this thread.
 
-    It asks a lock that this thread holds, as `threading.Condition` does: that takes 13 ns, and a
-    comparison of `get_ident` 40 ns.
+    It tests whether this thread holds a lock, as `threading.Condition` does, which takes 13 ns;
+    comparing `get_ident` would take 40 ns.
     """
     lock = RLock()
     lock.acquire()
@@ -200,7 +204,7 @@ def make_thread_check() -> Callable[[], bool]:
 
 
 def never_in_thread() -> bool:
-    """Return False in every thread."""
+    """Return False in any thread."""
     return False
 
 
@@ -251,18 +255,18 @@ os.register_at_fork(after_in_child=_open_loop_bindings.after_fork)
 
 
 def process_id() -> int:
-    """Return the id of this process; a forked child has another one."""
+    """Return the id of this process, which differs in a forked child."""
     return os.getpid()
 
 
 def at_fork(callback: Callable[[], None]) -> None:
-    """Call a function in each child process that is forked from now on."""
+    """Register a function to call in each child process that is forked from now on."""
     os.register_at_fork(after_in_child=callback)
 
 
 class _PublicSignature:
-    """The signature of a class as `help` shows it: without types, which the documentation of the
-    arguments has, and without parameters of our own.
+    """The signature that `help` shows for a class: without types, which the documentation of the
+    arguments has, and without internal parameters.
     """
 
     def __get__(self, _instance: object, owner: type) -> inspect.Signature:
@@ -277,7 +281,7 @@ class _PublicSignature:
 
 
 class NonCopyable:
-    """Base class of clients: they can be neither copied nor pickled."""
+    """Base class for clients, which can be neither copied nor pickled."""
 
     __signature__ = _PublicSignature()
 
@@ -288,7 +292,7 @@ class NonCopyable:
         )
 
     _method_hints: ClassVar[dict[str, str]] = {}
-    """Names of methods in other systems, with what to use here."""
+    """Method names from other libraries, with the equivalent here."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 
@@ -315,9 +319,7 @@ class NonCopyable:
 
 
 class LoopBoundClient(NonCopyable, ABC):
-    """Base class of clients that are bound to an event loop; the end of `async with` closes
-    them.
-    """
+    """Base class for clients that are bound to an event loop; leaving `async with` closes them."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -335,7 +337,7 @@ class LoopBoundClient(NonCopyable, ABC):
             await self.close()
 
     def _note_error(self, error: BaseException | None) -> None:
-        """Called when the client's block ends, with the error that ended it or None."""
+        """Called when the `async with` block ends, with the error that ended it, or None."""
 
     if not TYPE_CHECKING:  # for a type checker these are errors
 

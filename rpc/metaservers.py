@@ -1,4 +1,4 @@
-"""Calls one of several metaservers, and fails over to the next one."""
+"""Calls one of several metaservers, and fails over to the next."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CALL_TIMEOUT_MS = 5_000
 
 class Metaservers:
     """
-    Calls one of several metaservers, beginning with the one that answered last.
+    Calls one of several metaservers, starting with the one that answered last.
 
-    An address that cannot be reached, does not answer, has no database or belongs to another
-    program is moved to the end of the list. A failed call is retried at the next address, unless it
-    may have been executed and is not idempotent. A call whose endpoint has `one_address` is never
-    retried.
+    An address moves to the end of the list if it cannot be reached, does not respond, has no
+    database or belongs to another program. A failed call is retried at the next address, unless it
+    is not idempotent and may have been executed. A call whose endpoint has `one_address` set is
+    never retried.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Metaservers:
         self._timeout_ms = timeout_ms
 
     def move_to_end(self, address: str) -> None:
-        """Move an address to the end of the list, because its metaserver did not answer."""
+        """Move an address to the end of the list, because its metaserver did not respond."""
         self._addresses.sort(
             key=lambda candidate: candidate == address
         )  # the others keep their order
 
     @property
     def address_count(self) -> int:
-        """Number of metaservers."""
+        """The number of metaservers."""
         return len(self._addresses)
 
     async def call(
@@ -72,17 +72,18 @@ class Metaservers:
         Make one control call.
 
         Args:
-            query: query parameters; those that are None are omitted.
-            wait_ms: milliseconds for which the metaserver itself may wait; None: the body's
-                `wait_ms`, if it has one.
-            timeout_ms: timeout for each metaserver, beyond `wait_ms`; None: the endpoint's timeout,
-                else this client's.
-            names: values for the names in braces in the path.
+            query: query parameters; None values are omitted.
+            wait_ms: the time in milliseconds that the metaserver itself may wait; None uses the
+                body's `wait_ms`, if it has one.
+            timeout_ms: the timeout for each metaserver, in addition to `wait_ms`; None uses the
+                timeout of the endpoint or, if it has none, of this client.
+            names: values for the placeholders in the path.
 
         Raises:
-            KeylaneError: the metaserver's refusal, or the reason why there is no answer.
+            KeylaneError: the metaserver refused the call, or there was no answer.
         """
-        # A copy: concurrent calls each try every address, while any of them reorders the list.
+        # This is a copy, because each concurrent call tries every address, and any of them may
+        # reorder the list.
         addresses = self._addresses[:1] if endpoint.one_address else list(self._addresses)
         error_to_raise: KeylaneError | None = None
         if wait_ms is None:
@@ -116,7 +117,7 @@ class Metaservers:
                 self.move_to_end(address)
                 if not (endpoint.repeatable or isinstance(error, NotSentError)):
                     raise
-                # An error that a retry may resolve takes precedence over one that it never does.
+                # An error that a retry may resolve takes precedence over one that a retry cannot.
                 if (
                     error_to_raise is None
                     or error_to_raise.retry is RetryRule.NEVER
@@ -127,8 +128,8 @@ class Metaservers:
         raise error_to_raise
 
     async def _other_program(self, address: str, timeout_ms: int) -> InvalidRequestError | None:
-        """Return the error if another keylane program is at `address`; None if it is a metaserver,
-        or does not answer within `timeout_ms`.
+        """Return an error if another keylane program is at `address`; None if it is a metaserver,
+        or does not respond within `timeout_ms`.
         """
         call = endpoints.HEALTH
         try:
@@ -145,9 +146,9 @@ class Metaservers:
 
 def _may_be_other_program(error: InvalidRequestError | UnauthenticatedError) -> bool:
     """
-    Return whether another keylane program may have sent this error.
+    Return True if this error may come from another kind of keylane program.
 
-    A broker with access control expects a capability, and refuses a token before it finds that it
+    A broker with access control expects a capability, and refuses a token before it notices that it
     does not know the call.
     """
     if isinstance(error, UnauthenticatedError):
@@ -156,7 +157,7 @@ def _may_be_other_program(error: InvalidRequestError | UnauthenticatedError) -> 
 
 
 def check_program(program: str, address: str, health: Health) -> Health:
-    """Return `health` if it was reported by a `program`. Raises InvalidRequestError."""
+    """Return `health` if it was reported by this kind of `program`. Raises InvalidRequestError."""
     if health.program == program:
         return health
     error = InvalidRequestError(

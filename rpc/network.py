@@ -1,4 +1,4 @@
-"""The network interface of clients, implemented on aiohttp and by the simulation."""
+"""The network interface for clients, which is implemented with aiohttp and by the simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.frames import READING, Answer, Batches, Request
 
 T = TypeVar("T")
 Calling = asyncio.Future[tuple[Answer, memoryview]]
-"""The future of a call: its answer, and the answer's payload."""
+"""The future of a call: its answer, and the payload of the answer."""
 OnAnswer = Callable[[Calling], object]
 OnPart = Callable[[Answer, memoryview], object]
 """See `Channel.begin`."""
@@ -24,14 +24,14 @@ def is_answered(call: Calling) -> bool:
 
 
 def no_answer(method: str, path: str, text: str) -> OutcomeUnknownError:
-    """Return the error for a control call that was sent and not answered."""
+    """Return the error for a control call that was sent but not answered."""
     if only_reads(method, path):
         return OutcomeUnknownError.of_read(text)
     return OutcomeUnknownError(text)
 
 
 class Call:
-    """A pending call of a client: its caller waits for `future`, which its channel completes."""
+    """A pending call. The caller waits for `future`, which the channel completes."""
 
     __slots__ = ("future", "kind", "on_answer", "on_part", "timeout_ms", "is_long_poll")
 
@@ -52,7 +52,9 @@ class Call:
         """True for a long poll, which the server answers only when it has messages."""
 
     def deliver_part(self, answer: Answer, payload: memoryview) -> bool:
-        """Deliver an answer that is followed by others; return False if it is the last one."""
+        """Deliver an answer that is followed by others. Return False if the answer is the last
+        one.
+        """
         if self.on_part is None or not (type(answer) is Batches and answer.more):
             return False
         if not self.future.done():
@@ -67,7 +69,7 @@ class Call:
                 self.on_answer(self.future)
 
     def fail_unanswered(self, text: str) -> None:
-        """Fail the call, whose request was sent but not answered: its outcome is unknown."""
+        """Fail the call, whose outcome is unknown because the request was sent but not answered."""
         if self.kind in READING:
             self.fail(OutcomeUnknownError.of_read(text))
         else:
@@ -77,13 +79,15 @@ class Call:
         """Fail the call with this error."""
         if not self.future.done():
             self.future.set_exception(error)
-            self.future.exception()  # marks it as retrieved, because nobody may await it
+            self.future.exception()  # mark it as retrieved, because it may never be awaited
             if self.on_answer is not None:
                 self.on_answer(self.future)
 
 
 class Channel(Protocol):
-    """A connection to a broker's data plane; calls are pipelined, and answered in any order."""
+    """A connection to a broker's data plane. Calls are pipelined, and may be answered in any
+    order.
+    """
 
     async def call(
         self, request: Request, payload: bytes = b"", *, timeout_ms: int
@@ -91,10 +95,10 @@ class Channel(Protocol):
         """
         Send a request, and wait for its answer.
 
-        Calls made without an await between them arrive at the broker in order.
+        Calls that are made without an `await` in between arrive at the broker in order.
 
         Raises:
-            RefusedError, or a subclass: the broker's answer.
+            RefusedError, or a subclass: the broker refused the request.
             NotSentError: the channel was already closed.
             OutcomeUnknownError: the channel broke, or `timeout_ms` passed.
         """
@@ -110,42 +114,43 @@ class Channel(Protocol):
         on_part: OnPart | None = None,
     ) -> Calling:
         """
-        Send a request at once, and return the future of its answer, or of an error as in `call`.
+        Send a request immediately, and return the future of its answer, or of an error as in
+        `call`.
 
-        It needs no task. Cancelling the future discards the answer.
+        This needs no task. Cancelling the future discards the answer.
 
         Args:
-            on_answer: called with the future when the answer or the error arrives: before `begin`
-                returns if the request was not sent, else in the same iteration of the event loop;
-                callbacks of the future itself run one iteration later. It is not called for a
+            on_answer: called with the future when the answer or error arrives, in the same
+                iteration of the event loop, or before `begin` returns if the request was not sent.
+                (Callbacks of the future itself run one iteration later.) It is not called for a
                 cancelled future, and must not raise.
             on_part: called in the same way with each answer that is followed by another, if the
-                request asks for several; `timeout_ms` applies to all of them together.
+                request asks for several answers. `timeout_ms` applies to all of them together.
         """
         ...
 
     @property
     def closed(self) -> bool:
-        """True once it can carry no more calls."""
+        """True once the channel can carry no more calls."""
         ...
 
     async def close(self) -> None:
-        """Close the connection; calls in progress fail with OutcomeUnknownError."""
+        """Close the connection. Calls in progress fail with OutcomeUnknownError."""
         ...
 
 
 @runtime_checkable
 class Gathering(Protocol):
-    """A channel that can send all requests of one callback in one write, at the end of the
+    """A channel that can send all requests of one callback in a single write at the end of the
     callback.
     """
 
     def gather(self) -> None:
-        """Hold requests back until `flush`."""
+        """Hold back requests until `flush`."""
         ...
 
     def flush(self) -> None:
-        """Write the requests that were held back."""
+        """Write the requests that have been held back."""
         ...
 
 
@@ -175,9 +180,9 @@ class Network(Protocol):
             new_connection: use a new connection, because a pooled one may have been lost silently.
 
         Raises:
-            RefusedError, or a subclass: the server's answer.
-            NotSentError, OutcomeUnknownError: there is no answer.
-            ForeignServerError: the answer does not come from a keylane server.
+            RefusedError, or a subclass: the server refused the call.
+            NotSentError, OutcomeUnknownError: there was no answer.
+            ForeignServerError: the answer did not come from a keylane server.
         """
         ...
 
@@ -188,7 +193,7 @@ class Network(Protocol):
 
 @runtime_checkable
 class KnowsMetaservers(Protocol):
-    """A network that shows its token to metaservers, and to no other server."""
+    """A network that sends its token to metaservers, but to no other server."""
 
     def add_metaservers(self, addresses: Sequence[str]) -> None:
         """Remember the addresses of metaservers."""

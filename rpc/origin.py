@@ -1,5 +1,5 @@
-"""Decides which callers a server answers: programs, and web pages of its own origin, but no pages
-of other sites. Pure.
+"""Decides which callers a server answers: programs and web pages from its own origin, but not pages
+from other sites. Pure.
 
     Origin            sent by browsers with every WebSocket and POST
                       must be the server's own address
@@ -8,10 +8,10 @@ of other sites. Pure.
     Host              the name that the caller resolved
                       must be a loopback name, or one of the server's own
 
-No page can set these headers. Other programs, including keylane's clients, send only `Host`. It
-protects against DNS rebinding: if `evil.example` resolves to this server, a page of
-`http://evil.example:7000` has the same origin as the server. The port in `Host` is not checked,
-because a port may be forwarded.
+Web pages cannot set these headers. Other programs, including keylane's clients, only send `Host`.
+Checking `Host` protects against DNS rebinding: if `evil.example` resolves to this server, a page
+from `http://evil.example:7000` has the same origin as the server. The port in `Host` is not
+checked, because ports may be forwarded.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def check_host(
     Check the `Host` header of a request.
 
     Args:
-        hosts: values of the header, of which there must be exactly one.
-        names: names and addresses of the server, in lower case.
-        patterns: the setting `metrics_hosts` if it applies to this request, else None.
+        hosts: the values of the header; there must be exactly one.
+        names: the names and addresses of the server, in lowercase.
+        patterns: the setting `metrics_hosts` if it applies to this request, otherwise None.
 
     Raises:
-        InvalidRequestError: the host is not a loopback name or address, is not in `names`, and
-            matches none of `patterns`.
+        InvalidRequestError: the host is not a loopback name or address, is not in `names`, and does
+            not match any of `patterns`.
     """
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     name = match[1].strip("[]").lower() if match is not None else ""
@@ -77,7 +77,7 @@ def is_host_pattern(text: str) -> bool:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Return True if the pattern matches a name or address, which must be in lower case."""
+    """Return True if the pattern matches a name or address, which must be in lowercase."""
     if pattern == ANY_HOST or pattern.lower() == name:
         return True
     try:
@@ -91,7 +91,7 @@ def check_fetch_site(sites: Iterable[str]) -> None:
     Check the `Sec-Fetch-Site` headers of a request; most requests have none.
 
     Raises:
-        InvalidRequestError: a browser sent the request for a page of another origin.
+        InvalidRequestError: a browser sent the request for a page from another origin.
     """
     for site in sites:
         if site not in _OWN_SITES:
@@ -110,9 +110,9 @@ def check_origins(
     Check the `Origin` headers of a request; most requests have none.
 
     Args:
-        names: names and addresses of the server; loopback names are always accepted.
-        port: port on which the server listens.
-        scheme: scheme of the server, "https" with TLS.
+        names: the names and addresses of the server; loopback names are always accepted.
+        port: the port on which the server listens.
+        scheme: the scheme of the server, which is "https" with TLS.
 
     Raises:
         InvalidRequestError: an origin is not the server's own address.

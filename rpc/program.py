@@ -1,5 +1,5 @@
-"""Runs a server program: its event loop, signals, the line that announces readiness, and error
-messages without tracebacks.
+"""Runs a server program: its event loop and signals, the line that announces that it is ready, and
+error messages without tracebacks.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _UNREACHABLE = {
     errno.ENETDOWN,
     errno.ENETRESET,
 }
-"""Error numbers for an unreachable network or host, which have no exception class in Python."""
+"""Error numbers for an unreachable network or host, for which Python has no exception class."""
 OPEN_FILES = 65_536
 FILES_NEEDED = 128
-"""The lowest usable limit of open files. An idle server has about 20 open; half of the rest is for
-connections, half for its data.
+"""The lowest usable limit for open files. An idle server has about 20 files open; half of the rest
+is for connections, and half for data.
 """
 PRIVATE_UMASK = 0o077
-"""A umask that lets only the server's own user read its files, even those that RocksDB and SQLite
-write.
+"""A umask that lets only the server's own user read its files, including those that RocksDB and
+SQLite write.
 """
 
 
 class Stop(enum.StrEnum):
-    """A program's progress after a signal to stop."""
+    """The progress of a program that was asked to stop by a signal."""
 
     STOPPING = "stopping"
     STOPPED = "stopped"
@@ -62,15 +62,15 @@ def run_program(
     on_stop: Callable[[Stop], None] = lambda _stop: None,
 ) -> int:
     """
-    Run `main(stop)` on uvloop until it returns; SIGTERM and SIGINT set `stop`.
+    Run `main(stop)` on uvloop until it returns. SIGTERM and SIGINT set `stop`.
 
     Args:
         log_format, log_fields: see `log_lines.log_to`.
-        on_stop: called at the first of these signals, and again when `main` has returned.
-        on_reload: called at SIGHUP; None: SIGHUP ends the program.
+        on_stop: called on the first of these signals, and again when `main` has returned.
+        on_reload: called on SIGHUP; if None, SIGHUP ends the program.
 
     Returns:
-        The exit status: 0, or 1 after a KeylaneError, whose text is written to standard error.
+        The exit status: 0, or 1 after a KeylaneError, whose message is written to standard error.
     """
     try:
         import uvloop
@@ -111,7 +111,7 @@ def run_program(
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Handle an error like the event loop's default handler, but log only a DEBUG line if the peer
+    """Handle an error like the event loop's default handler, but only log a DEBUG line if the peer
     of a connection has disconnected.
     """
     if is_peer_disconnect(context):
@@ -121,8 +121,8 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
 
 
 def is_peer_disconnect(context: Mapping[str, Any]) -> bool:
-    """Return True if an event loop reports that a connection's peer has disconnected, which is not
-    an error of this program.
+    """Return True if an event loop reports that the peer of a connection has disconnected, which is
+    not an error in this program.
     """
     error = context.get("exception")
     if "transport" not in context and "protocol" not in context:
@@ -137,7 +137,7 @@ def is_peer_disconnect(context: Mapping[str, Any]) -> bool:
 
 def allow_open_files() -> None:
     """
-    Raise the limit of open files and connections to `OPEN_FILES`, or as far as the system allows.
+    Raise the limit for open files and connections to `OPEN_FILES`, or as far as the system allows.
 
     The usual default of 1,024 is lower than the number of consumers that a server may have.
     """
@@ -149,7 +149,7 @@ def allow_open_files() -> None:
 
 
 def _check_open_files() -> None:
-    """Raise StorageError if the process may open too few files to serve clients."""
+    """Raise StorageError if the open-file limit of this process is too low to serve clients."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < FILES_NEEDED:
         raise few_files_error(soft, FILES_NEEDED)
@@ -157,20 +157,20 @@ def _check_open_files() -> None:
 
 def announce_ready(program: str, address: str) -> None:
     """
-    Announce as one JSON line on standard output that this program listens at `address`.
+    Announce in one JSON line on standard output that this program is listening at `address`.
 
-    A broker listens before a metaserver has registered it; `/health/ready` reports whether clients
-    can use it.
+    A broker starts to listen before a metaserver has registered it; `/health/ready` tells whether
+    clients can use it.
     """
     print(json.dumps({"ready": True, "program": program, "address": address}), flush=True)
 
 
 def announce_stop(program: str, stop: Stop) -> None:
-    """Announce as one JSON line on standard output that this program stops, or has stopped."""
+    """Announce in one JSON line on standard output that this program is stopping or has stopped."""
     print_line(json.dumps({stop: True, "program": program}))
 
 
 def print_line(line: str) -> None:
-    """Write a line to standard output; do nothing if nobody reads it any more."""
-    with contextlib.suppress(OSError, ValueError):  # print would buffer, and fail again at exit
+    """Write a line to standard output. Do nothing if nobody is reading it any more."""
+    with contextlib.suppress(OSError, ValueError):  # print would buffer, and fail again on exit
         os.write(sys.stdout.fileno(), f"{line}\n".encode())

@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 def start_task(work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
     """
-    Run `work` in a task whose first step happens in a later iteration of the running event loop.
+    Run `work` in a task that takes its first step in a later iteration of the running event loop.
 
-    The loop's task factory is bypassed, because it belongs to the user:
-    `asyncio.eager_task_factory` would take the first step inside this call, before the caller has
-    stored the task and set what the task reads.
+    This bypasses the loop's task factory, which belongs to the user: `asyncio.eager_task_factory`
+    would take the first step inside this call, before the caller has stored the task and set the
+    state that the task reads.
     """
     return asyncio.Task(work, loop=asyncio.get_running_loop(), name=name)
 
@@ -31,19 +31,19 @@ def start_closing_task(work: Coroutine[Any, Any, T], *, name: str | None = None)
     Run `work`, which closes a client, in a task that runs even if it is cancelled before its first
     step.
 
-    A plain task that is cancelled so early never runs, and the shutdown of the event loop cancels
-    tasks that were started just before.
+    A plain task that is cancelled this early never runs, and the shutdown of the event loop cancels
+    tasks that were just started.
     """
     return start_task(_AlwaysStarted(work), name=name)
 
 
 def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """
-    Like `asyncio.shield`: return a future whose cancellation does not cancel `work`.
+    Return a future whose cancellation does not cancel `work`, like `asyncio.shield`.
 
-    If the future was cancelled, an error of `work` is dropped. From Python 3.14 on,
-    `asyncio.shield` reports it to the event loop, and a server would log an error for each caller
-    that has left.
+    If the future has been cancelled, an error raised by `work` is dropped. Since Python 3.14,
+    `asyncio.shield` reports such an error to the event loop, so a server would log an error for
+    each caller that disconnects.
     """
     inner = start_task(work) if asyncio.iscoroutine(work) else work
     assert isinstance(inner, asyncio.Future)
@@ -68,7 +68,7 @@ def shield(work: asyncio.Future[T] | Coroutine[Any, Any, T]) -> asyncio.Future[T
 
 
 class _AlwaysStarted(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine that ignores exceptions thrown into it before its first step."""
+    """A coroutine that ignores exceptions that are thrown into it before its first step."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
         self._work = work
@@ -92,7 +92,7 @@ class _AlwaysStarted(Coroutine[Any, Any, T], Generic[T]):
 
     @property
     def cr_await(self) -> Any:
-        """The awaitable for which the coroutine waits."""
+        """The awaitable that the coroutine is waiting for."""
         return self._work.cr_await  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
@@ -105,7 +105,7 @@ class _AlwaysStarted(Coroutine[Any, Any, T], Generic[T]):
 
 class Race:
     """
-    Runs tasks until the first of them is done; leaving the block cancels the others, and waits
+    Runs tasks until the first of them is done. Leaving the block cancels the others, and waits
     until they have ended.
 
         async with Race() as race:
@@ -114,8 +114,8 @@ class Race:
             await race.first()
             return answer.result() if answer.done() else None
 
-    The tasks are cancelled even if the block raises or is cancelled itself. Errors of tasks that
-    are not awaited in the block are dropped.
+    The tasks are cancelled even if the block raises an error or is itself cancelled. Errors in
+    tasks that are not awaited in the block are dropped.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,9 @@ class Race:
         return task
 
     async def first(self, within_ms: int | None = None) -> bool:
-        """Wait until any task is done; return False if none is after `within_ms` milliseconds."""
+        """Wait until any task is done. Return False if none is done after `within_ms`
+        milliseconds.
+        """
         timeout_s = None if within_ms is None else within_ms / 1000
         done, _ = await asyncio.wait(
             self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
@@ -152,9 +154,9 @@ class Race:
 async def error_of(work: Awaitable[object]) -> BaseException | None:
     """
     Return the error that `work` raises, or None if it succeeds. Raises CancelledError if this call
-    is cancelled.
+    itself is cancelled.
 
-    A task that raises SystemExit or KeyboardInterrupt stops the event loop at once; a task that
+    A task that raises SystemExit or KeyboardInterrupt stops the event loop immediately; a task that
     runs this function does not.
     """
     try:
@@ -168,14 +170,14 @@ async def error_of(work: Awaitable[object]) -> BaseException | None:
 
 async def wait_for_shared(task: asyncio.Task[T], closed_text: str) -> T:
     """
-    Wait for a task that several callers share, and return its result; cancelling one caller does
-    not cancel the task.
+    Return the result of a task that several callers share. Cancelling one caller does not cancel
+    the task.
 
     Args:
-        closed_text: text of the ClosedError.
+        closed_text: the message of the ClosedError.
 
     Raises:
-        ClosedError: the task itself was cancelled, by its owner. CancelledError is raised only if
+        ClosedError: the task itself was cancelled by its owner. CancelledError is only raised if
             the caller is cancelled.
     """
     try:
@@ -189,7 +191,7 @@ async def wait_for_shared(task: asyncio.Task[T], closed_text: str) -> T:
 
 
 def _retrieve_error(task: asyncio.Task[Any]) -> None:
-    """Mark a task's error as retrieved, so that asyncio does not log it when no caller waits."""
+    """Mark a task's error as retrieved, so that asyncio does not log it if no caller is waiting."""
     if not task.cancelled():
         task.exception()
 
@@ -198,10 +200,10 @@ def survives_cancel(
     generator: Callable[P, AsyncGenerator[T, None]],
 ) -> Callable[P, AsyncIterator[T]]:
     """
-    Make an async generator function return an iterator that survives a cancelled `anext`.
+    Make an async generator function return an iterator that survives the cancellation of `anext`.
 
-    A cancellation that reaches a generator ends it, and a later loop over it would end without an
-    error although values are missing.
+    A cancellation that reaches a generator ends it. A later loop over it would then end without an
+    error, although values are missing.
     """
 
     @functools.wraps(generator)
@@ -217,7 +219,7 @@ class CancelSafeIterator(AsyncIterator[T]):
     the next one waits for the same task.
 
     Args:
-        values: the generator; nothing else may iterate over it.
+        values: the generator, which nothing else may iterate over.
     """
 
     def __init__(self, values: AsyncGenerator[T, None]) -> None:

@@ -21,8 +21,8 @@ _WORDS = {
 
 
 def reason(error: BaseException) -> str:
-    """Return the reason of an error in a few words: the error's own text if its number is not in
-    `_WORDS`, or its class if it has no text.
+    """Return the reason for an error in a few words: the error's own text if its number is not in
+    `_WORDS`, or the name of its class if it has no text.
     """
     cause: object = getattr(error, "os_error", error)
     if isinstance(cause, OSError):
@@ -41,10 +41,10 @@ def reason(error: BaseException) -> str:
 
 def cause(error: Exception) -> Exception:
     """
-    Return the operating system's error, or `error` itself, to raise another error from it; its own
-    traceback is removed.
+    Return the operating system's error, or `error` itself, without its traceback, for use in `raise
+    … from`.
 
-    The traceback's frames inside aiohttp do not help users, and hide the line that does.
+    The frames inside aiohttp do not help users, and they hide the line that does.
     """
     system_error: object = getattr(error, "os_error", error)
     system_error = system_error if isinstance(system_error, OSError) else error

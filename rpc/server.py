@@ -1,12 +1,12 @@
-"""Serves JSON control calls from a table of routes, and the data plane.
+"""Serves JSON control calls from a route table, and the data plane.
 
     route table ─▶ body decoded, limits checked ─▶ handler(body, params)
                 ─▶ JSON, or an ErrorBody with its status
     data plane  ─▶ `plane.data_plane`
 
-Other machines are served only with TLS (`tls`). A user's browser can also reach a server, so its
-requests for pages of other sites are refused (`origin`). The time that callers take and the number
-of their connections are limited (`intake`).
+Other machines are only served with TLS (`tls`). A user's browser can also reach a server, so
+requests that it makes for pages from other sites are refused (`origin`). The time that callers may
+take and the number of their connections are limited (`intake`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ from .tls.settings import ServingSettings
 log = logging.getLogger("keylane.rpc")
 
 HTTP_BYTES_MAX = 64 << 20
-"""The memory budget for plain HTTP answers with messages, apart from the data plane's."""
+"""The memory budget for plain HTTP answers that contain messages, separate from the data plane's
+budget.
+"""
 
 Params = Mapping[str, str]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -123,7 +125,7 @@ _STATUS: dict[type[KeylaneError] | Reason, int] = {
     NotSentError: 503,
     OutcomeUnknownError: 504,
 }
-"""HTTP statuses by reason or class of error; `status_of` has the rules for all others."""
+"""HTTP statuses by reason or class of error; `status_of` has the rules for all other errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +133,19 @@ class ControlRoute:
     """
     A control call and its handler.
 
-    `handler` gets the decoded body (None if the endpoint has none) and the parameters from path,
-    query and the endpoint's headers. It returns the body of the answer, or a Reply.
+    `handler` gets the decoded body (None if the endpoint has none) and the parameters from the
+    path, the query and the endpoint's headers. It returns the body of the answer, or a Reply.
     """
 
     endpoint: Endpoint[Any]
     handler: Callable[[Any, Params], Awaitable[object]]
     to_database: bool = False
-    """True if the request's texts reach a database, so that U+0000 is refused in all of them, and
-    not only in names.
+    """True if texts in the request reach a database, so that U+0000 is refused in all of them, not
+    only in names.
     """
 
     def check(self, body: bytes, params: Params) -> None:
-        """Check the texts of a request. Raises InvalidRequestError."""
+        """Check the texts in a request. Raises InvalidRequestError."""
         call = f"{self.endpoint.method} {self.endpoint.path}"
         if self.to_database:
             check_no_nul(call, body, params)
@@ -159,12 +161,12 @@ class Reply(NamedTuple):
 
 
 def status_of(error: KeylaneError) -> int:
-    """Return the HTTP status of an error."""
+    """Return the HTTP status for an error."""
     status = _STATUS.get(error.reason or type(error))
     if status is not None:
         return status
     if isinstance(error, StorageError):
-        # A disk or database that is unavailable, locked or full may recover; a damaged one does
+        # A disk or database that is unavailable, locked or full may recover; a damaged one will
         # not.
         is_temporary = error.retry is RetryRule.LATER or isinstance(error, DataFolderError)
         return 503 if is_temporary else 500
@@ -174,12 +176,13 @@ def status_of(error: KeylaneError) -> int:
 
 
 RefuseRequest = Callable[..., web.Response]
-"""Function that returns the response for an error, with the given HTTP status or the error's
+"""A function that returns the response for an error, with the given HTTP status or the error's
 own.
 """
 
 
 def _error_response(error: KeylaneError, status: int | None = None) -> web.Response:
+    """Return the response for an error, with the given HTTP status or the error's own."""
     headers = {}
     if isinstance(error, QuotaExceededError):
         headers["Retry-After"] = str(max(1, math.ceil((error.retry_after_ms or 0) / 1000)))
@@ -192,6 +195,7 @@ def _error_response(error: KeylaneError, status: int | None = None) -> web.Respo
 
 
 async def _add_version(_request: web.Request, response: web.StreamResponse) -> None:
+    """Add this server's version to a response."""
     response.headers[VERSION_HEADER] = VERSION
 
 
@@ -202,8 +206,8 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
     Raises:
         InvalidRequestError: the body did not arrive within `body_s` seconds, or does not match the
             headers.
-        MessageTooLargeError, HTTPRequestEntityTooLarge: it is too large.
-        HTTPUnsupportedMediaType: its encoding is unknown.
+        MessageTooLargeError, HTTPRequestEntityTooLarge: the body is too large.
+        HTTPUnsupportedMediaType: its encoding is not supported.
     """
     encoding = ", ".join(request.headers.getall("Content-Encoding", ("identity",))).lower()
     if encoding not in ENCODINGS:
@@ -217,7 +221,7 @@ async def _read_body(request: web.Request, body_s: float) -> bytes:
             f"{request.method} {request.path[:200]!r}: the body did not arrive in {body_s:g} s",
             limit_ms=int(body_s * 1000),
         ) from None
-    except (web.RequestPayloadError, OSError) as error:  # OSError: the client has left
+    except (web.RequestPayloadError, OSError) as error:  # OSError: the client has disconnected
         raise InvalidRequestError(
             f"{request.method} {request.path[:200]!r}: the body cannot be read: {error}"
         ) from None
@@ -232,6 +236,9 @@ def _control_handler(
     *,
     by_certificate: bool,
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Return the aiohttp handler for a route: it checks access, decodes the request, and calls the
+    route's handler.
+    """
     endpoint = route.endpoint
 
     async def read_request(request: web.Request) -> tuple[Any, Params, int]:
@@ -295,14 +302,16 @@ def _control_handler(
 
 
 def _action_text(request: web.Request) -> str:
-    """Return a request's method and route, without the values in its path, for the audit log."""
+    """Return the method and route of a request for the audit log, without the values in its
+    path.
+    """
     resource = request.match_info.route.resource
     return f"{request.method[:10]} {'another path' if resource is None else resource.canonical}"
 
 
 def _read_params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
-    """Return the parameters from query and path, and the headers with these names. Raises
-    InvalidRequestError if one is given twice.
+    """Return the parameters from the query and path, and the headers with these names. Raises
+    InvalidRequestError if a parameter is given twice.
     """
     header_pairs = [(name, value) for name in names for value in request.headers.getall(name, ())]
     pairs = [*request.query.items(), *header_pairs]
@@ -317,7 +326,7 @@ def _read_params(request: web.Request, names: Sequence[str]) -> dict[str, str]:
 
 
 def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlRoute:
-    """Return the route of a program's OpenAPI document, which is built at the first request."""
+    """Return the route for a program's OpenAPI document, which is built on the first request."""
 
     @cache
     def document() -> object:
@@ -330,7 +339,7 @@ def document_route(endpoints: Sequence[Endpoint[Any]], program: str) -> ControlR
 
 
 def front_route(served: Sequence[Endpoint[Any]], program: str, use: str) -> ControlRoute:
-    """Return the route of the page that tells a person what this server is; `use` says who calls
+    """Return the route for the page that tells a person what this server is; `use` says who calls
     it.
     """
     calls = [
@@ -349,13 +358,13 @@ def front_route(served: Sequence[Endpoint[Any]], program: str, use: str) -> Cont
 
 
 PROBED = frozenset({METRICS.path, LIVE.path, READY.path})
-"""Paths for scrapers and probes, which may reach the server by other host names than clients."""
+"""Paths for scrapers and probes, which may use other host names for the server than clients do."""
 READ_METRICS = replace(METRICS, rights=Rights.ANY)
-"""The metrics endpoint where a token is required: it needs a right on every subject."""
+"""The metrics endpoint where a token is required. It needs a right on every subject."""
 
 
 class Server:
-    """An HTTP server of control calls, and of the data plane if it has one; `port` is the actual
+    """An HTTP server for control calls, and for the data plane if it has one. `port` is the actual
     port, even if 0 was requested.
     """
 
@@ -377,14 +386,14 @@ class Server:
         """
         Args:
             routes: the control calls and their handlers.
-            data_handler: answers a data-plane request; None: there is no data plane.
+            data_handler: answers a data-plane request; None if there is no data plane.
             data_begin: answers a request without a task if possible; see `DataService.begin`.
             on_refusal: called with each error that is sent.
-            data_connections_max: largest number of data-plane connections; with a guard, at most
-                half of the files that the process may open.
-            serving: settings of the server; None: loopback only, without TLS.
+            data_connections_max: the maximum number of data-plane connections; with a guard, it is
+                reduced to half of the files that the process may open.
+            serving: the settings of the server; None for loopback only, without TLS.
             tls: the TLS of `serving`, if it has any.
-            guard: access control of the server; None: every caller may do everything.
+            guard: the access control of the server; if None, every caller may do everything.
         """
         self._serving = serving or ServingSettings()
         self._tls = tls
@@ -438,20 +447,20 @@ class Server:
     def _refuse_unrouted(
         self, request: web.Request, error: KeylaneError, status: int | None = None
     ) -> web.Response:
-        """Refuse a request that reaches no handler, and audit it."""
+        """Refuse a request that reaches no handler, and write it to the audit log."""
         if self._guard is not None:
             self._guard.record_refusal(request.remote or "", _action_text(request), error)
         return self._refuse(error, status)
 
     @property
     def address(self) -> str:
-        """The address at which others reach it, `host:port`."""
+        """The address at which others reach this server, as `host:port`."""
         host = self._serving.advertised_host or self.host
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
     @property
     def _host_names(self) -> set[str]:
-        """Host names by which callers may reach this server."""
+        """The host names by which callers may reach this server."""
         names = {self.host, self._serving.advertised_host}
         if self._tls is not None:
             names |= self._tls.names
@@ -459,20 +468,20 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Number of open data-plane connections."""
+        """The number of open data-plane connections."""
         return self._plane.connections if self._plane is not None else 0
 
     @property
     def data_connections_max(self) -> int:
-        """The largest number of data-plane connections; 0 if there is no data plane."""
+        """The maximum number of data-plane connections; 0 if there is no data plane."""
         return self._plane.connections_max if self._plane is not None else 0
 
     @web.middleware
     async def _limit_answer_time(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        """Write the response here and not in aiohttp, to limit the time in which the client reads
-        it.
+        """Write the response here instead of in aiohttp, to limit the time that the client takes to
+        read it.
         """
         reservation = begin_answer(self._http_budget.for_connection())
         try:
@@ -486,7 +495,7 @@ class Server:
                         await response.prepare(request)
                         await response.write_eof()
                 except ConnectionResetError:
-                    pass  # the client has left, for example because it ends a long poll
+                    pass  # the client has disconnected, for example to end a long poll
                 except TimeoutError:
                     error = OverloadedError(
                         Reason.ANSWER_NOT_TAKEN,
@@ -502,6 +511,7 @@ class Server:
 
     @web.middleware
     async def _typed_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn every exception raised by a handler or by aiohttp into a typed error response."""
         try:
             return await handler(request)
         except KeylaneError as error:
@@ -523,7 +533,7 @@ class Server:
                 unknown = InvalidRequestError(text, unknown_call=1)
                 return self._refuse_unrouted(request, unknown, error.status)
             return self._refuse_unrouted(request, InvalidRequestError(text), error.status)
-        except ClientConnectionResetError:  # the client has left: nobody reads this response
+        except ClientConnectionResetError:  # nobody is left to read this response
             return _error_response(InternalError())
         except Exception:
             log.exception("%s %s failed", request.method, request.path)
@@ -551,10 +561,11 @@ class Server:
 
     async def _check_scraper(self, request: web.Request, token: str) -> None:
         """
-        Check that the caller of the metrics has the scrapers' token, or a right on every subject.
+        Check that the caller of the metrics endpoint has the scrapers' token, or a right on every
+        subject.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError, AccessDeniedError: it has neither.
+            UnauthenticatedError, CapabilityEndedError, AccessDeniedError: the caller has neither.
         """
         authorization = request.headers.getall("Authorization", ())
         if len(authorization) == 1 and compare_digest(
@@ -574,7 +585,7 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """
-        Bind and serve.
+        Bind to the address, and start to serve.
 
         Raises:
             AddressError: the port is invalid, in use or not allowed; or `host` is not a loopback
@@ -604,7 +615,9 @@ class Server:
         self.port = self._runner.addresses[0][1]
 
     def _record_refused_caller(self, error: KeylaneError, action: str, remote: str) -> None:
-        """Count and audit a caller that is refused before it has made a request."""
+        """Count a caller that was refused before it made a request, and write it to the audit
+        log.
+        """
         self._on_refusal(error)
         if self._guard is not None:
             self._guard.record_refusal(remote, action, error)
@@ -617,7 +630,7 @@ class Server:
 def whole_number(
     params: Params, name: str, default: int, *, low: int = 0, high: int = MAX_I64
 ) -> int:
-    """Return a query parameter that is a number, or `default` if it is missing. Raises
+    """Return a numeric query parameter, or `default` if it is missing. Raises
     InvalidRequestError.
     """
     text = params.get(name)
@@ -634,7 +647,7 @@ def whole_number(
 
 
 def check_params(endpoint: Endpoint[Any], params: Params) -> None:
-    """Raise InvalidRequestError for a parameter that the endpoint does not have, such as a
+    """Raise InvalidRequestError if there is a parameter that the endpoint does not have, such as a
     misspelled one.
     """
     names = {*endpoint.query, *endpoint.headers}

@@ -1,11 +1,11 @@
-"""Reads the settings of a server program from flags, the environment, a TOML file, and defaults, in
+"""Reads the settings of a server program from flags, the environment, a TOML file and defaults, in
 this order of precedence.
 
     --retention-ms 3600000  ▶  KEYLANE_BROKER_RETENTION_MS=…  ▶  [broker] retention_ms = …
                             ▶  the default
 
-Paths of certificates in a TOML file are relative to it. The file has the settings at its top, or in
-a table named after the program: one file can then configure all programs of a host.
+Certificate paths in a TOML file are relative to the file. The settings are at the top level of the
+file, or in a table named after the program, so that one file can configure all programs on a host.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .reasons import reason
 
 Settings = TypeVar("Settings")
 CONFIG_VARIABLE = "KEYLANE_CONFIG"
-"""Environment variable that names the TOML file if `--config` is not given."""
+"""The environment variable that names the TOML file if `--config` is not given."""
 DEFAULT = "default"
 
 
 def _parse_number(text: str) -> int | str:
-    """Return the whole number in a text, possibly negative. Any other text is returned unchanged,
-    for the later checks to refuse.
+    """Return the integer in a text. Any other text is returned unchanged, and refused by a later
+    check.
     """
     number = parse_number(text.removeprefix("-"))
     if number is None:
@@ -47,14 +47,14 @@ _FLAG_PARSERS: dict[Any, Callable[[str], Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting, its current value, and where that comes from."""
+    """A setting, its current value, and where the value comes from."""
 
     name: str
     value: object
     origin: str
     """Where the value comes from: the default, or the name of the file, variable or flag."""
     text: str
-    """The setting's description."""
+    """The description of the setting."""
 
 
 class SettingSources(Generic[Settings]):
@@ -63,9 +63,9 @@ class SettingSources(Generic[Settings]):
 
     Args:
         program: "broker" or "metaserver".
-        kind: dataclass whose fields have `metadata["doc"]`. A `Path` may be given as text, a
-            `tuple[str, ...]` as an array or as text separated by commas.
-        problems_of: returns the problems of the given values by name, as sentences.
+        kind: a dataclass whose fields have `metadata["doc"]`. A `Path` may be given as text, and a
+            `tuple[str, ...]` as an array or as comma-separated text.
+        problems_of: takes values by name, and returns the problems with them as sentences.
     """
 
     def __init__(
@@ -91,13 +91,14 @@ class SettingSources(Generic[Settings]):
         Read the settings.
 
         Args:
-            flags: values of flags by the setting's name; None: not given.
-            config: TOML file; None: the one that the environment names, if any.
-            environment: environment variables.
+            flags: the values of flags, by the name of the setting; None for flags that were not
+                given.
+            config: the TOML file; None uses the one named by the environment, if any.
+            environment: the environment variables; None for none.
 
         Raises:
             ConfigError: the file cannot be read, settings are unknown or missing, or values are
-                invalid; the text lists all problems.
+                invalid. The message lists all problems.
         """
         values, _ = self._collect_values(flags, config, environment or {})
         return self._settings_class(**values)
@@ -108,7 +109,9 @@ class SettingSources(Generic[Settings]):
         config: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[Setting]:
-        """Return every setting with its value and origin. Args and errors are those of `read`."""
+        """Return every setting with its value and origin. Takes the same arguments as `read`, and
+        raises the same errors.
+        """
         values, origins = self._collect_values(flags, config, environment or {})
         settings = self._settings_class(**values)
         return [
@@ -125,7 +128,7 @@ class SettingSources(Generic[Settings]):
         self, flags: Mapping[str, Any], config: Path | None, environment: Mapping[str, str]
     ) -> tuple[dict[str, object], dict[str, str]]:
         """Return the values that are set, converted to the types of their fields, and the origin of
-        each.
+        each value.
         """
         if config is None and environment.get(CONFIG_VARIABLE):
             config = Path(environment[CONFIG_VARIABLE])
@@ -166,8 +169,8 @@ class SettingSources(Generic[Settings]):
         return values, {name: origin for name, (_, origin) in given_values.items()}
 
     def _from_text(self, name: str, text: str) -> object:
-        """Convert the text of an environment variable; a text that does not fit is returned
-        unchanged, for the later checks to refuse.
+        """Convert the text of an environment variable. A text that does not fit is returned
+        unchanged, and refused by a later check.
         """
         if self._hints.get(name) is int:
             return _parse_number(text)
@@ -201,7 +204,7 @@ class SettingSources(Generic[Settings]):
 
 
 class _AppendToList(argparse.Action):
-    """An argparse action for lists: a repeated flag adds to the list instead of replacing it."""
+    """An argparse action for lists. A repeated flag adds to the list instead of replacing it."""
 
     def __call__(
         self,
@@ -215,7 +218,7 @@ class _AppendToList(argparse.Action):
 
 
 def flag_of(name: str) -> str:
-    """Return a setting's flag, such as `--retention-ms` for `retention_ms`."""
+    """Return the flag for a setting, such as `--retention-ms` for `retention_ms`."""
     return "--" + name.replace("_", "-")
 
 
@@ -242,8 +245,8 @@ def _is_required(field: Field[Any]) -> bool:
 
 
 def _convert(hint: Any, value: Any) -> Any:
-    """Convert a value to the type of its field if it has another accepted form; otherwise return it
-    unchanged.
+    """Convert a value to the type of its field if it is in another accepted form; otherwise, return
+    it unchanged.
     """
     if hint in (Path, Path | None) and isinstance(value, str):
         return Path(value)

@@ -1,10 +1,10 @@
-"""SIGTERM and SIGINT as an event, for programs that hand over work before they exit.
+"""Turns SIGTERM and SIGINT into an event, for programs that hand over work before they exit.
 
     first signal ─▶ every open StopSignals is notified, and the earlier handler called
     second signal ─▶ only the earlier handler is called
 
-The handlers are installed with `signal.signal` and not in the event loop: handlers that a user has
-added to the loop run too, and earlier handlers can be read and restored.
+The handlers are installed with `signal.signal` instead of in the event loop, so that handlers that
+a user has added to the loop still run, and earlier handlers can be read and restored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stopping(Protocol):
-    """Sets `event` when the program is asked to stop, between `__enter__` and `__exit__`."""
+    """Sets `event` when the program is asked to stop; listens between `__enter__` and
+    `__exit__`.
+    """
 
     event: asyncio.Event
 
@@ -41,14 +43,14 @@ class Stopping(Protocol):
 
 class StopSignals:
     """
-    Sets `event` at the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
+    Sets `event` on the first SIGTERM or SIGINT between `__enter__` and `__exit__`.
 
-    The earlier handler is called too, but must not interrupt the program: the handler of
-    `asyncio.run` is skipped, and a KeyboardInterrupt is dropped, as raised by Python's handler of
-    SIGINT, and by PySpark's after it has canceled its jobs. The second signal goes only to the
-    earlier handler; by default, and under `asyncio.run`, it ends the process. An ignored signal
-    remains ignored. Outside the main thread no handler is installed, because Python handles signals
-    only in the main thread.
+    The earlier handler is called too, but must not interrupt the program. So the handler of
+    `asyncio.run` is skipped, and a KeyboardInterrupt is dropped; Python's SIGINT handler raises
+    one, and so does PySpark's after it has canceled its jobs. The second signal only goes to the
+    earlier handler, which by default, and under `asyncio.run`, ends the process. An ignored signal
+    remains ignored. Outside the main thread no handler is installed, because Python only handles
+    signals in the main thread.
     """
 
     def __init__(self) -> None:
@@ -73,19 +75,19 @@ class StopSignals:
             _remove_listener(self)
 
     def notify(self) -> None:
-        """Set `event`; this is safe inside a signal handler."""
+        """Set `event`. This is safe inside a signal handler."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.event.set)
 
 
 _open_signals: dict[StopSignals, None] = {}
-"""The open StopSignals, in the order of their opening."""
+"""The open StopSignals, in the order in which they were opened."""
 _previous_handlers: dict[int, Any] = {}
-"""The handlers that were installed when the first of them was opened, by signal; they are restored
-when the last one is closed.
+"""The handlers that were installed when the first StopSignals was opened, by signal. They are
+restored when the last one is closed.
 """
 _is_signaled = False
-"""True if a signal has arrived since the first of them was opened."""
+"""True if a signal has arrived since the first StopSignals was opened."""
 
 
 def _add_listener(signals: StopSignals) -> None:
@@ -99,7 +101,7 @@ def _add_listener(signals: StopSignals) -> None:
         if previous_handler not in {
             None,
             signal.SIG_IGN,
-        }:  # None: not set from Python, cannot be restored
+        }:  # None: not set from Python, so it cannot be restored
             _previous_handlers[number] = previous_handler
             signal.signal(number, _handle_signal)
 
@@ -115,7 +117,7 @@ def _remove_listener(signals: StopSignals) -> None:
 
 
 def _restore(number: int) -> Any:
-    """Restore the earlier handler unless other code has installed a newer one; return the earlier
+    """Restore the earlier handler, unless other code has installed a newer one. Return the earlier
     handler.
     """
     previous_handler = _previous_handlers.pop(number)
@@ -131,8 +133,8 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
         if callable(previous_handler) and not _is_asyncio_runner(previous_handler):
             previous_handler(number, frame)
         else:
-            # Not the handler of asyncio.run: it would cancel the main task, and then wait for tasks
-            # that ignore cancellation.
+            # The handler of asyncio.run is not called: it would cancel the main task, and then wait
+            # for tasks that ignore cancellation.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         return
@@ -146,7 +148,7 @@ def _handle_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _is_asyncio_runner(handler: Any) -> bool:
-    """Return True for the SIGINT handler that `asyncio.run` installs."""
+    """Return True if this is the SIGINT handler that `asyncio.run` installs."""
     if isinstance(handler, functools.partial):
         handler = handler.func
     return isinstance(getattr(handler, "__self__", None), asyncio.Runner)

@@ -1,8 +1,8 @@
-"""Closes the connections of a client that its program has forgotten to close, and says where that
-client was created.
+"""Closes the connections of a client that the program forgot to close, and reports where the client
+was created.
 
-Without this, aiohttp would write several lines about each of its own sessions, which the program
-has never seen.
+Without this, aiohttp would log several lines about each of its own sessions, which the program has
+never seen.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def creation_place() -> str:
 def watch_network(
     network: object, sessions: Sequence[aiohttp.ClientSession], owner: str
 ) -> weakref.finalize[..., object]:
-    """Call `close_unclosed` when the network is removed, or at the end of the program, unless the
-    result is detached.
+    """Call `close_unclosed` when the network is garbage-collected or the program ends, unless the
+    returned finalizer is detached.
     """
     return weakref.finalize(network, close_unclosed, sessions, owner, process_id())
 
@@ -46,9 +46,9 @@ def close_unclosed(sessions: Sequence[aiohttp.ClientSession], owner: str, opened
     """
     Close the sessions, and warn that `owner` was not closed.
 
-    The warning is a line in the log, because Python shows no ResourceWarning by default.
+    The warning is logged, because Python does not show ResourceWarning by default.
     """
-    if process_id() != opened_in:  # the parent uses the connections
+    if process_id() != opened_in:  # the parent is using the connections
         return
     for session in sessions:
         loop = session._loop
@@ -57,7 +57,7 @@ def close_unclosed(sessions: Sequence[aiohttp.ClientSession], owner: str, opened
                 loop.call_soon_threadsafe(_close_soon, session)
         elif session.connector is not None:
             with contextlib.suppress(StopIteration, RuntimeError):
-                next(session.connector.close().__await__())  # its first step closes everything
+                next(session.connector.close().__await__())  # the first step closes everything
             session.detach()
     text = f"{owner} was never closed: use `async with`, or await its close()"
     log.warning("%s", text)

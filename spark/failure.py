@@ -1,10 +1,10 @@
-"""Encodes errors into exception messages, because Spark passes on nothing else. Pure.
+"""Encodes errors in exception messages, because Spark passes nothing else on. Pure.
 
     KEYLANE_1160 {"details": {"offset": 5, "partition_id": 3}, "fate": "not_done"} no such offset …
     [Class 1160]
 
-The marker, the code and the JSON are stable; `parse_error` finds them in the text of a Spark
-exception.
+The marker, the code and the JSON are a stable format, which `parse_error` finds in the text of a
+Spark exception.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MARKER = re.compile(r"KEYLANE_([0-9]{4}) (?=\{)")
 
 @contextmanager
 def readable_errors() -> Iterator[None]:
-    """Prefix the message of each KeylaneError raised in the block with the marker."""
+    """Prefix the message of each KeylaneError that is raised in the block with the marker."""
     try:
         yield
     except KeylaneError as error:

@@ -39,7 +39,7 @@ Invariants
     Option names are case-insensitive, as in Spark.
     One error lists all invalid options.
 
-Source: Spark has no column pruning for Python data sources, so `columns` is an option.
+`columns` is an option, because Spark has no column pruning for Python data sources.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _ADDED_BY_SPARK = {"path", "paths", "checkpointlocation"}
 
 
 def user_options(given_options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options without table properties and paths, which Spark adds."""
+    """Return the options without the table properties and paths that Spark adds."""
     options = {str(name): str(value) for name, value in given_options.items()}
     names = {name.lower() for name in options}
     if is_sql_table(options):
@@ -99,18 +99,18 @@ def user_options(given_options: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_sql_table(given_options: Mapping[str, str]) -> bool:
-    """Return True if the options come from CREATE TABLE; Spark then repeats each with the prefix
-    `option.`.
+    """Return True if the options come from CREATE TABLE, in which case Spark repeats each one with
+    the prefix `option.`.
     """
     return any(str(name).lower() == "provider" for name in given_options)
 
 
 def parse_options(given_options: Mapping[str, str], *, now_ms: int) -> ReadOptions:
     """
-    Parse the options of a read; Spark passes names and values as strings, names in any case.
+    Parse the options of a read. Spark passes names and values as strings, and names in any case.
 
     Args:
-        now_ms: the time to which "-1h" is relative, in milliseconds since 1970.
+        now_ms: the time that "-1h" is relative to, in milliseconds since 1970.
 
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
@@ -135,7 +135,7 @@ def parse_options(given_options: Mapping[str, str], *, now_ms: int) -> ReadOptio
 
 
 def _find_conflicts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return a problem for each option that conflicts with another."""
+    """Return a problem for each option that conflicts with another, by option name."""
     problems = {}
     if values.get("ordered"):
         for name, field in (("minPartitions", "min_partitions"), ("taskBytes", "task_bytes")):
@@ -308,6 +308,6 @@ _PARSERS: dict[str, tuple[str, Callable[..., object]]] = {
     "commitGroup": ("commit_group", lambda text: check_name("consumer group", text)),
     **SECURITY_PARSERS,
 }
-"""The ReadOptions field and the parser of each option; bounds are parsed relative to a time."""
+"""The ReadOptions field and the parser for each option. Bounds are parsed relative to a time."""
 NAMES = tuple(_PARSERS)
 _KNOWN = {name.lower() for name in NAMES}

@@ -1,10 +1,10 @@
-"""Restores the message order of each key after a shuffle. Needs pyspark.
+"""Restores the order of each key's messages after a shuffle. Requires pyspark.
 
     (logical_partition, epoch, offset)
 
 A key always has the same logical partition. Its messages are in a chain of physical partitions,
-each one epoch deeper in the lineage, and each ordered by offset. So sorting by these columns gives
-the order in which the messages of a key were stored.
+each of which is one epoch deeper in the lineage and ordered by offset. So sorting by these columns
+yields the order in which a key's messages were stored.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ ORDER = ("logical_partition", "epoch", "offset")
 
 def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
     """
-    Repartition a DataFrame read from keylane into `tasks` partitions in which the messages of each
-    key are in stored order.
+    Repartition a DataFrame that was read from keylane, so that the messages of each key are in one
+    partition, in the order in which they were stored.
 
     This allows more tasks than the subject has partitions, and restores the order after an
-    operation that has lost it. It costs a shuffle.
+    operation that has lost it. It requires a shuffle.
 
     Args:
         frame: a DataFrame with the columns `logical_partition`, `epoch` and `offset`, and `subject`
             if it was read from several subjects.
-        tasks: the number of partitions of the result, of which at most 1024 have rows with keys;
-            None: Spark's configured number of shuffle partitions.
+        tasks: the number of partitions in the result, of which at most 1024 have rows with keys;
+            None uses Spark's configured number of shuffle partitions.
 
     Raises:
-        ConfigError: a column is missing (the reader's option `columns` adds it), or `tasks` is not
-            a positive integer.
+        ConfigError: a column is missing (use the reader's option `columns` to add it), or `tasks`
+            is not a positive integer.
     """
     missing_columns = [name for name in ORDER if name not in frame.columns]
     if missing_columns:
@@ -51,7 +51,7 @@ def ordered(frame: DataFrame, tasks: int | None = None) -> DataFrame:
         if tasks is None
         else frame.repartition(tasks, *hash_columns)
     )
-    # Rows without a key may have the same offset in several partitions, and a retried task must
+    # Rows without a key may have the same offset in several partitions, but a retried task must
     # return them in the same order.
     tie_breakers = [name for name in ("partition", "queue") if name in frame.columns]
     return shuffled.sortWithinPartitions(*hash_columns, *ORDER[1:], *tie_breakers)

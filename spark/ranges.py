@@ -1,17 +1,17 @@
 """Reads planned ranges into a DataFrame with `mapInArrow`, and applies a user function in the same
-worker. Needs pyspark.
+worker. Requires pyspark.
 
     options = parse_options({"meta": "127.0.0.1:7000", "subject": "orders"}, now_ms=0)
     frame = read_ranges(spark, options, take_snapshot(options))
 
     task: one list of ranges ──▶ Arrow batches ──▶ apply ──▶ rows of Spark
 
-Scanning a row costs the JVM more than it costs keylane, so a function that filters or counts in
-the worker saves most of the time.
+The JVM takes longer to scan a row than keylane, so a function that filters or counts in the worker
+saves most of the time.
 
 Invariants
     A task yields the rows of its ranges in order, and the function receives them batch by batch in
-    that order.
+    the same order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Apply = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Turns the batches of a task into the batches that Spark gets."""
+"""Transforms the batches of a task into the batches that Spark gets."""
 
 
 def read_ranges(
@@ -45,16 +45,16 @@ def read_ranges(
     schema: StructType | str | None = None,
 ) -> DataFrame:
     """
-    Return a DataFrame of the rows of ranges.
+    Return a DataFrame with the rows of planned ranges.
 
-    Its tasks raise the errors of `arrow.task_reader.read_task`.
+    Its tasks raise the same errors as `arrow.task_reader.read_task`.
 
     Args:
-        options: the result of `parse_options`, of which columns, batch rows and bytes per second
+        options: the result of `parse_options`; only its columns, batch rows and bytes per second
             are used.
-        tasks: for each task, its range, or a list of ranges that it reads one after another.
-        apply: runs in the worker over the batches of each task; it may drop and create rows.
-        schema: the schema of the batches that `apply` yields; None: the columns of the options.
+        tasks: for each task, a range, or a list of ranges to read one after another.
+        apply: called in the worker with the batches of each task; it may drop and create rows.
+        schema: the schema of the batches that `apply` yields; None for the columns in the options.
     """
     pickled_tasks = [
         pickle.dumps([task] if isinstance(task, PlannedRange) else list(task)) for task in tasks
@@ -62,7 +62,8 @@ def read_ranges(
     result_schema = read_schema(options) if schema is None else schema
     if not pickled_tasks:
         return spark.createDataFrame([], result_schema)
-    # Spark Connect has no SparkContext: each task gets all ranges, and selects its own by its id.
+    # Spark Connect has no SparkContext, so each task gets all ranges, and selects its own by its
+    # id.
     all_tasks = None if hasattr(spark, "sparkContext") else pickled_tasks
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

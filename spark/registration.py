@@ -1,8 +1,8 @@
-"""Registers the format `keylane` in a Spark session. Needs pyspark.
+"""Registers the format `keylane` in a Spark session. Requires pyspark.
 
-If keylane's wheel is installed, Spark finds the format without registration: it imports every
-package whose name begins with `pyspark_`, and uses its `DefaultSource`. Call `register` in a
-session whose driver runs from a checkout.
+If keylane's wheel is installed, Spark finds the format by itself: it imports every package whose
+name begins with `pyspark_`, and uses its `DefaultSource`. Call `register` if the driver runs from a
+checkout.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `keylane` in this session; a second call has no effect."""
+    """Register the format `keylane` in this session. A second call has no effect."""
     from pyspark.errors import AnalysisException
 
     try:
         spark.dataSource.register(source_class())
     except AnalysisException as error:
-        # Spark before 4.1 refuses a format that it has already found.
+        # Spark before 4.1 refuses to register a format that it has already found.
         if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
             raise
 
@@ -34,7 +34,7 @@ def source_class() -> type[DataSource]:
     """
     Return the data source class that Spark registers.
 
-    Spark pickles it by value, and it creates a KeylaneSource in the process that unpickles it.
+    Spark pickles the class by value. In the process that unpickles it, it creates a KeylaneSource.
     """
     from pyspark.sql.datasource import DataSource
 

@@ -1,6 +1,6 @@
 """Maps the columns of `arrow/schema.py` to Spark types. Pure.
 
-Source: Spark requires that an Arrow batch matches its schema exactly: order, types, nullability.
+Spark requires Arrow batches to match its schema exactly, in order, types and nullability.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SPARK_TYPES: dict[str, DataType] = {
 
 
 _READ_METADATA = "keylane.read"
-"""Metadata key on the column `key` of a read, which marks its rows as ordered."""
+"""The metadata key on the column `key` of a read that marks its rows as ordered."""
 
 
 def spark_schema(
@@ -59,7 +59,7 @@ def spark_schema(
     Return the Spark schema of these columns, in this order.
 
     Args:
-        value_type: the type of decoded values; None: values are bytes.
+        value_type: the type of decoded values; None if values are bytes.
     """
     types = (
         _SPARK_TYPES if value_type is None else {**_SPARK_TYPES, "value": _spark_type(value_type)}
@@ -72,10 +72,11 @@ def spark_schema(
 
 def key_was_read(schema: StructType) -> bool:
     """
-    Return True if the column `key` was read from a subject, whatever was done to other columns.
+    Return True if the column `key` was read from a subject, no matter what was done to other
+    columns.
 
     Spark keeps the metadata of a column through select, filter, join, groupBy and Parquet files,
-    and drops it if the column is computed.
+    but drops it if the column is computed.
     """
     return any(
         each.name == "key" and bool(each.metadata.get(_READ_METADATA)) for each in schema.fields
@@ -83,7 +84,7 @@ def key_was_read(schema: StructType) -> bool:
 
 
 def read_schema(options: ReadOptions) -> StructType:
-    """Return the Spark schema that a read with these options has."""
+    """Return the Spark schema of a read with these options."""
     value_decoder = build_json_decoder(options)
     return spark_schema(options.columns, None if value_decoder is None else value_decoder.type)
 
@@ -113,15 +114,15 @@ _JSON_TYPES: dict[pa.DataType, DataType] = {
 
 
 _OPTIONS_METADATA = "keylane.options"
-"""Metadata key on the first column, which stores the options of a table."""
+"""The metadata key on the first column under which the options of a table are stored."""
 
 
 def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
     """
     Return the schema with the options of a table in its metadata.
 
-    A catalog stores the schema of a table created with CREATE TABLE … USING keylane, and Spark
-    passes nothing else to a Python data source when the table is read.
+    For a table created with CREATE TABLE … USING keylane, a catalog stores the schema, which is all
+    that Spark passes to a Python data source when the table is read.
     """
     first, *other_fields = schema.fields
     metadata = {**first.metadata, _OPTIONS_METADATA: dict(options)}
@@ -130,5 +131,7 @@ def embed_options(schema: StructType, options: Mapping[str, str]) -> StructType:
 
 
 def embedded_options(schema: StructType) -> dict[str, str]:
-    """Return the options that `embed_options` stored in the schema; empty if there are none."""
+    """Return the options that `embed_options` stored in the schema, or an empty dict if there are
+    none.
+    """
     return dict(schema.fields[0].metadata.get(_OPTIONS_METADATA, {})) if schema.fields else {}

@@ -1,4 +1,4 @@
-"""Starts a local Spark session on the loopback interface, which logs little and uses the running
+"""Starts a local Spark session on the loopback interface that logs little and uses the running
 Python.
 """
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 JAVA_MIN = 17
 PROBE_S = 60
-"""Timeout in seconds for `java -version`, which takes 0.1 s, but much longer under load."""
+"""The timeout in seconds for `java -version`, which takes 0.1 s, but much longer under load."""
 REASON_LINES, REASON_CHARS = 3, 500
 _HEAP = re.compile(r"(?<!\S)-Xmx(\d+)([kKmMgGtT]?)(?!\S)")
 _NO_REASON = re.compile(
     r"\s+at |WARNING: |NOTE: |Picked up |Error: (Could not create|A fatal "
     r"exc)|.*/spark-class: line "
 )
-"""Matches lines of Java's error output that do not explain a failure."""
+"""Matches lines in Java's error output that do not explain a failure."""
 _LOGGING = Path(__file__).with_name("log4j2.properties").absolute()
 
 
@@ -41,22 +41,23 @@ def local_session(
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """
-    Return the active session, or start one in local mode, with the format `keylane` registered.
+    Return the active session, or start one in local mode, and register the format `keylane`.
 
     This sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON in the environment of this process, so that
-    workers run in the same Python, which has pyarrow and keylane.
+    workers use the same Python, which has pyarrow and keylane.
 
     Args:
         cores: the number of task slots.
         app_name: the name of the application.
-        java_home: the folder of Java 17 or newer; None: JAVA_HOME, or `java` on PATH.
-        java_options: additional JVM options, such as "-XX:+UseG1GC"; "-Xmx4g" becomes the
-            setting `spark.driver.memory` of "4g", because Spark accepts no heap size in options.
+        java_home: the folder of Java 17 or newer; None uses JAVA_HOME, or `java` on PATH.
+        java_options: additional JVM options, such as "-XX:+UseG1GC". "-Xmx4g" becomes the setting
+            `spark.driver.memory` with the value "4g", because Spark accepts no heap size in the
+            options.
         settings: Spark settings that override those of `local_settings`.
 
     Raises:
         SparkProcessError: Java does not start, or is too old.
-        ConfigError: Java started and exited; the message has its output.
+        ConfigError: Java started but exited; the message contains its output.
     """
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -81,7 +82,7 @@ def local_session(
 
 
 def _java_error(settings: Mapping[str, str]) -> KeylaneError | None:
-    """Return why Java did not start with these settings; None if it starts now."""
+    """Return why Java did not start with these settings, or None if it starts now."""
     home = os.environ.get("JAVA_HOME")
     if not _is_new_enough(Path(home, "bin/java") if home else Path("java")):
         java = f"JAVA_HOME={home}" if home else "`java` on PATH (JAVA_HOME is not set)"
@@ -106,7 +107,7 @@ def _is_new_enough(java: Path) -> bool:
 
 
 def _java_output(settings: Mapping[str, str]) -> str | None:
-    """Start Java again and return its error output; None if it starts."""
+    """Start Java again, and return its error output, or None if it starts."""
     from pyspark import SparkConf
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
@@ -139,12 +140,12 @@ def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
     """Return the Spark settings of a local session."""
     sizes = _HEAP.findall(java_options)
     java_options = " ".join(_HEAP.sub(" ", java_options).split())
-    # Spark refuses a heap size among the options. A size without a unit means bytes to Java, but
-    # mebibytes to Spark.
+    # Spark does not allow a heap size in the options. A size without a unit means bytes to Java,
+    # but mebibytes to Spark.
     size, unit = sizes[-1] if sizes else ("", "")
     heap = {"spark.driver.memory": size + unit if unit else f"{int(size) >> 10}k"} if size else {}
     return heap | {
-        # Nothing listens outside this machine, and the web UI takes no port.
+        # Nothing listens outside this machine, and the web UI uses no port.
         "spark.driver.host": LOOPBACK,
         "spark.driver.bindAddress": LOOPBACK,
         "spark.ui.enabled": "false",
@@ -152,11 +153,11 @@ def local_settings(cores: int, java_options: str = "") -> dict[str, str]:
             f"-Dlog4j2.configurationFile={_LOGGING.as_uri()} {java_options}".strip()
         ),
         "spark.sql.shuffle.partitions": str(cores),
-        # Over a Unix socket, workers pass about a third more rows per second than over TCP.
+        # Workers pass about a third more rows per second over a Unix socket than over TCP.
         "spark.python.unix.domain.socket.enabled": "true",
-        # Workers are forked from a process that has loaded keylane and pyarrow.
+        # Workers are forked from a process that has already loaded keylane and pyarrow.
         "spark.python.daemon.module": "keylane.spark.worker_daemon",
-        # Times read the same on every machine.
+        # Times look the same on every machine.
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.showConsoleProgress": "false",
     }

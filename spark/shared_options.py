@@ -1,16 +1,16 @@
-"""The options that readers and writers share to secure connections, and the advice about unknown
-options. Pure.
+"""The connection security options that readers and writers share, and advice about unknown options.
+Pure.
 
     tlsCa       PEM file of the CA that signed the servers' certificates          KEYLANE_TLS_CA
     tlsCert     PEM file of a client certificate, if servers require one          KEYLANE_TLS_CERT
     tlsKey      PEM file of the client certificate's private key                  KEYLANE_TLS_KEY
     tokenFile   file with a token, for a cluster with access control              KEYLANE_TOKEN_FILE
 
-A missing option is taken from the environment of the process: the driver or an executor.
-The driver and the tasks read the files, so they must have the same path on each machine.
+A missing option is taken from the environment of the process, which is the driver or an executor.
+Both the driver and the tasks read the files, so the files must have the same path on each machine.
 
-Source: Spark shows options in plans, and stores them in catalogs and event logs, so a secret must
-not be an option.
+Spark shows options in plans, and stores them in catalogs and event logs, so a secret must never be
+an option.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMES_IN_OTHER_SOURCES = {
     "endingtimestamp": "end",
     "endingtime": "end",
 }
-"""The names of keylane options in other data sources, in lowercase."""
+"""The keylane options that correspond to options of other data sources; names are in lowercase."""
 _CREDENTIAL_ADVICE = (
     "a token is not an option, because Spark shows options in plans and logs; write it into a "
     "file, and give tokenFile"
@@ -48,7 +48,7 @@ _CREDENTIAL_ADVICE = (
 
 def advice(name: str, names: Sequence[str]) -> str:
     """
-    Return the advice about an unknown option, with the closest known name if there is one.
+    Return advice about an unknown option, with the closest known name if there is one.
 
     Args:
         names: the names of all options.
@@ -72,7 +72,7 @@ PATH_MAX = 4_096
 
 
 def parse_path(text: str) -> str:
-    """Return the text; raise ValueError if it cannot be the path of a file."""
+    """Return the text, which must be a possible path of a file. Raises ValueError."""
     if "\0" in text or len(text) > PATH_MAX:
         raise ValueError(f"give the path of a file, not {text!r:.80}")
     return text
@@ -80,10 +80,11 @@ def parse_path(text: str) -> str:
 
 def parse_token_path(text: str) -> str:
     """
-    Return the path of a file with a token.
+    Return the path of a token file.
 
     Raises:
-        ValueError: the text cannot be a path, or is itself a token, which the error does not show.
+        ValueError: the text cannot be a path, or is itself a token, in which case the error does
+            not show it.
     """
     if text.startswith("kl_"):
         raise ValueError("this is a token; give the path of a file with it")
@@ -91,14 +92,16 @@ def parse_token_path(text: str) -> str:
 
 
 def parse_flag(text: str) -> bool:
-    """Return the value of an option that is true or false; raise ValueError for other texts."""
+    """Return the value of a boolean option. Raises ValueError for texts other than true and
+    false.
+    """
     if text.lower() not in {"true", "false"}:
         raise ValueError(f"give true or false, not {text!r:.80}")
     return text.lower() == "true"
 
 
 Parsers = Mapping[str, tuple[str, Callable[[str], object]]]
-"""The field of each option, and the function that parses its text, by the option's name."""
+"""The field of each option and the function that parses its text, by option name."""
 SECURITY_PARSERS: Parsers = {
     TLS_CA: (TLS_CA, parse_path),
     TLS_CERT: (TLS_CERT, parse_path),
@@ -114,8 +117,8 @@ def parse_values(
     Return the values of the given options, by field.
 
     Args:
-        texts: the texts of the given options, by name in lowercase.
-        problems: a problem is added for each invalid or missing option, by name.
+        texts: the texts of the given options, by lowercase name.
+        problems: receives a problem for each invalid or missing option, by name.
     """
     values: dict[str, Any] = {}
     for name, (field, parse) in parsers.items():
@@ -134,18 +137,20 @@ def parse_values(
 
 
 def raise_problems(problems: Mapping[str, str], addition: str = "") -> NoReturn:
-    """Raise a ConfigError with the problems by name of option, and an addition to its text."""
+    """Raise a ConfigError with the problems by option name, followed by an addition to the
+    message.
+    """
     descriptions = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
     raise ConfigError(f"the options cannot work: {descriptions}{addition}", **problems)
 
 
 def parse_security(values: dict[str, Any], problems: dict[str, str]) -> ConnectionSecurity:
     """
-    Return the TLS settings and the token file for a source's connections.
+    Return the TLS settings and token file for the connections of a source.
 
     Args:
-        values: the values of the given options; those of SECURITY_PARSERS are removed.
-        problems: a problem is added for each missing option, by name.
+        values: the values of the given options; those that belong to SECURITY_PARSERS are removed.
+        problems: receives a problem for each missing option, by name.
     """
     ca, cert, key, token_file = (str(values.pop(name, "")) for name in NAMES)
     incomplete = bool(cert) != bool(key)

@@ -1,5 +1,5 @@
-"""The data source `keylane` for PySpark 4: it plans ranges and reads them as Arrow batches. Needs
-pyspark.
+"""The data source `keylane` for PySpark 4, which plans ranges and reads them as Arrow batches.
+Requires pyspark.
 
     reader = spark.read.format("keylane")
     reader.option("meta", "127.0.0.1:7000").option("subject", "orders").load()
@@ -8,12 +8,12 @@ pyspark.
     plan     reader().partitions() returns the tasks of `arrow/packing.py`
     task     read() yields Arrow batches; a task gets only its part of the plan
 
-For an SQL table, Spark passes the options only in CREATE TABLE, but the schema in every query. So
+For an SQL table, Spark passes the options only to CREATE TABLE, but the schema to every query. So
 the options are stored in the schema.
 
 Invariants
-    The snapshot is taken once per load(): each action on the DataFrame reads the same rows.
-    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    The snapshot is taken once per load(), so that each action on the DataFrame reads the same rows.
+    Reading changes nothing on the broker: it takes no locks and sends no acks. Spark stores the
     progress.
 """
 
@@ -63,7 +63,7 @@ class KeylaneTask(InputPartition):
 
 
 class KeylaneSource(DataSource):
-    """Reads and writes subjects as DataFrames; `options.py` lists the options."""
+    """Reads and writes subjects as DataFrames. `options.py` lists the options."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(dict(options))
@@ -77,20 +77,20 @@ class KeylaneSource(DataSource):
         return "keylane"
 
     def schema(self) -> StructType:
-        """Take the snapshot, and return the columns."""
+        """Take the snapshot, and return the schema."""
         with readable_errors():
             options = self._parse(self.options)
             resolve_backfill_start(options)
             self._check_streamable(options)
             try:
-                # PySpark does not say whether this is a stream, and only a stream may begin after a
-                # backfill, move a group's cursors, or limit its batches.
+                # PySpark does not tell whether this is a stream, and only a stream may start after
+                # a backfill, move a group's cursors, or limit its batches.
                 start = EARLIEST if options.start.manifest else options.start
                 batch = replace(options, start=start, commit_group=None, max_rows_per_trigger=None)
                 self._snapshot(batch)
             except OffsetOutOfRangeError as error:
-                # A stream that continues from its checkpoint does not need the messages at its
-                # start any more, and retention may have removed them: only a batch fails.
+                # A stream that continues from its checkpoint no longer needs the messages at its
+                # start, which retention may have removed. So only a batch fails.
                 if (error.offset or 0) >= (error.first_offset or 0):
                     raise
             except PartitionUnknownError as error:  # or retention has removed the whole partition
@@ -104,13 +104,15 @@ class KeylaneSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> KeylaneReader:
-        """Return a reader of the snapshot; a schema given by the user must equal its schema."""
+        """Return a reader for the snapshot. A schema given by the user must equal the snapshot's
+        schema.
+        """
         with readable_errors():
             options = self._parse({**embedded_options(schema), **self.options})
             _check_schema(options, schema)
             check_batch(options)
             reader = KeylaneReader(options, pack_tasks(self._snapshot(options), options))
-        # Spark now pickles the source again, for each task, where it needs no plan.
+        # Spark now pickles the source again for each task, where it does not need the plan.
         self._plan_on_driver_only = True
         return reader
 
@@ -120,7 +122,7 @@ class KeylaneSource(DataSource):
         """
         Return a stream reader.
 
-        PySpark hides an error raised here, so the reader's first call raises it.
+        PySpark hides errors that are raised here, so the reader's first call raises them.
         """
         options = self._parse({**embedded_options(schema), **self.options})
         try:
@@ -132,19 +134,19 @@ class KeylaneSource(DataSource):
         return KeylaneStreamReader(options, settings, read_task)
 
     def writer(self, schema: StructType, overwrite: bool) -> KeylaneBatchWriter:
-        """Create the hidden subject of a job, and return the job's writer."""
+        """Create the hidden subject for a job, and return the job's writer."""
         with readable_errors():
             return KeylaneBatchWriter.begin(self.options, schema, overwrite=overwrite)
 
     def streamWriter(  # noqa: N802 - PySpark's name
         self, schema: StructType, overwrite: bool
     ) -> KeylaneStreamWriter:
-        """Return the writer of a query's micro-batches."""
+        """Return a writer for the micro-batches of a query."""
         with readable_errors():
             return KeylaneStreamWriter.begin(self.options, schema, overwrite=overwrite)
 
     def _check_streamable(self, options: ReadOptions) -> None:
-        """Raise InvalidRequestError if an option for streams is set that a stream cannot use."""
+        """Raise InvalidRequestError if an option is set that a stream cannot use."""
         if options.max_rows_per_trigger is not None or options.commit_group is not None:
             stream_settings(options, self.options, has_read_limits=HAS_READ_LIMITS)
 
@@ -184,21 +186,23 @@ def _check_schema(options: ReadOptions, schema: StructType) -> None:
 
 
 class KeylaneReader(DataSourceReader):
-    """Reads the tasks of one snapshot; its copy in a Spark task has no list of tasks."""
+    """Reads the tasks of one snapshot. The copy of the reader in a Spark task has no list of
+    tasks.
+    """
 
     def __init__(self, options: ReadOptions, tasks: list[Task]) -> None:
         self._options = options
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition for each task; empty if there is nothing to read."""
+        """Return a partition for each task, or an empty list if there is nothing to read."""
         return [KeylaneTask(task) for task in self._tasks]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """
         Yield the rows of one task.
 
-        If there is no task, Spark still calls this once, with a partition of its own, which has no
+        If there are no tasks, Spark still calls this once, with its own partition, which has no
         rows.
         """
         if not isinstance(partition, KeylaneTask):
@@ -214,16 +218,16 @@ class KeylaneReader(DataSourceReader):
 
 
 class _SparkWorker:
-    """The Python process in which Spark runs tasks, one after another."""
+    """The Python process in which Spark runs tasks one after another."""
 
     _frozen = False
 
     @classmethod
     def freeze(cls) -> None:
         """
-        Exclude the loaded objects from garbage collection; only the first call has an effect.
+        Exclude the loaded objects from garbage collection. Only the first call has an effect.
 
-        Spark collects after each task, which takes 30 ms otherwise.
+        Spark collects garbage after each task, which would otherwise take 30 ms.
         """
         if not cls._frozen:
             gc.collect()

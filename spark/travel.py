@@ -1,9 +1,9 @@
-"""Pickles objects in a form that reports a missing package clearly in another Spark process. Needs
+"""Pickles objects so that another Spark process can clearly report a missing package. Requires
 pyspark.
 
 In a process without keylane, unpickling would fail with a long traceback and "No module named
-'keylane'". So the function that unpickles is itself pickled by value: it is nested in another
-function, and cloudpickle cannot refer to it by name.
+'keylane'". So the function that unpickles is itself pickled by value. For this it is nested in
+another function, because cloudpickle cannot refer to a nested function by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 def reduce_by_value(
     kind: type, state: dict[str, Any]
 ) -> tuple[Callable[..., object], tuple[object, ...]]:
-    """Return the `__reduce__` result for an object of class `kind` with `state` as `__dict__`."""
+    """Return the `__reduce__` result for an object of class `kind` whose `__dict__` is `state`."""
     data: bytes = cloudpickle.dumps((kind, state))  # type: ignore[no-untyped-call]
     return _make_unpickler(), (data,)
 
@@ -41,11 +41,11 @@ def _make_unpickler() -> Callable[[bytes], object]:
 
 def missing_package_reporter() -> Callable[[ImportError], Exception]:
     """
-    Return a function, pickled by value, that turns an ImportError into the error that the driver
+    Return a function, pickled by value, that turns an ImportError into an error that the driver
     shows.
 
-    The message encodes a SparkProcessError as in `failure.py`, because keylane, which defines the
-    class, may be the missing package.
+    The message encodes a SparkProcessError as in `failure.py`, because the missing package may be
+    keylane itself, which defines the class.
     """
 
     def report_missing(error: ImportError) -> Exception:
@@ -54,7 +54,7 @@ def missing_package_reporter() -> Callable[[ImportError], Exception]:
         import sys
 
         python = f"{sys.executable} ({platform.python_version()}) on {platform.node()}"
-        # If the module exists, but lacks a name or a library, the error's text says more than the
+        # If the module exists but lacks a name or a library, the error's text says more than the
         # module's name.
         is_module_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
         missing_module = error.name if is_module_missing else str(error)

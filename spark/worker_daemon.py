@@ -1,9 +1,10 @@
-"""The daemon from which Spark forks Python workers; it imports keylane and pyarrow before it forks.
+"""The daemon from which Spark forks Python workers. It imports keylane and pyarrow before it forks.
 
-The setting `spark.python.daemon.module` selects it; otherwise it behaves like PySpark's daemon. Its
-workers start without importing the modules, which takes 1 s of CPU, and share their memory.
+The setting `spark.python.daemon.module` selects it. Apart from the imports, it behaves like
+PySpark's daemon. Its workers do not have to import the modules, which takes 1 s of CPU time, and
+they share the memory of the modules.
 
-Spark closes the socket of a worker from which it needs no more rows (`limit`, `first`, a canceled
+Spark closes a worker's socket when it needs no more rows from it (`limit`, `first`, or a canceled
 job). PySpark's daemon then prints an eleven-line traceback; this one ends the worker silently.
 """
 
@@ -32,22 +33,24 @@ def preload() -> None:
     """
     Import the modules that workers need, and exclude them from garbage collection.
 
-    Spark collects after each task, which takes 30 ms otherwise.
+    Spark collects garbage after each task, which would otherwise take 30 ms.
     """
     for name in PRELOADED:
-        with contextlib.suppress(ImportError):  # a worker that needs the module raises the error
+        with contextlib.suppress(ImportError):  # a worker that needs it raises the error
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
 
 
 def worker(sock: Any, authenticated: bool) -> int:
-    """Run PySpark's worker; if Spark has closed the socket, return 1, so that it is not reused."""
+    """Run PySpark's worker. If Spark has closed the socket, return 1, so that the socket is not
+    reused.
+    """
     try:
         return _pyspark_worker(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        # Errors of a task are sent to Spark, and are not raised here. Python 3.13 would print the
-        # error of a stream that cannot be flushed when it is closed.
+        # Errors in a task are sent to Spark, and are not raised here. Python 3.13 would print an
+        # error for a stream that cannot be flushed when it is closed.
         sys.unraisablehook = _ignore
         return 1
 

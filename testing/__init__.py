@@ -1,8 +1,8 @@
-"""Clusters in memory with virtual time, for tests of programs that use keylane: `run`, and a plugin
-for pytest.
+"""In-memory clusters with virtual time, for testing programs that use keylane: `run`, and a pytest
+plugin.
 
-Names are loaded at their first use, because pytest imports the plugin in every run, and most runs
-have no cluster.
+Names are loaded on first use, because pytest imports the plugin in every run, and most runs have no
+cluster.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ __all__ = [
     "run",
 ]
 
-if not TYPE_CHECKING:  # a type checker shall report names that are not above
+if not TYPE_CHECKING:  # lets a type checker report names that are not listed above
 
     def __getattr__(name: str) -> object:
         if name not in __all__:

@@ -1,13 +1,13 @@
-"""A cluster in memory with virtual time: the real metaserver and brokers, and the programs of a
+"""An in-memory cluster with virtual time: the real metaserver and brokers, and the programs of a
 test.
 
     story(cluster) ─▶ clients, created as usual with cluster.address
                    ─▶ cluster.start(function, …)   separate programs, which can be killed
                    ─▶ faults, and `await asyncio.sleep(600)`, which takes no real time
 
-The test, the programs and the servers run as simulated processes of one event loop. The seed
-decides the order of processes that are ready, and the network delays, so the same seed repeats the
-run.
+The test, the programs and the servers run as simulated processes in one event loop. The seed
+determines the order in which ready processes run, and the network delays, so the same seed repeats
+the run.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ TEST = "test"
 """The name of the program that runs the story itself."""
 BROKERS_MAX = 100
 LIMIT_S_MAX = 1e100
-"""The maximum finite limit, in seconds; infinity means no limit."""
+"""The maximum finite limit in seconds; infinity means no limit."""
 POLL_S = 0.01
 EVERY_S_MIN = 0.000_001
-"""The minimum pause of `until`, in seconds; without one, virtual time would not pass."""
+"""The minimum pause in `until`, in seconds; without a pause, virtual time would not advance."""
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, because finalizers would run at times that the seed does not
-    determine.
+    """Disable garbage collection, because finalizers would otherwise run at times that the seed
+    does not determine.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -76,13 +76,13 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Test(StoryProgram):
-    """The story itself as a program of the network; it ends with the run."""
+    """The story itself as a program in the network; it ends with the run."""
 
     async def _main(self) -> None:
         raise AssertionError("the cluster runs it")
 
     def begin(self) -> Process:
-        """Start the story's process, and return it."""
+        """Start the process of the story, and return it."""
         process = self._process = Process(self.name, context=copy_context())
         process.context.run(AMBIENT.set, self._environment(process))
         return process
@@ -90,14 +90,14 @@ class _Test(StoryProgram):
 
 class VirtualCluster:
     """
-    A cluster in memory, for one story.
+    An in-memory cluster for one story.
 
     Attributes:
-        address: the metaserver's address, for `Producer(cluster.address)`; only the story can reach
-            it.
+        address: the metaserver's address, for `Producer(cluster.address)`; it can only be reached
+            in the story.
         seed: determines the run.
-        metaserver, brokers: the servers, which run when the story begins.
-        test: the story itself as a program, for `cut`.
+        metaserver, brokers: the servers, which are running when the story begins.
+        test: the story itself as a program, for use with `cut`.
     """
 
     def __init__(
@@ -110,15 +110,16 @@ class VirtualCluster:
         real_limit_s: float = 60.0,
     ) -> None:
         """
-        Create a cluster, in which `run` runs a story.
+        Create a cluster in which `run` can run a story.
 
         Args:
-            brokers: the number of brokers, each with its own broker group, "g0", "g1", …
-            seed: determines the run; None draws one, which a failure prints.
-            auto_create: "off", or a pattern for subjects that are created by their first message.
-            limit_s: the maximum duration of the story, in virtual seconds.
-            real_limit_s: its maximum duration in real seconds; not enforced while code does not
-                await.
+            brokers: the number of brokers; each has its own broker group, "g0", "g1", …
+            seed: determines the run. None draws a seed, which is printed if the story fails.
+            auto_create: "off", or a pattern for names of subjects that are created by their first
+                message.
+            limit_s: the maximum duration of the story in virtual seconds.
+            real_limit_s: the maximum duration of the story in real seconds. It is not enforced
+                while code runs without awaiting.
 
         Raises:
             ConfigError: an argument is out of range.
@@ -134,7 +135,8 @@ class VirtualCluster:
             data=Path("metaserver"),
             auto_create=auto_create,
             insecure_network=True,  # brokers have names
-            # The only metaserver makes every change itself, so it rarely needs to poll for changes.
+            # There is only one metaserver, which makes every change itself, so it rarely needs to
+            # poll for changes.
             broker_heartbeat_ms=15_000,
             broker_ttl_ms=30_000,
             heartbeat_ms_max=10_000,
@@ -172,14 +174,14 @@ class VirtualCluster:
     # ── running ───────────────────────────────────────────────────────────────────────────────────
     def run(self, story: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """
-        Run an async function in virtual time, once, and return its result. All programs end with
-        it.
+        Run an async function in virtual time, and return its result. All programs end with it. Each
+        cluster can run only one story.
 
         Raises:
             The story's exception, with notes about the seed and failed programs.
             StoryError: a program ended with an exception that no `wait` raised; the story exceeded
                 a limit, or used a real sleep, thread or socket; the cluster has already run a
-                story, or another event loop is running.
+                story; or another event loop is running.
             InvalidRequestError: `story` is not an async function.
         """
         check_story(story, "cluster.run(story)")
@@ -231,7 +233,7 @@ class VirtualCluster:
         return result
 
     def _abort_story(self, error: StoryError) -> None:
-        """Make the loop end with the error, because code under test may swallow it, or retry
+        """Make the loop stop with the error, because the code under test might swallow it or retry
         forever.
         """
         self._loop.fatal_error = error
@@ -272,7 +274,7 @@ class VirtualCluster:
             )
 
     def close(self) -> None:
-        """Release all resources, if no story was run."""
+        """Release all resources, if no story has been run."""
         if not self._has_run:
             self._has_run = True
             self._dispose()
@@ -291,13 +293,14 @@ class VirtualCluster:
         self, function: Callable[P, Awaitable[Any]], /, *args: P.args, **kwargs: P.kwargs
     ) -> ClientProgram:
         """
-        Start an async function as a separate program, on its own machine.
+        Start an async function as a separate program on its own machine.
 
-        The program is named after its function; the second one with the same name is "work 2".
+        The program is named after its function. A second program for a function `work` is named
+        "work 2".
 
         Raises:
-            InvalidRequestError: `function` is not a function. A plain function ends the program
-                with this error.
+            InvalidRequestError: `function` is not a function. If it is a function but not async,
+                the program ends with this error.
         """
         check_story(function, "cluster.start(work)")
         base_name = getattr(function, "__name__", type(function).__name__)
@@ -314,11 +317,11 @@ class VirtualCluster:
 
     def cut(self, program: StoryProgram, *others: StoryProgram) -> None:
         """
-        Cut a program off from `others`, or from all, in both directions; nothing arrives until
-        `heal`.
+        Cut a program off from `others`, or from all programs, in both directions. Nothing arrives
+        until `heal` is called.
 
         Raises:
-            InvalidRequestError: an argument is not a program of this cluster; nothing is cut.
+            InvalidRequestError: an argument is not a program in this cluster; nothing is cut.
         """
         known_programs = self._programs()
         for target in (program, *others):
@@ -333,7 +336,7 @@ class VirtualCluster:
                 self._internet.cut_link(other.name, program.name)
 
     def heal(self) -> None:
-        """Heal all cuts. Some messages in flight arrive late, and some connections break."""
+        """Heal all cuts. Some of the messages in flight arrive late, and some connections break."""
         self._internet.heal()
 
     def _programs(self) -> list[StoryProgram]:
@@ -342,12 +345,12 @@ class VirtualCluster:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────
     @property
     def now_s(self) -> float:
-        """The virtual seconds since the cluster was created."""
+        """The virtual time in seconds since the cluster was created."""
         return self._loop.now
 
     def now(self) -> datetime:
-        """Return the wall-clock time of the cluster's programs, for `deliver_at` and a reader's
-        `start=`.
+        """Return the wall-clock time of the cluster's programs, for use in `deliver_at` and a
+        reader's `start=`.
         """
         wall_ms = self.test.clock.wall_ms()
         return datetime.fromtimestamp(wall_ms / 1000, UTC)
@@ -356,15 +359,16 @@ class VirtualCluster:
         self, condition: Callable[[], Any], *, within_s: float = 60.0, every_s: float = 0.05
     ) -> Any:
         """
-        Wait until `condition()` is true, and return its result. It may be an async function.
+        Wait until `condition()` is true, and return its result. `condition` may be an async
+        function.
 
         Args:
-            within_s: the maximum wait, in virtual seconds.
+            within_s: the maximum time to wait, in virtual seconds.
             every_s: the pause between two calls, in virtual seconds.
 
         Raises:
             StoryError: the condition did not become true in time.
-            InvalidRequestError: the condition is not a function, or a time is not a number of
+            InvalidRequestError: `condition` is not a function, or a time is not a number of
                 seconds.
         """
         if not callable(condition):
@@ -402,8 +406,8 @@ class VirtualCluster:
     async def messages(
         self, subject: str, *, key: bytes | str | None = None
     ) -> list[Message[bytes]]:
-        """Return the stored messages of a subject, or of a key; those of a partition are in
-        order.
+        """Return the stored messages of a subject, or only those with a key. The messages of each
+        partition are in order.
         """
         async with Reader(self.address, subject, key=key) as reader:
             return [message async for message in reader]
@@ -421,10 +425,10 @@ class VirtualCluster:
 
 def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T:
     """
-    Run `story(cluster)` in a new cluster; `options` are those of VirtualCluster.
+    Run `story(cluster)` in a new cluster. `options` are the arguments of VirtualCluster.
 
     Raises:
-        Same errors as `VirtualCluster.run`.
+        The same errors as `VirtualCluster.run`.
     """
     check_story(story, "run(story)")
     cluster = VirtualCluster(**options)
@@ -432,7 +436,7 @@ def run(story: Callable[[VirtualCluster], Awaitable[T]], /, **options: Any) -> T
 
 
 def _check_options(brokers: Any, seed: object, **limits: Any) -> None:
-    """Raise ConfigError if an argument of a cluster is out of its range."""
+    """Raise ConfigError if an argument of a cluster is out of range."""
     if type(brokers) is not int or not 1 <= brokers <= BROKERS_MAX:
         raise ConfigError(
             f"brokers must be a whole number from 1 to {BROKERS_MAX}, not {brokers!r:.40}"
@@ -445,6 +449,6 @@ def _check_options(brokers: Any, seed: object, **limits: Any) -> None:
 
 
 def _is_seconds(value: Any) -> bool:
-    """Return True for a number that counts as seconds, and for infinity."""
+    """Return True for a number that can be used as seconds, including infinity."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and (abs(value) <= LIMIT_S_MAX or value == math.inf)

@@ -1,5 +1,5 @@
-"""The event loop of a story: it runs in virtual time with limits, and ends as soon as the story has
-reached the real world.
+"""The event loop of a story. It runs in virtual time, with limits, and stops as soon as the story
+uses a real sleep, thread or socket.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from ..protocol.clock import SystemClock
 from .machines.loop import FAULTS_OF_CODE, Process, SimLoop, StuckError
 
 JUMPS_PER_CHECK = 64
-"""Jumps of virtual time between two reads of the real clock."""
+"""The number of jumps in virtual time between two reads of the real clock."""
 
 
 class StoryLoop(SimLoop):
     """
-    Runs a story; see the module.
+    Runs a story in virtual time.
 
     Args:
-        limit_s: most virtual seconds.
-        real_limit_s: most seconds of real time.
+        limit_s: maximum virtual time, in seconds.
+        real_limit_s: maximum real time, in seconds.
     """
 
     def __init__(self, rng: random.Random, *, limit_s: float, real_limit_s: float) -> None:
@@ -33,12 +33,14 @@ class StoryLoop(SimLoop):
         self._until_ns = self._real_ns() + real_limit_s * 1e9
         self._jumps_until_check = JUMPS_PER_CHECK
         self.fatal_error: BaseException | None = None
-        """Error that ends the story at once."""
+        """The error that ends the story immediately."""
         self.exit_callback: Callable[[Process, SystemExit], None] = super().on_exit
-        """Function that is called when a program calls sys.exit."""
+        """Called when a program calls sys.exit."""
 
     def __del__(self, _warn: object = None) -> None:
-        """Suppress the warning about an unclosed loop: this one holds no system resources."""
+        """Suppress the warning about an unclosed loop, because this loop holds no system
+        resources.
+        """
 
     def on_exit(self, process: Process, error: SystemExit) -> None:
         """See `SimLoop.on_exit`."""

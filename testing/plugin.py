@@ -1,11 +1,11 @@
-"""The pytest plugin: a test with the argument `keylane_cluster` gets its own cluster, and runs in
+"""The pytest plugin. A test with the argument `keylane_cluster` gets its own cluster, and runs in
 virtual time.
 
     @pytest.mark.keylane(brokers=2)
     async def test_order_survives_a_broker(keylane_cluster): ...
 
-An `async def` test runs as the cluster's story, not in another plugin's event loop; a plain one
-calls `keylane_cluster.run`. Other tests are not affected.
+An `async def` test runs as the cluster's story, instead of in another plugin's event loop. A plain
+test calls `keylane_cluster.run`. Other tests are not affected.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
-    """Return a `keylane.testing.VirtualCluster` with the options of `@pytest.mark.keylane(...)`."""
+    """Provide a `keylane.testing.VirtualCluster` with the options from
+    `@pytest.mark.keylane(...)`.
+    """
     _check_examples(request.function)
     from .cluster import (
         VirtualCluster,  # imported late, because most runs have no cluster
@@ -74,7 +76,9 @@ def keylane_cluster(request: pytest.FixtureRequest) -> Iterator[VirtualCluster]:
 
 
 def _check_examples(test: object) -> None:
-    """Raise StoryError for an async hypothesis test: each example would need a cluster."""
+    """Raise StoryError for an async hypothesis test, because each example would need its own
+    cluster.
+    """
     inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
     if inspect.iscoroutinefunction(inner):
         raise StoryError(
@@ -110,14 +114,14 @@ def _parse_seed(text: str) -> int | None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """
-    Run an async test that takes the fixture as the story of its cluster.
+    Run an async test that uses the fixture as the story of its cluster.
 
-    A plain function replaces the test for this call, because a plugin whose hook runs first, such
-    as anyio's, could run an async one in real time.
+    A plain function replaces the test during this call, because a plugin whose hook runs first,
+    such as anyio's, might run an async one in real time.
     """
     cluster: Any = pyfuncitem.funcargs.get(FIXTURE)
     owner = pyfuncitem.instance or pyfuncitem.module
-    # Look up the original test, which an asyncio plugin may have replaced by a plain function.
+    # Look up the original test, which an asyncio plugin may have replaced with a plain function.
     test = getattr(owner, pyfuncitem.originalname, None)
     if cluster is None or not inspect.iscoroutinefunction(test):
         return (yield)

@@ -1,11 +1,11 @@
-"""The programs of a virtual cluster: the metaserver, brokers, and the user's programs. Each can be
-stopped, killed and restarted.
+"""The programs of a virtual cluster: the metaserver, the brokers, and the user's programs. Each can
+be stopped, killed and restarted.
 
     start ─▶ running ─▶ ended, also by stop (SIGTERM), kill (SIGKILL), or crash (with its machine)
         ─▶ start …
 
-Each runs on its own machine, with its own clock and name. A paused program (SIGSTOP) does nothing
-until it is resumed.
+Each program has its own machine, clock and name. A paused program (SIGSTOP) does nothing until it
+is resumed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .machines.machine import Machine, SimStopSignals, send_stop
 from .machines.network import Internet, Listener, SimNetwork
 
 BOOT_S = 10.0
-"""The uptime of a machine, in seconds, when its program starts."""
+"""The uptime in seconds that a machine has when its program starts."""
 
 
 def check_story(function: object, call: str) -> None:
@@ -55,10 +55,11 @@ def check_story(function: object, call: str) -> None:
 
 
 async def call_async(function: Callable[[], Any]) -> Any:
-    """Call an async function, and return its result.
+    """
+    Call an async function, and return its result.
 
     Raises:
-        InvalidRequestError: it is a plain function, which has been called nevertheless.
+        InvalidRequestError: it is a plain function, which has been called anyway.
     """
     result = function()
     if not inspect.isawaitable(result):
@@ -71,7 +72,7 @@ async def call_async(function: Callable[[], Any]) -> Any:
 
 
 class Killed(SystemExit):
-    """Raised in a program that kills itself, so that none of its code continues."""
+    """Raised in a program that kills itself, so that none of its remaining code runs."""
 
 
 class StoryProgram(ABC):
@@ -79,9 +80,9 @@ class StoryProgram(ABC):
     One program of a virtual cluster.
 
     Attributes:
-        name: the name of the program, also in errors.
-        error: the exception with which it ended; None if it runs, was ended from outside, or
-            returned.
+        name: the name of the program, which also appears in errors.
+        error: the exception that ended the program; None if it is running, was ended from outside,
+            or returned.
     """
 
     def __init__(self, internet: Internet, name: str, seed: str) -> None:
@@ -95,11 +96,11 @@ class StoryProgram(ABC):
         self._process.alive = False
         self._start_count = 0
         self._runs: list[tuple[Process, asyncio.Task[Any]]] = []
-        """The process and task of each start, kept so that nothing of a killed program is destroyed
-        during the story.
+        """The process and task of each start. They are kept so that nothing of a killed program is
+        destroyed during the story.
         """
         self._has_raised = False
-        """True if `wait` has raised the error."""
+        """True if `wait` has already raised the error."""
         self._ended = asyncio.Event()
         self._rng = random.Random(seed)
 
@@ -113,7 +114,7 @@ class StoryProgram(ABC):
 
     @property
     def running(self) -> bool:
-        """True while the program runs, even if it is paused."""
+        """True while the program is running, even if it is paused."""
         return self._process.alive
 
     @property
@@ -123,7 +124,7 @@ class StoryProgram(ABC):
 
     @property
     def unraised_error(self) -> BaseException | None:
-        """The exception with which the program ended, unless `wait` has raised it."""
+        """The exception that ended the program, unless `wait` has already raised it."""
         return None if self._has_raised else self.error
 
     def start(self) -> None:
@@ -131,7 +132,7 @@ class StoryProgram(ABC):
         Start the program, or restart it with its old disk and empty memory.
 
         Raises:
-            StoryError: the program is running.
+            StoryError: the program is already running.
         """
         if self.running:
             raise StoryError(f"{self.name} is running")
@@ -165,6 +166,7 @@ class StoryProgram(ABC):
         """Run the program's code."""
 
     def _on_return(self, process: Process, task: asyncio.Task[Any]) -> None:
+        """End the program when its main task is done."""
         error = None if task.cancelled() else task.exception()
         if process.alive:
             self.error = error
@@ -172,10 +174,11 @@ class StoryProgram(ABC):
 
     async def wait(self) -> Any:
         """
-        Wait until the program ends, and return its function's result; None if it was killed.
+        Wait until the program ends, and return the result of its function, or None if it was
+        killed.
 
         Raises:
-            The exception with which the program ended.
+            The exception that ended the program.
         """
         await self._ended.wait()
         if self.error is not None:
@@ -183,7 +186,7 @@ class StoryProgram(ABC):
             raise self.error
 
     async def stop(self) -> None:
-        """Send SIGTERM, and wait until the program ends; without a handler it ends
+        """Send SIGTERM, and wait until the program ends. A program without a handler ends
         immediately.
         """
         if self.running:
@@ -192,17 +195,17 @@ class StoryProgram(ABC):
             await self._ended.wait()
 
     def kill(self) -> None:
-        """Kill the program, like SIGKILL: it releases nothing, and its connections break."""
+        """Kill the program, like SIGKILL. It releases nothing, and its connections break."""
         self._end_now(machine_down=False)
 
     def crash(self) -> None:
-        """Crash the program with its machine: peers are not notified, and the disk may lose
-        unsynced data.
+        """Crash the program together with its machine. Peers are not notified, and the disk may
+        lose unsynced data.
         """
         self._end_now(machine_down=True)
 
     def pause(self) -> None:
-        """Pause the program, like SIGSTOP, until `resume`; its clock continues."""
+        """Pause the program until `resume` is called, like SIGSTOP. Its clock keeps running."""
         self._process.paused = True
 
     def resume(self) -> None:
@@ -210,7 +213,7 @@ class StoryProgram(ABC):
         self._loop.resume(self._process)
 
     def exited(self, error: SystemExit) -> None:
-        """End the program after its code called sys.exit; a status other than 0 is an error."""
+        """End the program after its code has called sys.exit. A status other than 0 is an error."""
         if error.code:
             self.error = error
         self._end(machine_down=False)
@@ -233,7 +236,7 @@ class StoryProgram(ABC):
 
 
 class ClientProgram(StoryProgram):
-    """A program of the user: an async function and its arguments."""
+    """A user's program: an async function and its arguments."""
 
     def __init__(
         self, internet: Internet, name: str, seed: str, function: Callable[[], Awaitable[Any]]
@@ -253,13 +256,13 @@ class ClientProgram(StoryProgram):
 
 
 USUAL_ADDRESS = "127.0.0.1:7000"
-"""The address of `keylane dev`, which a program under test may use by default; the metaserver of a
-story listens there too.
+"""The address of `keylane dev`, which a program under test may use by default. The metaserver of a
+story also listens there.
 """
 
 
 class MetaserverProgram(StoryProgram):
-    """The metaserver, whose database survives a restart."""
+    """The metaserver, whose database survives restarts."""
 
     def __init__(
         self,
@@ -276,7 +279,7 @@ class MetaserverProgram(StoryProgram):
         self._database: MemoryDatabase | None = None
 
     async def _main(self) -> None:
-        # Created only when the story begins, because all clusters of a process share one database
+        # Only created when the story begins, because all clusters of a process share one database
         # in turn.
         self._database = self._database or MemoryDatabase(self._machine)
         self._database.transact(
@@ -310,11 +313,11 @@ T = TypeVar("T")
 
 class SyncsInTasks:
     """
-    Runs syncs in tasks; see `QuickSync`.
+    Runs disk syncs in tasks; see `QuickSync`.
 
     Args:
-        blocking: a coroutine function that calls a blocking function, possibly in a later turn of
-            the loop.
+        blocking: a coroutine function that calls a blocking function, possibly in a later iteration
+            of the loop.
     """
 
     def __init__(self, run_blocking: Callable[..., Coroutine[Any, Any, Any]]) -> None:
@@ -347,11 +350,11 @@ IN_PLACE = Pools(_in_place, _in_place, _in_place, _in_place, SyncsInTasks(_in_pl
 
 class BrokerProgram(StoryProgram):
     """
-    A broker, whose disk survives a restart.
+    A broker, whose disk survives restarts.
 
     Attributes:
         group: the name of its broker group.
-        address: its address, `host:port`.
+        address: the address of the broker, as `host:port`.
     """
 
     def __init__(
@@ -361,16 +364,16 @@ class BrokerProgram(StoryProgram):
         self.group = group
         self.address = address
         self._disk = SimDisk()
-        # So empty that the broker needs no reserve.
+        # The disk counts as empty, so the broker needs no reserve.
         self._disk.total_space = self._disk.free_bytes()
         self._settings = BrokerSettings(group=group, data=Path(name), meta=(meta,))
 
     def fill_disk(self) -> None:
-        """Fill the disk, so messages are refused until `empty_disk`."""
+        """Fill the disk, so that messages are refused until `empty_disk` is called."""
         self._disk.free_space = 0
 
     def empty_disk(self) -> None:
-        """Free the disk's space again."""
+        """Free the space on the disk again."""
         self._disk.free_space = None
 
     async def _main(self) -> None:

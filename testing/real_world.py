@@ -1,8 +1,8 @@
-"""Refuses calls for which virtual time cannot wait while a story runs: real sleeps, new threads and
-sockets.
+"""While a story runs, refuses calls that virtual time cannot wait for: real sleeps, new threads,
+and sockets.
 
-The functions are patched in their modules during the story, for its thread only. Code that imported
-one earlier, as with `from time import sleep`, still calls the original.
+The functions are patched in their modules during the story, but only for its thread. Code that
+imported a function earlier, as with `from time import sleep`, still calls the original.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REFUSED: tuple[tuple[Any, str, str], ...] = (
     (socket.socket, "bind", "virtual time cannot wait for a socket"),
     (socket, "getaddrinfo", "virtual time cannot wait for a name server"),
 )
-"""The owner of each refused function, its name, and the reason."""
+"""The owner of each refused function, the function's name, and the reason."""
 _running: list[int] = []
-"""The id of the running story's thread, if there is one."""
+"""The thread id of the running story, if there is one."""
 
 
 def _make_refusal(
@@ -54,8 +54,8 @@ def _make_refusal(
 @contextmanager
 def refuse_real_world(report: Callable[[StoryError], None]) -> Iterator[None]:
     """
-    Refuse these calls in this thread with a StoryError, which is also passed to `report`, because
-    callers may swallow it.
+    Refuse these calls in this thread with a StoryError. The error is also passed to `report`,
+    because callers may swallow it.
 
     Raises:
         StoryError: another story is running in this process.

@@ -1,4 +1,6 @@
-"""Shows what the programs of a story wait for: the innermost await of each task in user code."""
+"""Shows what the programs of a story are waiting for: the innermost await in user code of each
+task.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ LINES_MAX = 20
 
 
 def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
-    """Return a line for each task with user code: its name, the file and line, and the source
-    line.
+    """Return a line for each task that is in user code, with its name, the file and line, and the
+    source line.
     """
     lines = []
     for task in tasks:
@@ -36,7 +38,7 @@ def waiting_lines(tasks: Iterable[asyncio.Task[Any]]) -> list[str]:
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:
-    """Yield the frames of a coroutine and its awaited coroutines, outermost first."""
+    """Yield the frames of a coroutine and of the coroutines that it awaits, outermost first."""
     while awaited is not None:
         for kind in ("cr", "ag", "gi"):
             frame = getattr(awaited, f"{kind}_frame", None)

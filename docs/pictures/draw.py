@@ -1,11 +1,11 @@
-"""Draws `docs/pictures/order.svg` from a real run that sends the same messages through keylane and
-through a log whose partitions are added in the usual way.
+"""Draws `docs/pictures/order.svg` from a real run. It sends the same messages through keylane, and
+through a log to which partitions are added in the usual way.
 
     .venv/bin/python docs/pictures/draw.py
 
-Each circle is a message of a key, with its number. It moves from the sender to its partition, waits
-there, and moves on when a handler is called with it. Circles with a red ring were handled after a
-later message of their key.
+Each circle is a message of a key, labelled with its number. It moves from the sender to its
+partition, waits there, and moves on when a handler is called with it. A red ring marks a message
+that was handled after a later message of its key.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from xml.sax.saxutils import escape
 from run import KEYS, Journey, Run, find_out_of_order, run_scenario
 
 SLOWDOWN = 2.0
-"""The number of animation seconds per second of the run."""
+"""How many seconds of animation show one second of the run."""
 RESULT_S = 3.0
-"""Seconds for which the result is shown before the animation restarts."""
+"""The number of seconds that the result stays visible before the animation restarts."""
 WIDTH, HEIGHT, MIDDLE = 960, 470, 480
 SENDER_X, LANE_X, LANE_END_X, HANDLER_X = 40, 120, 340, 430
 LANES_Y, LANE_STEP, KEY_STEP = 92, 30, 38
@@ -54,7 +54,7 @@ def animate(total_s: float, points: Sequence[tuple[float, str]], attribute: str)
 
 
 def fade(total_s: float, from_s: float, to_s: float) -> str:
-    """Return an animation that shows an element from `from_s` to `to_s`."""
+    """Return an animation that makes an element visible from `from_s` to `to_s`."""
     before = [(0.0, "0"), (from_s - 0.01, "0")] if from_s > 0.01 else []
     events = [*before, (max(from_s, 0), "1"), (to_s, "1"), (to_s + 0.3, "0")]
     return animate(total_s, events, "opacity")
@@ -67,7 +67,7 @@ def draw_text(x: float, y: float, words: str, *, inside: str = "", **style: obje
 
 
 def draw_panel(run: Run, subject: str, left: int, total_s: float) -> Iterator[str]:
-    """Yield the elements of one half of the picture, which shows one subject."""
+    """Yield the elements of the half of the picture that shows one subject."""
     rows = run.journeys[subject]
     lanes = {part: row for row, (part, _, _) in enumerate(run.partitions[subject])}
     late_messages = find_out_of_order(rows)
@@ -133,7 +133,7 @@ def draw_message(
 
 
 def draw_captions(run: Run, total_s: float) -> Iterator[str]:
-    """Yield a caption for each event in the cluster, shown when it happened."""
+    """Yield a caption for each event in the cluster, visible from the time of the event."""
     ends = [at for at, _ in run.events[1:]] + [(total_s - RESULT_S) / SLOWDOWN]
     for (at_s, words), next_s in zip(run.events, ends, strict=True):
         until_s = min(next_s, at_s + 3) * SLOWDOWN - 0.4
@@ -150,7 +150,7 @@ def draw_captions(run: Run, total_s: float) -> Iterator[str]:
 
 
 def draw_picture(run: Run) -> str:
-    """Return the picture as SVG."""
+    """Return the picture as an SVG document."""
     total_s = duration_s(run)
     parts = [
         (

@@ -1,5 +1,6 @@
-"""Draws `docs/pictures/fence.svg` from a real run: a consumer that has a partition is paused, its
-lease ends, another one gets the partition under a higher token, and the first one's ack is refused.
+"""Draws `docs/pictures/fence.svg` from a real run. A consumer that owns a partition is paused, and
+its lease expires. Another consumer gets the partition with a higher token, and the late ack of the
+first is refused.
 
     .venv/bin/python docs/pictures/fence.py
 """
@@ -29,13 +30,13 @@ MESSAGES = 3
 TTL_MS = 2_000
 HANDLING_S = 0.8
 LEAD_S = 0.8
-"""Seconds that are shown before the first message is sent."""
+"""The number of seconds shown before the first message is sent."""
 PAUSE_AFTER_S = 0.4
-"""Seconds between the moment at which A has the message and its pause."""
+"""The number of seconds from the arrival of the message at consumer A until A is paused."""
 SLOWDOWN = 2.4
-"""The number of animation seconds per second of the run."""
+"""How many seconds of animation show one second of the run."""
 RESULT_S = 4.0
-"""Seconds for which the result is shown before the animation restarts."""
+"""The number of seconds that the result stays visible before the animation restarts."""
 WIDTH, HEIGHT = 960, 420
 BOXES = {
     "A": (40, 60, 250, 100, "consumer A"),
@@ -43,14 +44,16 @@ BOXES = {
     "broker": (400, 145, 230, 100, "broker"),
     "metaserver": (700, 60, 220, 100, "metaserver"),
 }
-"""Left, top, width, height and title of each program."""
+"""The left edge, top edge, width, height and title of each program's box."""
 COLOURS = {"A": "#2f6fb3", "B": "#2e8b57"}
 GREY, RED = "#8a93a3", "#b3261e"
 
 
 @dataclass(slots=True, frozen=True)
 class Event:
-    """What happened at a second of the run: `what` to whom, with the facts that were observed."""
+    """Something that happened during the run: when, what, and to which program, with the observed
+    facts.
+    """
 
     at_s: float
     what: str
@@ -117,7 +120,7 @@ def _start_consumer(
 
 
 async def _until_token(admin: Admin, token: int) -> int:
-    """Wait until the partition has an owner with this token or a higher one; return its token."""
+    """Wait until the partition has an owner with at least this token, and return its token."""
     async with asyncio.timeout(60):
         found = 0
         while found < token:
@@ -144,7 +147,7 @@ def _has(rows: Path, who: str, what: str) -> list[bool]:
 
 
 async def consume(meta: str, name: str, rows: Path) -> None:
-    """Handle messages until the process is killed, and write what happens."""
+    """Handle messages until the process is killed, and log what happens."""
     with rows.open("a", buffering=1) as lines:
 
         def write(what: str, message: Any, text: str = "") -> None:
@@ -166,18 +169,18 @@ async def consume(meta: str, name: str, rows: Path) -> None:
 
 
 class Timeline:
-    """The events of a run, in seconds of the animation."""
+    """The events of a run, with times in seconds of the animation."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self._events = events
         self.total_s = events[-1].at_s * SLOWDOWN + RESULT_S
 
     def at(self, who: str, what: str, number: int | None = None) -> float:
-        """Return when it happened first; with `number` to that message."""
+        """Return the time of the first such event, optionally for the message with this number."""
         return self.event(who, what, number).at_s * SLOWDOWN
 
     def event(self, who: str, what: str, number: int | None = None) -> Event:
-        """Return the first such event; with `number` that of this message."""
+        """Return the first such event, optionally for the message with this number."""
         return next(
             event
             for event in self._events
@@ -186,13 +189,13 @@ class Timeline:
 
     @property
     def lease_ends_s(self) -> float:
-        """When the lease of the paused consumer ends, as the metaserver says."""
+        """The time at which the paused consumer's lease expires, as reported by the metaserver."""
         told = self.event("metaserver", "expires")
         return (told.at_s + told.number / 1_000) * SLOWDOWN
 
 
 def draw_box(name: str) -> Iterator[str]:
-    """Yield a program's box."""
+    """Yield the box of a program."""
     left, top, width, height, title = BOXES[name]
     colour = COLOURS.get(name, "#55606e")
     yield (
@@ -205,7 +208,7 @@ def draw_box(name: str) -> Iterator[str]:
 def draw_states(
     line: Timeline, name: str, row: int, states: Sequence[tuple[float, str]], **style: object
 ) -> Iterator[str]:
-    """Yield what a program shows on a row of its box, each text until the next one."""
+    """Yield the successive texts in one row of a program's box."""
     left, top, *_ = BOXES[name]
     ends = [at_s for at_s, _ in states[1:]] + [line.total_s]
     for (from_s, words), to_s in zip(states, ends, strict=True):
@@ -224,7 +227,7 @@ def draw_states(
 def draw_link(
     line: Timeline, who: str, spans: Sequence[tuple[float, float]], words: str
 ) -> Iterator[str]:
-    """Yield the heartbeats of a consumer, while it sends any."""
+    """Yield the link from a consumer to the metaserver while it sends heartbeats."""
     left, top, width, height, _ = BOXES[who]
     start = (left + width, top + (16 if who == "A" else height - 16))
     end_left, end_top, end_width, end_height, _ = BOXES["metaserver"]
@@ -244,7 +247,7 @@ def draw_link(
 
 
 def draw_lease(line: Timeline) -> Iterator[str]:
-    """Yield the bar of the lease, which shrinks while no heartbeat arrives."""
+    """Yield the lease's progress bar, which shrinks while no heartbeat arrives."""
     left, top, width, height, _ = BOXES["metaserver"]
     full, total_s = width - 28, line.total_s
     spans = (
@@ -263,7 +266,7 @@ def draw_lease(line: Timeline) -> Iterator[str]:
 
 
 def draw_messages(line: Timeline) -> Iterator[str]:
-    """Yield the messages: in the broker, on their way to a consumer, and there until their ack."""
+    """Yield the messages, which travel from the broker to a consumer and stay there until acked."""
     left, top, width, *_ = BOXES["broker"]
     for number in range(MESSAGES):
         home = (left + width - 24, top + 26 + 26 * number)
@@ -287,14 +290,14 @@ def draw_messages(line: Timeline) -> Iterator[str]:
 
 
 def draw_circle(place: tuple[float, float], number: int, colour: str) -> str:
-    """Return a message with its number."""
+    """Return the circle of a message, with its number."""
     x, y = place
     words = draw_text(x, y + 4, str(number), font_size=11, fill="#fff", text_anchor="middle")
     return f'<circle cx="{x}" cy="{y}" r="10" fill="{colour}"/>{words}'
 
 
 def draw_refusal(line: Timeline) -> Iterator[str]:
-    """Yield the late ack, which turns back before the broker."""
+    """Yield the late ack, which bounces off the broker."""
     left, top, width, height, _ = BOXES["A"]
     broker_left, broker_top, *_ = BOXES["broker"]
     start = (left + width, top + height - 20)
@@ -311,7 +314,7 @@ def draw_refusal(line: Timeline) -> Iterator[str]:
 
 
 def captions_of(line: Timeline) -> list[tuple[float, str]]:
-    """Return what the picture says below, with its times."""
+    """Return the captions below the picture, with their times."""
     first, second = line.event("A", "has"), line.event("B", "granted")
     waited_s = second.at_s - line.event("A", "paused").at_s
     late_s = line.event("A", "resumed").at_s - line.event("A", "paused").at_s
@@ -330,7 +333,7 @@ def captions_of(line: Timeline) -> list[tuple[float, str]]:
 
 
 def draw_picture(events: Sequence[Event]) -> str:
-    """Return the picture as SVG."""
+    """Return the picture as an SVG document."""
     line = Timeline(events)
     first, second = line.event("A", "has"), line.event("B", "granted")
     acked = [line.at("B", "acked", number) for number in range(MESSAGES)]

@@ -1,5 +1,5 @@
-"""Runs the scenario that the pictures show: real processes on loopback, which are killed, and what
-their clients observe. Times are seconds since the first message.
+"""Runs the scenario that the pictures show, with real processes on loopback that get killed, and
+records what their clients observe. Times are in seconds since the first message.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from keylane import Admin, Consumer, ConsumerSettings, Message, Producer
 
 KEYS = ("ben", "dot", "eve", "gil", "ida", "kim", "mia", "ned")
 KEY_INTERVAL_S = 0.5
-"""Seconds between two messages of a key."""
+"""The number of seconds between two messages of a key."""
 SENDING_S = 8.0
 HANDLING_S = 0.15
 TTL_MS = 1_200
 KILL_CONSUMER_S, RESIZE_S, KILL_BROKER_S = 2.4, 3.0, 5.6
 SUBJECTS = ("orders", "plain")
-"""The subjects: `orders` uses order keys; for `plain` the program chooses the partition by the
-hash of the key modulo the number of partitions.
+"""The subjects. `orders` uses order keys; for `plain`, the program picks the partition by the hash
+of the key modulo the number of partitions.
 """
 
 
 @dataclass(slots=True)
 class Journey:
-    """Records when a message, with its number within its key, was sent, stored and handled."""
+    """Records when a message was sent, stored and handled; messages are numbered per key."""
 
     key: str
     number: int
@@ -46,12 +46,14 @@ class Journey:
 
 @dataclass(slots=True)
 class Run:
-    """The result of a run: `journeys` by subject, and `events` with their times and captions."""
+    """The result of a run: the `journeys` of each subject, and the `events` with their times and
+    captions.
+    """
 
     journeys: dict[str, list[Journey]]
     events: list[tuple[float, str]]
     partitions: dict[str, list[tuple[int, float, float]]]
-    """The id, opening time and sealing time of each partition, by subject."""
+    """The id, the opening time and the sealing time of each partition, by subject."""
 
 
 class Cluster:
@@ -89,7 +91,7 @@ class Cluster:
         )
 
     def start_consumers(self) -> None:
-        """Start both consumers, and wait until they run."""
+        """Start both consumers, and wait until they are running."""
         for name in ("c1", "c2"):
             process = self._start_process(
                 __file__, self.meta, name, str(self.folder / f"{name}.jsonl")
@@ -99,7 +101,7 @@ class Cluster:
             self.consumers.append(process)
 
     async def restart_broker(self, number: int, after_s: float) -> None:
-        """Kill a broker, and restart it after `after_s` seconds."""
+        """Kill a broker, and restart it `after_s` seconds later."""
         process, address = self.brokers[number]
         process.kill()
         await asyncio.to_thread(process.wait)
@@ -108,7 +110,7 @@ class Cluster:
         self.brokers[number] = await asyncio.to_thread(self._start_broker, f"b{number + 1}", port)
 
     def handler_calls(self) -> list[dict[str, Any]]:
-        """Return the handler calls that the consumers recorded."""
+        """Return the handler calls that the consumers have recorded."""
         return [
             json.loads(line)
             for file in sorted(self.folder.glob("c?.jsonl"))
@@ -117,7 +119,7 @@ class Cluster:
 
 
 def queue_of(key: str, count: int) -> int:
-    """Return the queue of a key: its hash modulo the number of queues."""
+    """Return the queue of a key: the key's hash modulo the number of queues."""
     return xxhash.xxh32_intdigest(key.encode()) % count
 
 
@@ -197,7 +199,7 @@ async def partitions_of(admin: Admin, subject: str) -> list[int]:
 
 
 async def wait_until_available(admin: Admin, count: int) -> None:
-    """Wait until so many brokers are available."""
+    """Wait until this many brokers are available."""
     async with asyncio.timeout(60):
         available = 0
         while available < count:
@@ -230,8 +232,8 @@ def _record_handled(
 def _partition_spans(
     opened: list[tuple[int, float]], rows: list[Journey]
 ) -> list[tuple[int, float, float]]:
-    """Return each partition with its opening time and the time of its last handled message; for an
-    open one, that of the last message of all.
+    """Return each partition with its opening time and the time of its last handled message. An open
+    partition lasts until the last message of all.
     """
     ends = {partition: 0.0 for partition, _ in opened}
     for journey in rows:

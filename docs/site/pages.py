@@ -21,7 +21,7 @@ from keylane.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 PARENT_LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#]*)[^)]*\)")
-"""Matches a link to a page or a file in a folder above."""
+"""Matches a link to a page or file in a parent folder."""
 CLIENTS = {
     "producer": ("Producer", "ProducerSettings", "Receipt", "TableReceipt", "ScheduledReceipt"),
     "consumer": ("Consumer", "ConsumerSettings", "Message", "Lease", "Retry", "ArrowBatch"),
@@ -32,11 +32,11 @@ CLIENTS = {
     "outbox": ("outbox.Outbox",),
     "sink": ("sink.FencedSession",),
 }
-"""The API pages, and the names that each page documents."""
+"""The API pages, with the names that each of them documents."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages."""
+    """Add the generated pages to the site."""
     pages = {
         "index.md": home_page(),
         "reference/errors.md": "\n".join(error_lines()),
@@ -53,7 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Replace links to files outside of the documents by their text."""
+    """Replace links to files outside the documentation with their text."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def without_outside(link: re.Match[str]) -> str:
@@ -74,13 +74,13 @@ def home_page() -> str:
 
 
 def api_page(page: str, names: Iterable[str]) -> str:
-    """Return an API page, which documents each of these names."""
+    """Return an API page that documents these names."""
     title = page if page in {"sync", "outbox", "sink"} else page.capitalize()
     return "\n\n".join([f"# {title}", *(f"::: {qualified_name(name)}" for name in names)])
 
 
 def qualified_name(name: str) -> str:
-    """Return the module and name where `keylane.NAME` is defined."""
+    """Return the module and name under which `keylane.NAME` is defined."""
     module, _, attribute = f"keylane.{name}".rpartition(".")
     target = getattr(__import__(module, fromlist=[attribute]), attribute)
     if not inspect.isclass(target):
@@ -89,7 +89,7 @@ def qualified_name(name: str) -> str:
 
 
 def error_lines() -> Iterator[str]:
-    """Yield the lines of a section for each error class, with a table row for each reason."""
+    """Yield the lines of a section per error class, with a table row for each reason."""
     yield "# Errors"
     yield ""
     yield "Every error has a code that never changes its meaning. `fate` says whether the call took"
@@ -116,7 +116,7 @@ def error_lines() -> Iterator[str]:
 
 
 def command_lines() -> Iterator[str]:
-    """Yield the lines of a section for each command, with its arguments and options."""
+    """Yield the lines of a section per command, with its arguments and options."""
     yield "# Commands"
     yield from _command_lines(app, None, "keylane")
 

@@ -1,1 +1,1 @@
-"""Authentication and authorization: tokens and capabilities, at clients and servers."""
+"""Authentication and authorization of clients and servers, with tokens and capabilities."""

@@ -1,4 +1,4 @@
-"""The audit log: the logger `keylane.audit` writes a line for each audited call and each refusal.
+"""The audit log. The logger `keylane.audit` writes a line for each audited call and each refusal.
 
     {…, "logger": "keylane.audit", "program": "metaserver",
      "message": "shop: POST /v1/subjects/{subject}/delete: refused", …,
@@ -24,16 +24,16 @@ from .caller import AccessTarget
 
 audit_log = logging.getLogger("keylane.audit")
 FIELDS = "fields"
-"""Attribute of a log record that holds additional fields; a text log shows them as JSON after the
-message.
+"""The attribute of a log record that holds additional fields; a text log shows them as JSON after
+the message.
 """
-audit_log.setLevel(logging.INFO)  # even if the server logs only warnings
+audit_log.setLevel(logging.INFO)  # even if the server only logs warnings
 _AUDITED_RIGHTS = frozenset({Rights.ADMINISTER, Rights.JOIN})
 
 
 def is_audited(endpoint: Endpoint[object]) -> bool:
-    """Return True for calls that change subjects, groups and grants, or that show or change
-    messages.
+    """Return True for calls that change subjects, groups or grants, and for calls that show or
+    change messages.
     """
     changes = endpoint.rights in _AUDITED_RIGHTS and not endpoint.is_get
     return changes or (endpoint.rights is Rights.READ)
@@ -50,13 +50,13 @@ def record_event(
     detail: str = "",
 ) -> AuditEvent:
     """
-    Write a line to the audit log, and return its event.
+    Write an event to the audit log, and return it.
 
     Args:
         at_ms: wall-clock time in milliseconds since 1970.
-        who: the caller's principal; "" if it is unknown.
-        remote: address of the caller's host.
-        action: name of the call, with the names of its parameters but not their values.
+        who: the caller's principal; "" if unknown.
+        remote: the address of the caller's host.
+        action: the name of the call, with the names of its parameters but not their values.
         detail: an additional number or name, such as a partition.
     """
     timestamp = datetime.fromtimestamp(at_ms / 1000, UTC)
@@ -89,7 +89,7 @@ def record_event(
 
 
 def _printable_start(text: str) -> str:
-    """Return the start of a text, escaped for the log and the database: a refused caller may send
-    U+0000, which no database accepts.
+    """Return the start of a text, escaped for the log and the database: a refused caller may have
+    sent U+0000, which no database accepts.
     """
     return printable(text[:TEXT_CHARS_MAX])[:TEXT_CHARS_MAX]

@@ -1,5 +1,5 @@
-"""The audit log's events: the details of calls, and a bounded buffer of events that are not stored
-in the database yet. Pure.
+"""Audit log events: the details of calls, and a bounded buffer of events that are not in the
+database yet. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...protocol.text import parse_number
 
 
 def call_detail(body: Any, params: Mapping[str, str]) -> str:
-    """Return a call's detail, or "" if it has none; a dry run is marked as such."""
+    """Return the detail of a call, or "" if it has none. A dry run is marked as such."""
     detail = _describe_body(body, params)
     if getattr(body, "dry_run", False) is not True:
         return detail
@@ -69,11 +69,11 @@ WAITING_MAX = 10_000
 
 class AuditBuffer:
     """
-    Holds events until they are stored in the database; their number is limited.
+    Holds a limited number of events until they are stored in the database.
 
     Attributes:
-        server: name of the server that records the events; a change applies to later events.
-        lost: number of events that were dropped because the buffer was full.
+        server: the name of the server that records the events; a change applies to later events.
+        lost: the number of events that were dropped because the buffer was full.
     """
 
     def __init__(self, server: str) -> None:
@@ -86,7 +86,7 @@ class AuditBuffer:
         return len(self._buffered)
 
     def add(self, event: AuditEvent) -> None:
-        """Add an event; a refusal that equals a buffered one only increments its count."""
+        """Add an event. A refusal equal to a buffered one only increments the count of that one."""
         self._last_number += 1
         key: object = self._last_number
         if event.outcome != "done":
@@ -101,13 +101,13 @@ class AuditBuffer:
         self._buffered[key] = replace(event, server=self.server[:TEXT_CHARS_MAX])
 
     def pop_oldest(self) -> list[AuditEvent]:
-        """Remove and return the oldest events, at most EVENTS_MAX."""
+        """Remove and return up to EVENTS_MAX of the oldest events."""
         keys = list(self._buffered)[:EVENTS_MAX]
         return [self._buffered.pop(key) for key in keys]
 
     def requeue(self, events: list[AuditEvent]) -> None:
-        """Requeue events that could not be stored, before all others; those that do not fit are
-        lost.
+        """Put events that could not be stored back in front of all others; those that do not fit
+        are lost.
         """
         free_slots = max(0, WAITING_MAX - len(self._buffered))
         self.dropped_count += max(0, len(events) - free_slots)

@@ -1,10 +1,11 @@
-"""A client's credentials: it sends its token to metaservers, and capabilities to brokers.
+"""A client's credentials: a token that is sent to metaservers, and capabilities that are sent to
+brokers.
 
     token ─▶ metaserver ─▶ capabilities ─▶ brokers        renewed after RENEW_SHARE of their
                                                           lifetime, or when one is refused
 
 Invariants
-    The token is sent only to the metaservers with which the client was configured.
+    The token is sent only to the metaservers that the client was configured with.
     At most one renewal is in progress; all callers that need it share its result.
 """
 
@@ -30,7 +31,7 @@ from .token_file import TokenSource
 RENEW_SHARE = 0.6
 
 RequestCapabilities = Callable[[str, str | None, bytes], Awaitable[Capabilities]]
-"""Function that requests capabilities from the metaserver at an address, with a token and the
+"""A function that requests capabilities from the metaserver at an address, with a token and the
 holder's public key.
 """
 
@@ -40,7 +41,7 @@ class ClientCredentials:
     Provides a client's token, and capabilities that are renewed before they expire.
 
     Args:
-        source: source of the token; None: metaservers identify the client by its certificate.
+        source: the source of the token; None if metaservers identify the client by its certificate.
         request: requests capabilities from one metaserver.
     """
 
@@ -89,9 +90,10 @@ class ClientCredentials:
         return True
 
     async def _current(self) -> Capabilities | None:
+        """Return valid capabilities, renewed if that is due; None if the client needs none."""
         now_ms = self._boot_ms()
         if self._source is None and not self._metaservers:
-            return None  # a client that only calls brokers
+            return None  # for a client that only calls brokers
         if self._capabilities is None or now_ms >= self._renew_at_ms:
             try:
                 await self._renew()
@@ -101,6 +103,7 @@ class ClientCredentials:
         return self._capabilities
 
     async def _renew(self) -> None:
+        """Renew the capabilities, or wait for a renewal that is already in progress."""
         if self._renewal is None:
             self._renewal = start_task(self._request_from_any())
             self._renewal.add_done_callback(self._on_renewed)
@@ -110,9 +113,10 @@ class ClientCredentials:
     def _on_renewed(self, task: asyncio.Task[None]) -> None:
         self._renewal = None
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: every caller may have been cancelled
+            task.exception()  # mark it as retrieved, because every caller may have been cancelled
 
     async def _request_from_any(self) -> None:
+        """Request capabilities from each metaserver in turn until one responds."""
         token = None if self._source is None else self._source()
         last_error: KeylaneError = NotSentError("no metaserver is known that issues capabilities")
         for address in list(self._metaservers):
@@ -130,7 +134,7 @@ class ClientCredentials:
             self._expires_at_ms = requested_at_ms + capabilities.ends_in_ms
             self._renew_at_ms = requested_at_ms + round(capabilities.ends_in_ms * RENEW_SHARE)
             return
-        # The call that needs the capability was not sent yet.
+        # The call that needs the capability has not been sent yet.
         raise NotSentError(f"no capability: {last_error.message}") from last_error
 
     async def close(self) -> None:

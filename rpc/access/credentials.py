@@ -1,5 +1,5 @@
 """The interface of a program's credentials, and how a client uses them on a channel to a broker: it
-exchanges versions, authenticates, and authenticates again before its capability expires.
+exchanges versions, authenticates, and reauthenticates before its capability expires.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class Signer(Protocol):
 
 
 class CapabilityCredential(NamedTuple):
-    """A capability for the data plane, and the private key with which its holder proves itself."""
+    """A capability for the data plane, and the private key with which its holder proves its
+    identity.
+    """
 
     text: str
     key: Signer
@@ -35,19 +37,21 @@ class Credentials(Protocol):
     """The credentials that a network sends to servers."""
 
     def add_metaservers(self, addresses: Sequence[str]) -> None:
-        """Remember the addresses of metaservers, which get the token itself."""
+        """Remember the addresses of metaservers, to which the token itself may be sent."""
         ...
 
     async def bearer(self, address: str) -> str | None:
-        """Return the text to send to this server after `Bearer`; None: send no credentials."""
+        """Return the text to send to this server after `Bearer`, or None to send no credentials."""
         ...
 
     async def data_capability(self) -> CapabilityCredential | None:
-        """Return the capability to send to a broker's data plane; None: send none."""
+        """Return the capability to send to a broker's data plane, or None to send none."""
         ...
 
     def mark_refused(self, text: str) -> bool:
-        """Record that a server refused a capability; return False if no newer one is available."""
+        """Record that a server has refused a capability; return False if no newer one is
+        available.
+        """
         ...
 
     async def close(self) -> None:
@@ -59,7 +63,7 @@ RENEW_INTERVAL_S_MIN = 1.0
 
 
 async def exchange_versions(channel: DataChannel, timeout_ms: int) -> None:
-    """Send this client's version, and check the broker's. Raises VersionError."""
+    """Send this client's version, and check the version of the broker. Raises VersionError."""
     welcome, _ = await channel.call(Hello(VERSION), timeout_ms=timeout_ms)
     assert isinstance(welcome, Welcome)
     check_server(welcome.version, VERSION)
@@ -72,7 +76,7 @@ async def authenticate(
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Send a capability, and prove that the client holds its key."""
+    """Send a capability, and prove that the client holds the capability's key."""
     proof = capability.key.sign_challenge(nonce, address)
     request = Authenticate(capability.text, proof, address)
     reply, _ = await channel.call(request, timeout_ms=timeout_ms)
@@ -87,8 +91,8 @@ async def keep_authenticated(
     address: str,
     timeout_ms: int,
 ) -> None:
-    """Send each new capability on a channel until the channel is closed; the broker closes it when
-    the last one has expired.
+    """Send each new capability on a channel until the channel is closed. The broker closes it when
+    the last capability has expired.
     """
     while not channel.closed:
         await asyncio.sleep(max(RENEW_INTERVAL_S_MIN, capability.renew_in_s))

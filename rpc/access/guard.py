@@ -6,10 +6,10 @@
 
 Invariants
     A request from an unknown caller is refused before its body is read.
-    Rights to send a frame are checked once for each kind, partition and group of a connection; the
+    The right to send a frame is checked once per kind, partition and group on a connection; the
     decision is cached.
-    A GET is answered only if its caller still has the right when the answer is ready.
-    However many callers are refused, the audit log grows slowly.
+    A GET is only answered if its caller still has the right once the answer is ready.
+    The audit log grows slowly, however many callers are refused.
 """
 
 from __future__ import annotations
@@ -53,20 +53,22 @@ from .pacing import GRACE_MS, HTTP_HOLD_MS, NO_DELAY, Delay, Pacing, quota_excee
 from .peers import Peer
 
 AUTHENTICATE_S = 5.0
-"""Seconds within which a data-plane connection must authenticate its caller."""
+"""The time in seconds that a data-plane connection has to authenticate its caller."""
 DECISIONS_MAX = 10_000
-"""The largest number of decisions that are cached for a connection."""
+"""The maximum number of decisions that are cached per connection."""
 REFUSALS_PER_KIND = Allowance(100, 1.0)
-"""Limit of audit log lines for refusals with the same caller, call, host and error code."""
+"""The rate limit of audit log lines for refusals with the same caller, call, host and error
+code.
+"""
 REFUSALS_PER_HOST = Allowance(500, 1.0)
-"""Limit of audit log lines for refusals of one host's callers: one host must not hide the
-others.
+"""The rate limit of audit log lines for refusals of callers on one host, so that one host cannot
+hide the others.
 """
 REFUSALS_TOTAL = Allowance(2_000, 2.0)
-"""Limit of audit log lines for all refusals of a server."""
+"""The rate limit of audit log lines for all refusals by a server."""
 READS_PER_KIND = Allowance(20, 1 / 60)
-"""Limit of audit log lines for reads with the same caller, call and target: reads of one subject
-must not hide those of others.
+"""The rate limit of audit log lines for reads with the same caller, call and target, so that reads
+of one subject cannot hide those of others.
 """
 FRAME_RIGHTS: dict[type[Any], Rights] = {
     Append: Rights.PRODUCE,
@@ -76,49 +78,51 @@ FRAME_RIGHTS: dict[type[Any], Rights] = {
     EditParked: Rights.ADMINISTER,
     ReadEdited: Rights.CONSUME,
 }
-"""The right that a frame needs; other frames are sent by members of a group and need CONSUME."""
+"""The right that each frame needs. Other frames are sent by members of a group, and need
+CONSUME.
+"""
 _AUDITED_FRAMES = frozenset({Read, EditParked})
 _STORE_FRAMES = frozenset({Append, Schedule})
 FETCH_FRAMES = frozenset({Pull, PullShared, Read})
-"""Frames that wait for a quota without delaying the frames after them."""
+"""Frames that wait for a quota without delaying later frames."""
 _LEASE_RIGHTS = frozenset({Rights.CONSUME, Rights.KNOWN})
-"""The rights needed by calls with which members of groups keep their leases."""
+"""The rights for the calls with which group members keep their leases."""
 CALLER: ContextVar[Caller] = ContextVar("the caller of the request", default=UNKNOWN_CALLER)
 
 Identify = Callable[[str], Awaitable[Caller]]
-"""Function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError
+"""A function that returns the caller who sent this text after `Bearer`. Raises UnauthenticatedError
 or CapabilityEndedError.
 """
 TargetsOf = Callable[[Endpoint[Any], Any, Mapping[str, str]], Awaitable[Sequence[AccessTarget]]]
-"""Function that returns the subjects and groups on which a call needs rights, from its body and
-parameters. For unknown names it raises the errors that the call itself would raise.
+"""A function that returns the subjects and groups on which a call needs rights, from its body and
+parameters. For unknown names it raises the same errors as the call itself.
 """
 
 
 class VerifiedCapability(Protocol):
-    """The capability with which a data-plane connection was authenticated."""
+    """The capability that a data-plane connection was authenticated with."""
 
     @property
     def caller(self) -> Caller:
-        """The caller that it identifies."""
+        """The caller that the capability identifies."""
         ...
 
     @property
     def ends_in_ms(self) -> int:
-        """Milliseconds until it expires."""
+        """The time in milliseconds until the capability expires."""
         ...
 
     def check(self) -> None:
-        """Raise CapabilityEndedError if it has expired or was revoked."""
+        """Raise CapabilityEndedError if the capability has expired or was revoked."""
         ...
 
 
 class DataAuthorizer(Protocol):
-    """Verifies capabilities, and finds the subjects of frames, for a broker's data plane."""
+    """Verifies capabilities and finds the subjects of frames, for a broker's data plane."""
 
     async def authenticate(self, nonce: bytes, request: Authenticate) -> VerifiedCapability:
-        """Return the caller's capability, once its signature and the answer to the challenge
-        `nonce` are verified. Raises UnauthenticatedError or CapabilityEndedError.
+        """Verify a capability's signature and the answer to the challenge `nonce`, and return the
+        capability. Raises UnauthenticatedError or CapabilityEndedError.
         """
         ...
 
@@ -128,12 +132,12 @@ class DataAuthorizer(Protocol):
 
 
 class GuardedReply(NamedTuple):
-    """The answer of an admitted call, its caller, and how long it waited."""
+    """The answer to an admitted call, its caller, and how long the call waited."""
 
     answer: object
     caller: Caller
     waited_ms: int
-    """Milliseconds for which the call waited for a quota."""
+    """The time in milliseconds that the call waited for a quota."""
 
 
 class Guard:
@@ -141,14 +145,15 @@ class Guard:
     The access control of one server.
 
     Args:
-        identify: returns the caller with a bearer token or capability.
+        identify: returns the caller that has this bearer token or capability.
         targets_of: returns the subjects and groups on which a call needs rights.
         version: returns a number that changes when callers' rights change.
-        authorizer: verifies callers of the data plane; None: this server has no data plane.
-        subject_rate: returns a subject's limit in bytes per second at this server; 0: no limit.
+        authorizer: verifies callers of the data plane; None if this server has no data plane.
+        subject_rate: returns a subject's limit at this server in bytes per second, or 0 for no
+            limit.
         on_audit: called with each event of the audit log.
-        identify_peer: returns the caller with a client's certificate; None: certificates identify
-            no caller.
+        identify_peer: returns the caller that a client certificate identifies; None if certificates
+            identify no caller.
     """
 
     def __init__(
@@ -179,14 +184,14 @@ class Guard:
         self, endpoint: Endpoint[Any], authorization: Sequence[str], peer: Peer | None = None
     ) -> Caller:
         """
-        Identify the caller by its `Authorization` header, or without one by its certificate.
+        Identify the caller by its `Authorization` header or, if there is none, by its certificate.
 
         Args:
-            authorization: values of the header, of which there must be at most one.
-            peer: the verified certificate of the connection, if there is one.
+            authorization: the values of the header; more than one is refused.
+            peer: the verified client certificate of the connection, if there is one.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError: the credentials are missing or refused.
+            UnauthenticatedError, CapabilityEndedError: the credentials are missing or were refused.
         """
         if endpoint.rights is Rights.OPEN:
             return UNKNOWN_CALLER
@@ -212,15 +217,16 @@ class Guard:
         peer: Peer | None = None,
     ) -> GuardedReply:
         """
-        Handle a request if its caller has the right, and write the audit log.
+        Handle a request if its caller has the right to make it, and write to the audit log.
 
         Args:
-            read_body: reads the body, and returns it with the parameters and its size in bytes.
+            read_body: reads the body; returns the body, the parameters, and the size in bytes.
             handle: handles the request.
 
         Raises:
-            KeylaneError: an error of `read_body` or `handle`.
-            UnauthenticatedError, AccessDeniedError, CapabilityEndedError, QuotaExceededError
+            UnauthenticatedError, CapabilityEndedError, AccessDeniedError, QuotaExceededError: the
+                request is refused.
+            KeylaneError: an error raised by `read_body` or `handle`.
         """
         caller, target, waited_ms, detail = UNKNOWN_CALLER, AccessTarget(), 0, ""
         try:
@@ -229,7 +235,7 @@ class Guard:
             CALLER.set(caller)
             waited_ms = await self._wait_for_quota(caller, endpoint)
             body, params, size = await read_body()
-            if self._version() != version:  # the body may take long to arrive
+            if self._version() != version:  # the body may take a long time to arrive
                 version = self._version()
                 caller = await self.caller(endpoint, authorization, peer)
                 CALLER.set(caller)
@@ -261,7 +267,7 @@ class Guard:
 
     async def _wait_for_quota(self, caller: Caller, endpoint: Endpoint[Any]) -> int:
         """
-        Wait for the caller's quota of requests and bytes.
+        Wait until the caller's quotas for requests and bytes allow the call.
 
         Returns:
             The milliseconds for which it waited.
@@ -288,9 +294,10 @@ class Guard:
         self, caller: Caller, endpoint: Endpoint[Any], targets: Sequence[AccessTarget], size: int
     ) -> int:
         """
-        Wait for the rate limit of the subject in which a call stores messages, and count its bytes.
+        Wait until the rate limit of the subject to which a call sends messages allows it, and count
+        the bytes.
 
-        Returns and raises the same as `_wait_for_quota`.
+        Returns the same as `_wait_for_quota`, and raises the same error.
         """
         if endpoint.rights is not Rights.PRODUCE or not size or caller.is_server:
             return 0
@@ -318,13 +325,13 @@ class Guard:
 
     def record_refusal(self, remote: str, action: str, error: KeylaneError) -> None:
         """Audit a request that was refused before its caller's rights were checked."""
-        # A handshake error's text is OpenSSL's; other texts may quote what the caller sent.
+        # The text of a handshake error comes from OpenSSL; other texts may quote the caller.
         detail = error.details.get("problem", "") if error.reason is Reason.HANDSHAKE else ""
         self.record(CALLER.get(), remote, action, AccessTarget(), error, detail)
 
     def connection(self, remote: str) -> ConnectionAccess | None:
-        """Return the access control of a new data-plane connection, which has no rights yet; None
-        if this server has no data plane.
+        """Return the access control for a new data-plane connection, which has no rights yet, or
+        None if this server has no data plane.
         """
         if self._authorizer is None:
             return None
@@ -333,7 +340,9 @@ class Guard:
     def record_read(
         self, caller: Caller, remote: str, action: str, target: AccessTarget, detail: str
     ) -> None:
-        """Audit a read that was allowed; of too many reads of a kind, only some get a line."""
+        """Write an allowed read to the audit log. Frequent reads of the same kind are
+        rate-limited.
+        """
         kind = (remote, caller.principal, action, *target)
         suppressed_count = self.reads.admit(self._clock.boot_ms(), kind)
         if suppressed_count is not None:
@@ -349,7 +358,7 @@ class Guard:
         error: KeylaneError | None = None,
         detail: str = "",
     ) -> None:
-        """Audit a call or a refusal; of too many refusals, only some get a line."""
+        """Write a call or a refusal to the audit log. Frequent refusals are rate-limited."""
         if error is not None:
             kind = (remote, caller.principal, action, error.code)
             suppressed_count = self.refusals.admit(self._clock.boot_ms(), kind, remote, None)
@@ -369,8 +378,8 @@ class Guard:
 
 
 def _add_suppressed_count(suppressed_count: int, outcome: str, detail: str) -> str:
-    """Return a line's detail, with the number of earlier events of the same kind that got no
-    line.
+    """Return the detail of a line, with the number of earlier events of the same kind that were not
+    logged.
     """
     if not suppressed_count:
         return detail
@@ -400,23 +409,24 @@ class ConnectionAccess:
         self._caller = UNKNOWN_CALLER
         self._cached_decisions: dict[tuple[object, ...], AccessTarget] = {}
         self._counted_principal = ""
-        """The principal whose connections include this one; "" before it is known, and for servers.
+        """The principal whose connection count includes this one; "" before it is known, and for
+        servers.
         """
 
     async def authenticate(
         self, request: Authenticate, acquire_slot: Callable[[str], None] = lambda _principal: None
     ) -> Authenticated:
         """
-        Accept the connection's first capability, or a newer one.
+        Accept the first capability of the connection, or a newer one.
 
         Args:
-            acquire_slot: takes a connection slot for the principal before its capability is
-                accepted; "" stands for a server of the cluster, which needs none. It may raise
+            acquire_slot: called with the principal to take a connection slot before the capability
+                is accepted, or with "" for a server of the cluster, which needs no slot. May raise
                 ConnectionQuotaError.
 
         Raises:
-            UnauthenticatedError, CapabilityEndedError: the capability is refused.
-            ConnectionQuotaError: the principal already has as many connections as it may have.
+            UnauthenticatedError, CapabilityEndedError: the capability was refused.
+            ConnectionQuotaError: the principal already has its maximum number of connections.
         """
         try:
             capability = await self._authorizer.authenticate(self.nonce, request)
@@ -435,8 +445,8 @@ class ConnectionAccess:
     def _count_connection(
         self, principal: str, quota: Quota, acquire_slot: Callable[[str], None]
     ) -> None:
-        """Count the connection as the principal's ("": a server's), and no longer as the previous
-        principal's. Raises ConnectionQuotaError.
+        """Count the connection for the principal ("" for a server), and no longer for the previous
+        one. Raises ConnectionQuotaError.
         """
         pacing = self._guard.pacing
         if principal:
@@ -452,10 +462,10 @@ class ConnectionAccess:
 
     def check_valid(self) -> None:
         """
-        Check that the connection may stay open; called often.
+        Check that the connection may stay open. This is called often.
 
         Raises:
-            UnauthenticatedError: the caller has not authenticated within AUTHENTICATE_S.
+            UnauthenticatedError: the caller did not authenticate within AUTHENTICATE_S.
             CapabilityEndedError: its capability has expired.
         """
         if self._capability is not None:
@@ -466,7 +476,7 @@ class ConnectionAccess:
             )
 
     def record_end(self, error: KeylaneError) -> None:
-        """Audit that the server ends the connection because of `error`."""
+        """Write to the audit log that the server is closing the connection because of `error`."""
         self._guard.record(self._caller, self._remote, "connection", AccessTarget(), error)
 
     def check(self, request: Request) -> None:
@@ -474,7 +484,7 @@ class ConnectionAccess:
         Check that the caller may send this frame.
 
         Raises:
-            AccessDeniedError: it may not.
+            AccessDeniedError: the caller may not send it.
             PartitionUnknownError: this broker does not have the partition.
             UnauthenticatedError: the caller has not authenticated.
         """
@@ -484,7 +494,7 @@ class ConnectionAccess:
 
     def is_allowed_at_once(self, request: Request) -> bool:
         """Return True if a frame is allowed by a cached decision and needs no quota, so that it can
-        be served at once; otherwise `check`, `delay` and `consume` decide.
+        be handled immediately. Otherwise, call `check`, `delay` and `consume`.
         """
         caller = self._caller
         target = self._cached_decisions.get(_decision_key(request))
@@ -493,13 +503,13 @@ class ConnectionAccess:
         return caller.is_server or not (self._subject_rate(request)[1] or caller.has_quotas)
 
     def release_connection(self) -> None:
-        """Record that the connection is closed."""
+        """Record that the connection has been closed."""
         if self._counted_principal:
             self._guard.pacing.remove_connection(self._counted_principal)
             self._counted_principal = ""
 
     def delay(self, request: Request) -> Delay:
-        """Return how long an allowed frame must wait for a quota now."""
+        """Return how long an allowed frame would have to wait for a quota now."""
         caller = self._caller
         if caller.is_server:
             return NO_DELAY
@@ -514,7 +524,7 @@ class ConnectionAccess:
         return Delay(delay.ms - GRACE_MS, delay.limit) if delay.ms > GRACE_MS else NO_DELAY
 
     def consume(self, request: Request, size: int, *, requests: int = 1) -> None:
-        """Count a frame, or `size` further bytes of its answer, against the quotas."""
+        """Count a frame, or `size` more bytes of its answer, against the quotas."""
         caller = self._caller
         if caller.is_server:
             return
@@ -539,8 +549,8 @@ class ConnectionAccess:
         return quota_exceeded(self._caller.principal, delay)
 
     def _subject_rate(self, request: Request) -> tuple[str, int]:
-        """Return the subject of a frame that stores messages, and its limit in bytes per second; ""
-        and 0 for other frames.
+        """Return the subject that a frame sends messages to, and the subject's limit in bytes per
+        second; "" and 0 for other frames.
         """
         if type(request) not in _STORE_FRAMES:
             return "", 0
@@ -570,26 +580,26 @@ class ConnectionAccess:
             audit_arguments = (self._caller, self._remote, kind.__name__, target)
             if kind is not Read:
                 self._guard.record(*audit_arguments, detail=detail)
-                return  # not cached, because each edit gets its own line
+                return  # not cached, because each edit is audited
             self._guard.record_read(*audit_arguments, detail)
         if kind is CancelScheduled:
-            return  # not cached, because each has its own id
+            return  # not cached, because each one has a different id
         if len(self._cached_decisions) >= DECISIONS_MAX:
             self._cached_decisions.clear()
         self._cached_decisions[key] = target
 
 
 def _decision_key(request: Request) -> tuple[object, ...]:
-    """Return the fields of a frame that determine whether it is allowed, as a cache key."""
+    """Return a cache key: the fields of a frame that determine whether it is allowed."""
     partition_id = getattr(request, "partition_id", None)
-    if partition_id is None:  # the frame names a subject, or a scheduled message
+    if partition_id is None:  # these frames name a subject or a scheduled message
         return type(request), getattr(request, "subject", request)
     return type(request), partition_id, getattr(request, "group", None)
 
 
 def _check_names(request: Request) -> None:
-    """Check the names that are cached with a decision, because a sender can make them long. Raises
-    InvalidRequestError.
+    """Check the names that are cached as part of a decision, because a sender can make them long.
+    Raises InvalidRequestError.
     """
     group = getattr(request, "group", None)
     if group is not None:

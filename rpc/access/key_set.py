@@ -1,4 +1,4 @@
-"""Caches the public keys of an outside token issuer (JWKS), from a file or an https URL.
+"""Caches the public keys (JWKS) of an external token issuer, from a file or an https URL.
 
     find(kid) ─▶ known and fresh? ─▶ the key
                  else read, at most every REFRESH_INTERVAL_MS_MIN ─▶ the key, or None
@@ -28,7 +28,9 @@ log = logging.getLogger("keylane.metaserver")
 FRESH_URL_MS: Final = 300_000
 FRESH_FILE_MS: Final = 5_000
 REFRESH_INTERVAL_MS_MIN: Final = 10_000
-"""The shortest time between two reads of the source because of tokens with unknown keys."""
+"""The minimum time in milliseconds between two reads of the source that are caused by tokens with
+unknown keys.
+"""
 STALE_MS_MAX: Final = 86_400_000
 BYTES_MAX: Final = 1 << 20
 KEYS_MAX: Final = 100
@@ -44,9 +46,9 @@ class KeySet:
     The issuer's keys by id.
 
     Args:
-        source: path of a file, or an https URL.
-        ca: PEM file of the certificate authority for the URL; "": the system's authorities.
-        boot_ms: returns the boot-time clock in milliseconds.
+        source: the path of a file, or an https URL.
+        ca: PEM file of the certificate authority for the URL; "" for the system's authorities.
+        boot_ms: returns the time since boot in milliseconds.
     """
 
     def __init__(self, source: str, *, ca: str = "", boot_ms: Callable[[], int]) -> None:
@@ -60,7 +62,7 @@ class KeySet:
         self._attempted_at_ms: int | None = None
         self._lock = asyncio.Lock()
         self.version = 0
-        """Number that increases when the keys change."""
+        """A number that increases when the keys change."""
 
     async def find(self, kid: str) -> dict[str, Any] | None:
         """

@@ -1,13 +1,14 @@
 """Rate limits: token buckets that decide how long callers over their quota wait. Pure.
 
-    take(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
+    consume(cost) ─▶ the level falls, even below 0 ─▶ the next call waits until it is 0 again
 
-A bucket holds one second of its rate. A call that finds it empty waits until the debt of earlier
-calls is paid. The connections of one principal share its rate; other principals do not wait for it.
+A bucket holds what its rate allows in one second. A call that finds the bucket empty waits until
+the debt of earlier calls is paid. All connections of a principal share its rate, and do not delay
+other principals.
 
 Invariants
-    Each server applies the quotas to its own calls only; a caller that waits blocks no other.
-    Calls that renew or release leases (acks, releases, heartbeats) wait only for a debt above
+    Each server applies the quotas to its own calls only. A waiting caller blocks no other caller.
+    Calls that renew or release leases (acks, releases, heartbeats) wait only if the debt exceeds
     GRACE_MS, so that no lease is lost because of a quota.
 """
 
@@ -20,20 +21,22 @@ from ...protocol.access.quota import Quota
 from ...protocol.errors import ConnectionQuotaError, QuotaExceededError
 
 HOLD_MS = 5_000
-"""The longest time for which reading a connection is paused because of one frame; a frame that
-would have to wait longer is refused.
+"""The maximum time in milliseconds that reading from a connection is paused for one frame; a frame
+that would have to wait longer is refused.
 """
 GRACE_MS = 5_000
-"""The debt up to which calls that renew or release leases do not wait."""
+"""The debt in milliseconds up to which calls that renew or release leases do not wait."""
 HTTP_HOLD_MS = 2_000
-"""The longest time for which a plain HTTP call waits for a quota; beyond that it is refused."""
+"""The maximum time in milliseconds that a plain HTTP call waits for a quota; a call that would have
+to wait longer is refused.
+"""
 RETRY_CONNECTION_MS = 1_000
 KNOWN_MAX = 10_000
-"""The largest number of principals, and of subjects, whose buckets are remembered."""
+"""The maximum number of principals, and of subjects, whose buckets are remembered."""
 
 
 class TokenBucket:
-    """Limits a rate: it fills by `rate` units per second, and holds one second's units."""
+    """Limits a rate: it fills by `rate` units per second, up to one second's worth."""
 
     __slots__ = ("_filled_at_ms", "_level", "rate")
 
@@ -43,7 +46,7 @@ class TokenBucket:
         self._filled_at_ms = now_ms
 
     def debt_ms(self, now_ms: float) -> float:
-        """Return the milliseconds until the debt is paid; 0 if there is none."""
+        """Return the time in milliseconds until the debt is paid, or 0 if there is none."""
         self._fill(now_ms)
         return max(0.0, -self._level * 1000 / self.rate)
 
@@ -59,7 +62,7 @@ class TokenBucket:
 
 
 class Delay(NamedTuple):
-    """How long a caller must wait, in milliseconds, and because of which limit."""
+    """How long a caller must wait, in milliseconds, and which limit requires it."""
 
     ms: float
     limit: str
@@ -69,7 +72,7 @@ NO_DELAY = Delay(0.0, "")
 
 
 class _PrincipalBuckets:
-    """The token buckets of one principal; None where it has no limit."""
+    """The token buckets of one principal; None where there is no limit."""
 
     def __init__(self, quota: Quota, now_ms: float) -> None:
         self.quota = quota
@@ -78,15 +81,15 @@ class _PrincipalBuckets:
 
 
 class Pacing:
-    """Applies quotas at one server; `now_ms` is any clock in milliseconds that never goes back."""
+    """Applies quotas at one server; `now_ms` may come from any monotonic clock in milliseconds."""
 
     def __init__(self) -> None:
         self._principals: OrderedDict[str, _PrincipalBuckets] = OrderedDict()
         self._subjects: OrderedDict[str, TokenBucket] = OrderedDict()
         self.connections: Counter[str] = Counter()
-        """Number of open data-plane connections by principal."""
+        """The number of open data-plane connections by principal."""
         self.waited_ms: Counter[str] = Counter()
-        """Milliseconds for which calls have waited, by principal."""
+        """The total waiting time of calls in milliseconds, by principal."""
 
     def delay(
         self,
@@ -97,7 +100,9 @@ class Pacing:
         subject: str = "",
         subject_rate: int = 0,
     ) -> Delay:
-        """Return how long a call of the principal must wait now, without counting the call."""
+        """Return how long a call by the principal would have to wait now, without counting the
+        call.
+        """
         buckets = self._buckets_of(principal, quota, now_ms)
         delays = [
             Delay(bucket.debt_ms(now_ms), f"{unit} of principal {principal!r}")
@@ -109,14 +114,14 @@ class Pacing:
         return max(delays, default=NO_DELAY)
 
     def subject_delay(self, subject: str, rate: int, now_ms: float) -> Delay:
-        """Return how long a call that stores messages in the subject must wait because of the
+        """Return how long a call that sends messages to the subject would have to wait for the
         subject's limit, without counting the call.
         """
         debt_ms = self._subject_bucket(subject, rate, now_ms).debt_ms(now_ms)
         return Delay(debt_ms, f"bytes of subject {subject!r}")
 
     def consume_subject(self, subject: str, rate: int, size: int, now_ms: float) -> None:
-        """Count bytes that are stored in the subject."""
+        """Count bytes that are sent to the subject."""
         self._subject_bucket(subject, rate, now_ms).consume(size, now_ms)
 
     def consume(
@@ -130,7 +135,7 @@ class Pacing:
         subject: str = "",
         subject_rate: int = 0,
     ) -> None:
-        """Count a call's bytes and requests against the quotas."""
+        """Count the bytes and requests of a call against the quotas."""
         buckets = self._buckets_of(principal, quota, now_ms)
         if buckets.bytes is not None and size:
             buckets.bytes.consume(size, now_ms)
@@ -157,7 +162,7 @@ class Pacing:
         self.connections[principal] += 1
 
     def remove_connection(self, principal: str) -> None:
-        """Count the end of a connection."""
+        """Count a connection as closed."""
         self.connections[principal] -= 1
         if self.connections[principal] <= 0:
             del self.connections[principal]

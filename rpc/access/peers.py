@@ -1,4 +1,4 @@
-"""Finds the principal in a client's certificate: its only URI, or without a URI its only common
+"""Finds the principal in a client certificate: its only URI or, if it has no URI, its only common
 name.
 
 subjectAltName URI spiffe://shop/eu ─▶ cert:spiffe://shop/eu          CN shop ─▶ cert:shop
@@ -14,7 +14,7 @@ from ...protocol.access.principals import CERT, is_outside
 
 
 class Peer(NamedTuple):
-    """A client whose certificate OpenSSL has verified."""
+    """A client whose certificate has been verified by OpenSSL."""
 
     principal: str
     ends_at_ms: int
@@ -23,10 +23,11 @@ class Peer(NamedTuple):
 
 def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
     """
-    Return the peer with this certificate; None if there is none, or if it names no valid principal.
+    Return the peer with this certificate, or None if there is no certificate or it names no valid
+    principal.
 
     Args:
-        certificate: result of `SSLSocket.getpeercert`.
+        certificate: the result of `SSLSocket.getpeercert`.
     """
     if not certificate or "notAfter" not in certificate:
         return None
@@ -38,7 +39,7 @@ def peer_of(certificate: Mapping[str, Any] | None) -> Peer | None:
         if kind == "commonName"
     ]
     candidates = uris or names
-    if len(candidates) != 1:  # none, or ambiguous
+    if len(candidates) != 1:  # missing or ambiguous
         return None
     principal = f"{CERT}{candidates[0]}"
     if not is_outside(principal):

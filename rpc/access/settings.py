@@ -1,7 +1,8 @@
-"""The access control settings of server programs, and those of an outside token issuer (JWT). Pure.
+"""The access control settings of server programs, and the settings for an external token issuer
+(JWT). Pure.
 
 access = auto    on, unless the server listens on a loopback address
-access = off     everybody who reaches the server may do everything; must be set explicitly
+access = off everyone who reaches the server may do anything; must be set explicitly
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ _NAMED_HASH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}:[0-9a-f]{64}")
 
 
 def is_access_on(access: object, host: object) -> bool:
-    """Return whether a server that listens on `host` authenticates its callers."""
+    """Return True if a server that listens on `host` authenticates its callers."""
     return access == ON or (access == AUTO and isinstance(host, str) and not is_loopback(host))
 
 
 def access_problems(values: Mapping[str, object], *required: tuple[str, ...]) -> list[str]:
     """
-    Return the problems of the setting `access` and its tokens, as sentences.
+    Return the problems with the setting `access` and its tokens, as sentences.
 
     Args:
-        required: names of settings; where access is on, at least one of each tuple must be set.
+        required: tuples of setting names; if access is on, at least one of each tuple must be set.
     """
     access, host = values.get("access", AUTO), values.get("host", "127.0.0.1")
     if access not in (ON, OFF, AUTO):
         return [f"access is {ON}, {OFF} or {AUTO}, not {access!r:.40}"]
-    # Without either, the server refuses to start at this address, with advice about TLS.
+    # Without either, the server refuses to start at this address, and gives advice about TLS.
     served = values.get("tls_cert") is not None or values.get("insecure_network") is True
     if access == OFF or not is_access_on(access, host) or (access == AUTO and not served):
         return []
@@ -52,10 +53,10 @@ def access_problems(values: Mapping[str, object], *required: tuple[str, ...]) ->
 
 def hash_problems(values: Mapping[str, object], name: str, *, named: bool = False) -> list[str]:
     """
-    Return the problems of a setting with hashes of tokens, as sentences.
+    Return the problems with a setting that contains token hashes, as sentences.
 
     Args:
-        named: True if it is a list of NAME:HASH, not one hash.
+        named: True if the setting is a list of NAME:HASH, False if it is a single hash.
     """
     value = values.get(name)
     if not value:
@@ -81,30 +82,32 @@ ALGORITHMS: Final = (
     "ES512",
     "EdDSA",
 )
-"""Signature algorithms with a public key; neither `none` nor HS*, which needs a shared secret."""
+"""Signature algorithms with public keys. `none` and HS* are excluded; the latter needs a shared
+secret.
+"""
 LEEWAY_S_MAX: Final = 300
 _REQUIRED = ("jwt_issuer", "jwt_audience", "jwt_jwks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuerSettings:
-    """The settings of an outside issuer whose JWTs are accepted."""
+    """The settings for an external issuer whose JWTs are accepted."""
 
     issuer: str
     audience: str
     jwks: str
-    """Path of a file, or an https URL, with the issuer's public keys."""
+    """The path of a file, or an https URL, with the issuer's public keys."""
     jwks_ca: str
-    """PEM file of the certificate authority for that URL; "": the system's authorities."""
+    """PEM file of the certificate authority for that URL; "" for the system's authorities."""
     algorithms: tuple[str, ...]
     principal_claim: str
     groups_claim: str
-    """The claim that lists a principal's groups; "": groups are not read from tokens."""
+    """The claim that lists the groups of a principal; "" if tokens contain no groups."""
     leeway_s: int
 
 
 def issuer_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problems of the jwt_* settings, as sentences."""
+    """Return the problems with the jwt_* settings, as sentences."""
     present = {name for name in _REQUIRED if values.get(name)}
     problems = []
     if present and present != set(_REQUIRED):

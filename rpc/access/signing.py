@@ -24,16 +24,16 @@ from ...protocol.access.capability import (
 
 
 class OwnKey:
-    """A private key, generated for this object."""
+    """A private key that was generated for this object."""
 
     def __init__(self) -> None:
         self._private = Ed25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
-        """The public key, 32 bytes."""
+        """The public key, 32 bytes long."""
         self.key_id = hashlib.sha256(self.public).hexdigest()[:16]
 
     def sign(self, capability: Capability) -> str:
-        """Return the signed text of a capability whose `key` is this key's id."""
+        """Return the signed text of a capability; its `key` must be this key's id."""
         packed = encode_capability(capability)
         return capability_text(packed, self._private.sign(CONTEXT + packed))
 
@@ -43,12 +43,12 @@ class OwnKey:
 
 
 def is_signed(public: bytes, signature: bytes, packed: bytes) -> bool:
-    """Return True if `signature` is this public key's signature of the packed capability."""
+    """Return True if `signature` is a signature of the packed capability by this public key."""
     return _verifies(public, signature, CONTEXT + packed)
 
 
 def is_proof(public: bytes, proof: bytes, nonce: bytes, address: str) -> bool:
-    """Return True if `proof` is this public key's signature of the challenge."""
+    """Return True if `proof` is a signature of the challenge by this public key."""
     return _verifies(public, proof, proof_bytes(nonce, address))
 
 

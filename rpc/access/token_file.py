@@ -1,9 +1,9 @@
-"""Finds a client's or server's token, in an argument, a file, or the environment.
+"""Finds the token of a client or server in an argument, a file, or the environment.
 
     token=  ▶  KEYLANE_TOKEN_FILE  ▶  KEYLANE_TOKEN  ▶  none
 
-A file is read again at each use, so a token can be replaced without a restart. A pipe, such as the
-shell's `<(…)`, is read once.
+A file is read at each use, so that a token can be replaced without a restart. A pipe, such as
+`<(…)` in a shell, is read once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FILE_VARIABLE = "KEYLANE_TOKEN_FILE"
 VARIABLE = "KEYLANE_TOKEN"
 FILE_BYTES_MAX = 16_384
 PIPE_S = 5.0
-"""Seconds to wait for the program that writes the token into a pipe."""
+"""The time in seconds to wait for the program that writes the token to a pipe."""
 
 TokenSource = Callable[[], str]
-"""Function that returns the current token. Raises ConfigError."""
+"""A function that returns the current token. Raises ConfigError."""
 
 
 def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
     """
-    Return the token in a file; white space around it and a byte order mark before it are ignored.
+    Return the token in a file, without surrounding whitespace and without a byte order mark.
 
     Args:
-        wait_s: seconds to wait for the end of a pipe; a regular file needs no wait.
+        wait_s: the time in seconds to wait for the end of a pipe; a regular file needs no wait.
 
     Raises:
         ConfigError: the file cannot be read, or contains no token.
@@ -51,7 +51,7 @@ def token_in_file(path: Path, *, wait_s: float = PIPE_S) -> str:
 
 
 def _read(path: Path, wait_s: float) -> bytes:
-    """Return at most FILE_BYTES_MAX bytes of a file or a pipe. Raises OSError or ValueError."""
+    """Return up to FILE_BYTES_MAX bytes of a file or a pipe. Raises OSError or ValueError."""
     # Without O_NONBLOCK, a pipe without a writer would block the program forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -71,12 +71,12 @@ def _read(path: Path, wait_s: float) -> bytes:
 
 
 def _wait_for_data(descriptor: int, wait_s: float) -> None:
-    """Wait until a pipe has data, or has ended. Raises TimeoutError."""
-    # Not select.select, which accepts no file descriptor above 1,023.
+    """Wait until a pipe has data or is closed. Raises TimeoutError."""
+    # Not select.select, which does not support file descriptors above 1,023.
     with selectors.DefaultSelector() as selector:
         try:
             selector.register(descriptor, selectors.EVENT_READ)
-        except PermissionError:  # a directory or a device, which cannot be waited for
+        except PermissionError:  # a directory or a device, which cannot be polled
             return
         if not selector.select(wait_s):
             raise TimeoutError
@@ -84,7 +84,8 @@ def _wait_for_data(descriptor: int, wait_s: float) -> None:
 
 class TokenFile:
     """
-    Reads the token in a file at each use; while the file cannot be read, it returns the last token.
+    Reads the token from a file at each use, and returns the last token while the file cannot be
+    read.
 
     Attributes:
         problem: why the last read failed; "" if it succeeded.
@@ -127,9 +128,7 @@ def token_from_file(path: str) -> TokenSource:
 def refused_token_error(
     error: UnauthenticatedError, source: TokenSource | None
 ) -> UnauthenticatedError:
-    """Return the error for a refused token, which mentions that the token's file could not be read
-    if that is the case.
-    """
+    """Return the error for a refused token. It mentions if the token file could not be read."""
     problem = source.problem if isinstance(source, TokenFile) else ""
     if not problem:
         return error
@@ -138,16 +137,16 @@ def refused_token_error(
 
 
 def token_variables() -> tuple[str, str]:
-    """Return the current values of KEYLANE_TOKEN_FILE and KEYLANE_TOKEN, each "" if it is unset."""
+    """Return the current values of KEYLANE_TOKEN_FILE and KEYLANE_TOKEN; "" if unset."""
     return os.environ.get(FILE_VARIABLE, ""), os.environ.get(VARIABLE, "")
 
 
 def token_source(argument: str | None) -> TokenSource | None:
     """
-    Return the source of a client's token, or None if it has no token.
+    Return the source of a client's token, or None if the client has no token.
 
     Args:
-        argument: value of the client's argument `token=`.
+        argument: the value of the client's argument `token=`.
 
     Raises:
         ConfigError: the token is malformed, or its file cannot be read.

@@ -1,1 +1,1 @@
-"""Connections of the data plane at both ends: the upgrade that opens them, and their bytes."""
+"""Data-plane connections at both ends: the upgrade that opens them, and their bytes."""

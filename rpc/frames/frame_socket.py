@@ -1,5 +1,5 @@
-"""A connection that carries frames after its HTTP upgrade, without copying large ones. I/O:
-sockets.
+"""A connection that carries frames after its HTTP upgrade, without copying large ones. Performs
+socket I/O.
 
     socket ─▶ shared receive buffer (small frames) ─▶ on_frame, or receive()
          └──▶ the rest of a large frame, straight into its own memory
@@ -7,12 +7,14 @@ sockets.
     send(parts) ─▶ one gathered write
 
 Invariants
-    Memory for a frame grows with the bytes that have arrived, whatever size its header announces.
+    The memory for a frame grows with the bytes that have arrived, whatever size its header
+    announces.
     While `QUEUED_BYTES_MAX` wait for `receive`, nothing is read from the socket.
-    A server (which has a `budget`) answers pings at most once for each read, and not while the
-    client reads nothing.
-    The unfinished frames of all connections have a common memory budget (`incoming`).
-    The number of frames in one iteration of the event loop is limited: no peer can monopolize it.
+    A server (which has a `budget`) answers pings at most once per read, and not while the client
+    reads nothing.
+    The unfinished frames of all connections share a memory budget (`incoming`).
+    The number of frames per iteration of the event loop is limited, so that no peer can monopolize
+    the loop.
 """
 
 from __future__ import annotations
@@ -31,36 +33,36 @@ from .incoming import IncomingBudget
 
 Buffer = bytes | bytearray | memoryview
 RECEIVE_BUFFER_BYTES = 16 << 10
-"""The size of the receive buffer: at most these first bytes of a large frame are copied."""
+"""The size of the receive buffer, and the most bytes of a large frame that are copied."""
 FRAME_BYTES_FIRST = 256 << 10
-"""The memory that is first allocated for a larger frame; it grows as the frame arrives."""
+"""The memory that is initially allocated for a larger frame; it grows as the frame arrives."""
 QUEUED_BYTES_MAX = 256 << 10
-"""The bytes of queued frames above which reading is paused."""
+"""The size of the queued frames, in bytes, above which reading is paused."""
 FRAME_OVERHEAD_BYTES = 128
-"""The memory that a queued frame uses besides its content."""
+"""The memory in bytes that a queued frame uses besides its content."""
 GATHERED_BYTES_MIN = 4 << 10
-"""Frames smaller than this are joined, because one buffer costs less to write than two."""
+"""Frames smaller than this are joined, because writing one buffer costs less than writing two."""
 GATHERED_BYTES_MAX = 16 << 10
-"""Once this many bytes are gathered, they are written."""
+"""The number of gathered bytes at which they are written."""
 ITERATION_FRAMES_MAX = 1_000
-"""The number of frames that are accepted from a peer in one iteration of the event loop; uvloop
-reads a socket up to 32 times in an iteration.
+"""The number of frames accepted from a peer in one iteration of the event loop; uvloop reads a
+socket up to 32 times per iteration.
 """
 PINGS_MAX = 1_000
 """The number of pings that a server accepts between two checks of a connection."""
 WRITELINES_APPLIES_BACKPRESSURE = not (
     (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
 )
-"""True if asyncio's `writelines` calls `pause_writing`; in the excluded versions it does not, and
+"""True if asyncio's `writelines` calls `pause_writing`. In the excluded versions it does not, and
 its buffer grows without limit (CVE-2024-12254).
 """
 CLOSE_S = 1.0
-"""Seconds for which `close` waits until the connection is closed."""
+"""The maximum time in seconds that `close` waits until the connection is closed."""
 
 
 class _ReceiveBuffer(threading.local):
-    """The buffer into which a thread's event loop reads, shared by its sockets because the loop
-    reads from one at a time.
+    """The buffer into which a thread's event loop reads. Its sockets share the buffer, because the
+    loop reads from one at a time.
     """
 
     def __init__(self) -> None:
@@ -75,23 +77,23 @@ class FrameSocket(asyncio.BufferedProtocol):
     One end of a connection that sends and receives frames.
 
     It starts to read when it is created, so create it when the upgrade is done, or just before the
-    server answers it.
+    server answers the upgrade.
 
     Args:
-        transport: the connection's transport, taken over from aiohttp.
+        transport: the transport of the connection, taken over from aiohttp.
         bytes_max: the largest frame that is accepted, in bytes.
-        budget: the server's memory budget for unfinished frames; None: this is a client's end.
+        budget: the server's memory budget for unfinished frames; None at a client's end.
     """
 
     frame_started_s = 0.0
-    """The time at which the unfinished frame began, by the loop's clock; pauses of reading move it
+    """When the unfinished frame began, in the event loop's time; pauses in reading move it
     forward.
     """
     _paused_s = 0.0
-    """The time at which the last pause of reading began."""
+    """When reading was last paused."""
     _iteration_s = -1.0
     _iteration_frames = 0
-    """The number of frames in the loop iteration that began at `_iteration_s`."""
+    """The number of frames in the loop iteration that started at `_iteration_s`."""
 
     def __init__(
         self, transport: asyncio.Transport, *, bytes_max: int, budget: IncomingBudget | None = None
@@ -107,18 +109,20 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._frame = bytearray()
         """The memory allocated for the unfinished frame."""
         self._frame_bytes = 0
-        """The size of the complete frame; 0 if no frame is unfinished."""
+        """The full size of the unfinished frame; 0 if there is none."""
         self._arrived_bytes = 0
-        """The bytes of the frame that have arrived."""
+        """The number of bytes of the unfinished frame that have arrived."""
         self._budget = budget
         self._gathered = list[Buffer]()
         self._gathered_bytes = 0
         self._flush_scheduled = self._gathering = False
-        """True if the gathered frames are written at the end of this callback, or by `flush`."""
+        """True if the gathered frames will be written at the end of this callback, or by
+        `flush`.
+        """
         self.on_frame: Callable[[bytearray], bool] | None = None
         """
-        Called with each frame that arrives while `receive` waits; if it returns False, `receive`
-        returns the frame.
+        Called with each frame that arrives while `receive` is waiting. If it returns False,
+        `receive` returns the frame.
 
         It may call every method except `receive`, and must not raise.
         """
@@ -127,27 +131,27 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.reading = True
         """False while reading from the socket is paused."""
         self._receive_waiter: asyncio.Future[None] | None = None
-        """The future for which `receive` waits."""
+        """The future that `receive` is waiting for."""
         self.writable = True
         """True while the transport's write buffer is nearly empty."""
         self._writable_event = asyncio.Event()
         """Set while `writable` is True."""
         self._writable_event.set()
         self.written_bytes = 0
-        """The number of bytes that were passed to the transport."""
+        """The number of bytes that have been passed to the transport."""
         self.has_received = True
-        """True once something was received; the watchdog of silent connections sets it to False."""
+        """True once anything was received; the watchdog for silent connections sets it to False."""
         self.pings = 0
-        """The number of pings received; the watchdog of silent connections sets it to 0."""
+        """The number of pings received; the watchdog for silent connections resets it to 0."""
         self.closing = False
         """True once the connection is being closed: nothing more can be sent."""
         self._transport_closed = False
         self._accepts_data = True
-        """False once arriving data is discarded."""
+        """False once incoming data is discarded."""
         self._lost_future: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection is lost."""
         self.close_reason = ""
-        """Why this end closes the connection; "" if the other end does."""
+        """Why this end is closing the connection; "" if the other end closed it."""
         transport.pause_reading()  # uvloop changes the kind of protocol only between two reads
         transport.set_protocol(self)
         transport.resume_reading()
@@ -168,7 +172,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         return view[len(prefix) :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Process the bytes that were read; see `asyncio.BufferedProtocol`."""
+        """Process the bytes that have been read; see `asyncio.BufferedProtocol`."""
         self.has_received = True
         if self._accepts_data:
             in_turn(self._process, nbytes)
@@ -189,7 +193,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self._record_incoming()
 
     def _split_frames(self, data: memoryview, end: int) -> None:
-        """Deliver the frames in `data[:end]`; the last one may be completed by later reads."""
+        """Deliver the frames in `data[:end]`. The last one may be completed by later reads."""
         start = frame_count = 0
         self._partial_size = b""
         is_pinged = False
@@ -239,16 +243,16 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.refuse("the rest of a frame did not arrive in time")
 
     def unfinished_s(self) -> float:
-        """Return the seconds since the unfinished frame began, without pauses of reading; 0 if no
-        frame is unfinished.
+        """Return the age of the unfinished frame in seconds, not counting pauses in reading; 0 if
+        there is none.
         """
         if not self._frame_bytes:
             return 0.0
         return (self._loop.time() if self.reading else self._paused_s) - self.frame_started_s
 
     def _count_frames(self, count: int) -> None:
-        """Pause reading until the loop's next iteration if this one has had enough frames; within
-        an iteration, the loop's time does not change.
+        """Pause reading until the loop's next iteration if this one has had enough frames. The
+        loop's time does not change within an iteration.
         """
         now_s = self._loop.time()
         if now_s != self._iteration_s:
@@ -267,7 +271,9 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._budget.pause(self, self._paused_s)
 
     def _resume_reading(self) -> None:
-        """Resume reading, unless too many bytes wait for `receive`, which then does it later."""
+        """Resume reading, unless too many bytes are queued for `receive`, which will resume it
+        later.
+        """
         if not self.reading and self._accepts_data and self._queued_bytes <= QUEUED_BYTES_MAX:
             now_s = self._loop.time()
             self.frame_started_s += now_s - self._paused_s  # the peer did not cause this delay
@@ -277,7 +283,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _deliver(self, frame: bytearray) -> None:
-        """Pass a frame to `on_frame` if `receive` waits, otherwise queue it for `receive`."""
+        """Pass a frame to `on_frame` if `receive` is waiting, otherwise queue it for `receive`."""
         on_frame = self.on_frame
         if on_frame is None or self._receive_waiter is None or self._frames or not on_frame(frame):
             self._frames.append(frame)
@@ -296,7 +302,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         Return the next frame, or None at the end of the connection.
 
         Raises:
-            FrameError: the bytes after the last frame are not a frame.
+            FrameError: the bytes after the last frame do not form a frame.
         """
         while not self._frames:
             if self.close_reason:
@@ -317,7 +323,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         Send a frame, and wait until the write buffer is nearly empty again.
 
         Raises:
-            ConnectionError: the connection is closed, or was lost.
+            ConnectionError: the connection is closed or was lost.
         """
         self.write(parts)
         if not self.writable:
@@ -333,7 +339,7 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     def write(self, parts: Sequence[Buffer]) -> None:
         """
-        Send a frame; small frames written in one callback of the event loop share a system call.
+        Send a frame. Small frames that are written in one event loop callback share a system call.
 
         Args:
             parts: the parts of the frame, in order; they must not be changed afterwards.
@@ -357,11 +363,11 @@ class FrameSocket(asyncio.BufferedProtocol):
             self.write((SIGN_OF_LIFE,))
 
     def gather(self) -> None:
-        """Hold small frames back until `flush` and not only until the end of the callback."""
+        """Hold back small frames until `flush`, instead of only until the end of the callback."""
         self._gathering = True
 
     def flush(self) -> None:
-        """Write the frames that were held back since `gather`."""
+        """Write the frames that have been held back since `gather`."""
         self._gathering = False
         if self._gathered:
             self._write_gathered()
@@ -372,7 +378,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._write_gathered()
 
     def _write_gathered(self) -> None:
-        """Write the gathered frames; a large last part is written without a copy."""
+        """Write the gathered frames. A large last part is written without a copy."""
         parts, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not parts or self._transport.is_closing():
             return
@@ -401,8 +407,8 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def refuse(self, problem: str) -> None:
-        """Stop reading because of this problem: `receive` returns the frames that have arrived, and
-        then raises a FrameError with it.
+        """Stop reading because of this problem. `receive` returns the frames that have arrived, and
+        then raises a FrameError.
         """
         if self._accepts_data:
             self.close_reason = problem
@@ -421,11 +427,11 @@ class FrameSocket(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """
-        Close the connection after all data was sent, or after `CLOSE_S`.
+        Close the connection once all data has been sent, or after `CLOSE_S`.
 
-        Meanwhile both ends read and discard data: if a socket with unread data is closed, the
-        kernel resets the connection, and the peer loses what it has not read yet. A client shuts
-        down its sending half first, which TLS does not support.
+        Meanwhile, both ends read and discard data: if a socket is closed while it has unread data,
+        the kernel resets the connection, and the peer loses what it has not read yet. A client
+        first shuts down its sending half, which TLS does not support.
         """
         self.closing = True
         self._write_gathered()
@@ -443,7 +449,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         self.end()
 
     def end(self) -> None:
-        """Close the connection without waiting; buffered data is still sent."""
+        """Close the connection without waiting. Buffered data is still sent."""
         if not self._transport_closed:
             self.closing = self._transport_closed = True
             self._discard_incoming()
@@ -452,7 +458,7 @@ class FrameSocket(asyncio.BufferedProtocol):
             self._wake_receive()
 
     def abort(self, reason: str) -> None:
-        """Abort the connection; buffered data is discarded."""
+        """Abort the connection. Buffered data is discarded."""
         if not self._transport_closed:
             self.close_reason = reason
             self.end()
@@ -463,7 +469,7 @@ class FrameSocket(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wake everything that waits for the connection; see `asyncio.BaseProtocol`."""
+        """Wake everything that is waiting for the connection; see `asyncio.BaseProtocol`."""
         self.end()
         if not self._lost_future.done():
             self._lost_future.set_result(None)

@@ -1,13 +1,13 @@
-"""Limits a server's memory for incoming messages that are not complete: above the limit, the
-slowest senders are dropped. Pure.
+"""Limits a server's memory for incomplete incoming messages. Above the limit, the slowest senders
+are dropped. Pure.
 
     up to bytes_max                 none is dropped
     up to HARD_FACTOR * bytes_max   messages that arrived more slowly than RATE_MIN are dropped
     above                           the slowest are dropped, whatever their rate
 
 Invariants
-    A message counts with the bytes that have arrived, not with its announced size.
-    Time for which the server itself does not read a connection is not counted against the sender.
+    A message counts with the bytes that have arrived, not with the size that it announced.
+    The time during which the server itself does not read is not counted against the sender.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Callable, Hashable
 BYTES_MAX = 256 << 20
 HARD_FACTOR = 4
 RATE_WINDOW_S = 2.0
-"""Seconds over which a rate is measured: the last RATE_WINDOW_S, and up to twice that. A younger
-message is dropped only if there is no older one.
+"""The minimum time in seconds over which a rate is measured; the maximum is twice as long. A
+younger message is only dropped if there is no older one.
 """
 RATE_MIN = 8 << 10
-"""The lowest accepted rate, in bytes per second: a batch of 128 KiB would take 16 s."""
+"""The lowest accepted rate in bytes per second; at this rate, a batch of 128 KiB takes 16 s."""
 CHECK_INTERVAL_S = 0.5
-"""Seconds between two checks of all messages while they hold more than `bytes_max`, but less than
-the hard limit.
+"""The time in seconds between two checks of all messages while they use more than `bytes_max`, but
+less than the hard limit.
 """
 HARD_SHARE = 7 / 8
-"""When the hard limit is reached, messages are dropped down to this share of it: a check takes time
-for each connection, so each must free a good part of the memory.
+"""When the hard limit is reached, messages are dropped until this share of it remains. A check
+takes time for each connection, so each check must free a good part of the memory.
 """
 
 
 class _UnfinishedMessage:
-    """A message of which only a part has arrived; it samples its size at two times, for its
+    """A message of which only a part has arrived. Its size is sampled at two times, to measure its
     rate.
     """
 
@@ -51,11 +51,13 @@ class _UnfinishedMessage:
         self.bytes = self.start_bytes = self.sample_bytes = 0
         self.start_s = self.sample_s = now_s
         self.paused_s: float | None = None
-        """The time since which the server has not read its connection; None while it reads."""
+        """When the server stopped reading the connection; None while it reads."""
         self.drop_connection = drop_connection
 
     def rate(self, now_s: float) -> tuple[float, float]:
-        """Return the seconds over which the rate was measured, and the rate in bytes per second."""
+        """Return the time in seconds over which the rate was measured, and the rate in bytes per
+        second.
+        """
         if self.paused_s is not None:
             now_s = self.paused_s
         if now_s - self.sample_s >= RATE_WINDOW_S:
@@ -68,26 +70,24 @@ class _UnfinishedMessage:
 
 
 class IncomingBudget:
-    """The memory budget for unfinished messages of all connections of a server."""
+    """A server's memory budget for the unfinished messages of all its connections."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self.used_bytes = 0
         self._unfinished: dict[Hashable, _UnfinishedMessage] = {}
         self._next_check_s = float("-inf")
-        """The time from which all messages are checked again, while they hold more than
-        `bytes_max`.
-        """
+        """When all messages are checked again, while they use more than `bytes_max`."""
 
     def record_progress(
         self, connection: Hashable, size: int, now_s: float, drop_connection: Callable[[], object]
     ) -> None:
         """
-        Record that `size` bytes of a message have arrived so far, and drop slow messages while all
-        together are too large.
+        Record that `size` bytes of a message have arrived so far, and drop slow messages while the
+        total size is too large.
 
         Args:
-            now_s: the time, by one clock for all connections.
+            now_s: the time, from the same clock for all connections.
             drop_connection: closes the connection, which calls `release`.
         """
         message = self._unfinished.get(connection)
@@ -105,15 +105,15 @@ class IncomingBudget:
             self._drop_slowest(now_s, self.bytes_max, only_stuck=True)
 
     def pause(self, connection: Hashable, now_s: float) -> None:
-        """Record that the server has stopped reading a connection; this does nothing if there is no
-        unfinished message.
+        """Record that the server has stopped reading a connection. Does nothing if the connection
+        has no unfinished message.
         """
         message = self._unfinished.get(connection)
         if message is not None and message.paused_s is None:
             message.paused_s = now_s
 
     def resume(self, connection: Hashable, now_s: float) -> None:
-        """Record that the server reads a connection again."""
+        """Record that the server is reading a connection again."""
         message = self._unfinished.get(connection)
         if message is not None and message.paused_s is not None:
             message.start_s += now_s - message.paused_s
@@ -121,7 +121,7 @@ class IncomingBudget:
             message.paused_s = None
 
     def release(self, connection: Hashable) -> None:
-        """Forget a connection's message, because it is complete or dropped; this does nothing if
+        """Forget the message of a connection because it is complete or dropped. Does nothing if
         there is none.
         """
         message = self._unfinished.pop(connection, None)
@@ -130,10 +130,10 @@ class IncomingBudget:
 
     def _drop_slowest(self, now_s: float, down_to_bytes: int, *, only_stuck: bool = False) -> None:
         """
-        Drop messages, the slowest first, until the others hold at most `down_to_bytes`.
+        Drop messages, slowest first, until the rest use at most `down_to_bytes`.
 
         Args:
-            only_stuck: drop only messages that are old enough to be judged, and below RATE_MIN.
+            only_stuck: only drop messages that are slower than RATE_MIN and old enough to tell.
         """
         candidates = []
         for connection, message in self._unfinished.items():

@@ -1,11 +1,11 @@
-"""The HTTP upgrade that opens a data-plane connection. I/O: sockets.
+"""The HTTP upgrade that opens a data-plane connection. Performs socket I/O.
 
     GET /v1/data                        HTTP/1.1 101 Switching Protocols
     Connection: Upgrade          ─▶     Connection: Upgrade               ─▶  frames, both ways
     Upgrade: keylane/1                  Upgrade: keylane/1
 
-The server part imports aiohttp's server only when it is called, because the import would slow down
-the start of clients.
+The server part imports aiohttp's server only when called, because the import would slow down the
+start of clients.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def open_socket(
         tls: the `ssl` argument of an aiohttp request.
 
     Raises:
-        aiohttp.ClientError, OSError, ValueError: the request failed, or the server does not speak
+        aiohttp.ClientError, OSError, ValueError: the request failed, or the server does not use
             this protocol.
     """
     response = await session.get(
@@ -80,15 +80,15 @@ async def accept_socket(
     request: web.Request, *, bytes_max: int, budget: IncomingBudget
 ) -> tuple[web.StreamResponse, FrameSocket]:
     """
-    Accept a client's upgrade.
+    Accept a client's upgrade request.
 
     Returns:
-        The response, which the caller must return to aiohttp once the socket is closed, and the
+        The response, which the caller must return to aiohttp when the socket is closed, and the
         socket.
 
     Raises:
-        InvalidRequestError: the client speaks another protocol.
-        ConnectionResetError: the client has left.
+        InvalidRequestError: the client uses another protocol.
+        ConnectionResetError: the client has disconnected.
     """
     from aiohttp import web
 
@@ -105,7 +105,7 @@ async def accept_socket(
         raise ConnectionResetError("the client has left")
     response = web.StreamResponse(status=101, headers=UPGRADE_HEADERS)
     response.force_close()
-    # Created before the answer is sent, so that it reads the client's first frame.
+    # Created before the answer is sent, so that it can read the client's first frame.
     socket = FrameSocket(transport, bytes_max=bytes_max, budget=budget)
     await response.prepare(request)
     return response, socket

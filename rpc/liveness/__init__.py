@@ -1,1 +1,1 @@
-"""Detects silently lost connections, and repeats calls over new ones."""
+"""Detects connections that were lost silently, and repeats calls over new ones."""

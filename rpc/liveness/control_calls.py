@@ -19,11 +19,11 @@ from ..race import start_task
 
 T = TypeVar("T")
 OVERDUE_SHARE = 0.4
-"""The share of a call's timeout after which its answer is overdue: 2 s of 5 s."""
+"""The share of a call's timeout after which its answer is overdue, for example 2 s of 5 s."""
 
 
 CallMaker = Callable[..., Coroutine[Any, Any, T]]
-"""Function that makes one call, and takes its `timeout_ms` by name."""
+"""A function that makes one call, and takes its `timeout_ms` as a keyword."""
 
 
 async def call_control(
@@ -38,11 +38,11 @@ async def call_control(
     wait_ms: int = 0,
 ) -> T:
     """
-    Make a control call, and return the answer of the server at `address`.
+    Make a control call to the server at `address`, and return the answer.
 
     Args:
-        path: path of the endpoint, with its names filled in.
-        timeout_ms: timeout of the call, including the `wait_ms` for which the server may wait.
+        path: the path of the endpoint, with its placeholders filled in.
+        timeout_ms: the timeout of the call, including the `wait_ms` that the server may wait.
 
     Raises:
         KeylaneError: see `network.Network.control`.
@@ -65,16 +65,16 @@ async def hedge(
     timeout_ms: int,
 ) -> T:
     """
-    Return the earlier answer of two calls: `first`, and `second`, which is made when `first` is
+    Return the earlier answer of two calls. The second call is made when the answer to the first is
     overdue.
 
     Args:
         first: makes the call over a pooled connection.
-        second: makes it over a new one.
-        wait_ms: part of `timeout_ms` for which the server itself may wait.
+        second: makes the call over a new connection.
+        wait_ms: the part of `timeout_ms` that the server itself may wait.
 
     Raises:
-        KeylaneError: the error of `first`, if both fail.
+        KeylaneError: the error of the first call, if both fail.
     """
     overdue_ms = wait_ms + int((timeout_ms - wait_ms) * OVERDUE_SHARE)
     calls = [start_task(first(timeout_ms=timeout_ms))]
@@ -91,8 +91,8 @@ async def hedge(
 
 
 async def _first_answer(calls: Sequence[asyncio.Future[T]]) -> T:
-    """Return the first call's result if it has one, otherwise the second call's; an unreachable
-    server counts as no result.
+    """Return the result of the first call if it has one, otherwise that of the second. An
+    unreachable server counts as no result.
     """
     if calls[0].done() and not isinstance(calls[0].exception(), UnreachableError):
         return calls[0].result()

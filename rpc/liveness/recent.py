@@ -1,5 +1,5 @@
-"""A bounded set of recently used names: in a long-lived client their number would grow without
-limit, because servers return at other addresses. Pure.
+"""A bounded set of recently used names. In a long-lived client, an unbounded set would grow
+forever, because servers come back at other addresses. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ class RecentNames:
     A set of names that forgets the least recently added ones.
 
     Args:
-        limit: the largest number of names.
+        limit: the maximum number of names.
     """
 
     def __init__(self, limit: int) -> None:
@@ -25,7 +25,7 @@ class RecentNames:
         return len(self._names)
 
     def add(self, name: str) -> None:
-        """Add a name; one that is present becomes the latest."""
+        """Add a name. A name that is already present becomes the latest."""
         self._names.pop(name, None)
         self._names[name] = None
         if len(self._names) > self._limit:

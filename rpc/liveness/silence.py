@@ -1,5 +1,5 @@
-"""Detects dead connections: if a connection is silent, a probe on a new connection to the same
-server decides whether it is closed.
+"""Detects dead connections. If a connection is silent, a probe on a new connection to the same
+server decides whether to close the silent one.
 
     silence ─▶ ping, no reply ─▶ does the server answer on a new connection?
                  ▲                    │ no: the server is paused or unreachable ─▶ probe again later
@@ -7,13 +7,13 @@ server decides whether it is closed.
                  ╰──────────── any received data ends the silence
 
 Invariants
-    A server that is only paused loses no connection before LOST_S, because it answers no probe.
-    After a connection that never brought an answer, the next one to its address waits twice as long
-    before it probes, up to SILENCE_TIMEOUT_S_MAX: a server that answers probes but does not read
-    its data connections gets few new ones.
+    A server that is merely paused loses no connection before LOST_S, because it answers no probe.
+    After a connection that never received an answer, the next one to the same address waits twice
+    as long before it probes, up to SILENCE_TIMEOUT_S_MAX. So a server that answers probes but does
+    not read its data connections gets few new ones.
     Throttling by a quota is not silence.
 
-TCP keepalive: the kernel sends packets on an idle connection, so that no firewall on the path
+TCP keepalive makes the kernel send packets on an idle connection, so that no firewall on the path
 forgets it.
 """
 
@@ -30,27 +30,29 @@ from ...protocol.clock import round_to_tick
 from ..race import start_task
 
 CHECK_INTERVAL_S = 2.0
-"""Seconds between two checks of a connection; half of it while a ping is pending."""
+"""The time in seconds between two checks of a connection; half as long while a ping is pending."""
 IDLE_S = 8.0
-"""Seconds of silence after which an idle connection is pinged; while an answer is outstanding, it
-is pinged at the first check.
+"""The time in seconds after which a silent idle connection is pinged. While an answer is
+outstanding, the connection is pinged at the first check.
 """
 GRACE_S = 1.5
-"""Seconds for the reply to a ping while the server answers on another connection; longer than the
-interval between two checks while a ping is pending.
+"""The time in seconds to wait for the reply to a ping when the server answers on another
+connection. It exceeds the interval between two checks while a ping is pending.
 """
 LOST_S = 20.0
-"""Seconds of silence after which a connection is closed without a successful probe."""
+"""The time in seconds after which a silent connection is closed even without a successful probe."""
 PROBE_PAUSE_S = 2.0
-"""Seconds between two probes; doubled each time, up to PROBE_PAUSE_S_MAX."""
+"""The time in seconds between two probes. It doubles each time, up to PROBE_PAUSE_S_MAX."""
 PROBE_PAUSE_S_MAX = 8.0
 SILENCE_TIMEOUT_S_MAX = 16.0
 ADDRESSES_KNOWN_MAX = 1_000
-"""The number of addresses whose timeout is remembered: those of the connections closed last."""
+"""The maximum number of addresses whose timeout is remembered: those of the most recently closed
+connections.
+"""
 
 
 class WatchedConnection(Protocol):
-    """The connection that is watched; see `frames.frame_socket.FrameSocket`."""
+    """A connection that is watched; see `frames.frame_socket.FrameSocket`."""
 
     has_received: bool
     reading: bool
@@ -65,15 +67,17 @@ class WatchedConnection(Protocol):
 
 
 class SilenceTimeouts:
-    """Remembers for how long connections to each address may be silent before a probe is made."""
+    """Remembers how long connections to each address may be silent before a probe is made."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        """Seconds by address; the address of the last closed connection comes last."""
+        """The timeout in seconds by address; the address of the connection closed last comes
+        last.
+        """
 
     def timeout_s(self, address: str) -> float:
-        """Return the seconds for a connection to `address` that has brought no answer yet; 0: a
-        probe is made after the first unanswered ping.
+        """Return the timeout in seconds for a connection to `address` that has not received an
+        answer yet. If it is 0, a probe is made after the first unanswered ping.
         """
         return self._seconds.get(address, 0.0)
 
@@ -83,7 +87,7 @@ class SilenceTimeouts:
         if has_received:
             return
         self._seconds[address] = min(max(2 * previous_s, 1.0), SILENCE_TIMEOUT_S_MAX)
-        if len(self._seconds) > ADDRESSES_KNOWN_MAX:  # brokers return at other addresses
+        if len(self._seconds) > ADDRESSES_KNOWN_MAX:  # brokers come back at other addresses
             del self._seconds[next(iter(self._seconds))]
 
 
@@ -93,11 +97,11 @@ class SilenceWatchdog:
 
     Args:
         socket: the connection.
-        is_answering: returns whether the server answers on a new connection; it takes a few
-            seconds at most, and does not raise.
+        is_answering: returns True if the server answers on a new connection. It takes a few seconds
+            at most, and does not raise.
         silence_timeouts: shared by all connections of the client.
-        has_received: returns whether this connection has brought any answer.
-        is_reply_outstanding: returns whether an answer is pending that is not a long poll's.
+        has_received: returns True if this connection has received any answer.
+        is_reply_outstanding: returns True if an answer is pending, other than to a long poll.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class SilenceWatchdog:
         self._probe_task: asyncio.Task[None] | None = None
         self._silent_s = 0.0
         self._is_ping_pending = False
-        """True from a ping until something is received."""
+        """True after a ping, until something is received."""
         self._timer = self._schedule_check()
 
     @property
@@ -136,7 +140,9 @@ class SilenceWatchdog:
         return self._loop.call_at(round_to_tick(self._interval_s, self._now_s()), self._check)
 
     def _check(self) -> None:
-        """Measure the silence since the last check, and ping, probe or close the connection."""
+        """Measure the silence since the last check, then ping, probe or close the connection as
+        needed.
+        """
         socket = self._socket
         self._silent_s += self._interval_s
         if socket.has_received or not socket.reading:
@@ -154,23 +160,25 @@ class SilenceWatchdog:
         self._timer = self._schedule_check()
 
     def ping(self) -> None:
-        """Send a ping; anything that is received counts as the reply."""
+        """Send a ping. Anything that is received counts as the reply."""
         self._is_ping_pending = True
         self._socket.has_received = False
         self._socket.ping()
 
     @property
     def _is_silent(self) -> bool:
-        """True if nothing was received since the last ping."""
+        """True if nothing has been received since the last ping."""
         return self._is_ping_pending and self._socket.reading and not self._socket.has_received
 
     def excuse(self, wait_s: float) -> None:
-        """Ignore silence for `wait_s`, because the server has announced that calls wait so long."""
+        """Ignore silence for `wait_s`, because the server has announced that calls will wait that
+        long.
+        """
         self._excused_until_s = self._now_s() + wait_s
 
     def is_alive(self, silent_s: float) -> bool:
-        """Return False if the connection is lost after `silent_s` without a reply to a ping;
-        otherwise start a probe when one is due.
+        """Return False if the connection is lost after `silent_s` without a reply to a ping.
+        Otherwise, start a probe if one is due.
         """
         now_s = self._now_s()
         if now_s < self._excused_until_s:
@@ -215,22 +223,22 @@ KEEPALIVE = (
     (IPPROTO_TCP, "TCP_KEEPINTVL", 2),
     (IPPROTO_TCP, "TCP_KEEPCNT", 3),
 )
-"""Socket options with which the kernel detects a broken path within 10 s; a pull may wait for
-longer without sending anything.
+"""Socket options with which the kernel detects a broken path within 10 s; a pull may wait longer
+than that without sending anything.
 """
 
 
 def keep_alive(socket: socket_module.socket) -> None:
     """Enable TCP keepalive, with as many of the `KEEPALIVE` options as the system supports."""
     for level, name, value in KEEPALIVE:
-        # A system may lack some of these names, or not support setting them.
+        # A system may lack some of these options, or may not support setting them.
         with contextlib.suppress(AttributeError, OSError):
             socket.setsockopt(level, getattr(socket_module, name), value)
 
 
 def watched_socket(address: tuple[Any, ...]) -> socket_module.socket:
-    """Return a socket with keepalive for a connection to `address`, an entry of `getaddrinfo`; see
-    aiohttp's `socket_factory`.
+    """Return a socket with keepalive for a connection to `address`, an entry from `getaddrinfo`;
+    see aiohttp's `socket_factory`.
     """
     family, kind, protocol, *_ = address
     new_socket = socket_module.socket(family, kind, protocol)

@@ -1,1 +1,3 @@
-"""A server's operational parts: metrics, health, logs, and settings that are reloaded at SIGHUP."""
+"""Operational parts of a server: metrics, health, logs, and settings that are reloaded on
+SIGHUP.
+"""

@@ -3,11 +3,11 @@
     {"time": "2026-11-23T22:15:36.123Z", "level": "WARNING", "logger": "keylane.broker",
      "message": …, "program": …}
 
-Every JSON line starts with the same fields; the program's fields (`broker_group`, `pid`) follow,
-and `error` with a traceback. The audit log adds the fields in a record's FIELDS attribute. A
-message with line breaks is one line of JSON. In text, its further lines are indented like
-tracebacks: no text from a caller can pass for a log line. Other control characters are escaped in
-both formats, because they could control a terminal.
+Every JSON line starts with the same fields, followed by the program's fields (`broker_group`,
+`pid`), and by `error` if there is a traceback. The audit log adds the fields in a record's FIELDS
+attribute. A message with line breaks is one line of JSON. In text, its other lines are indented
+like tracebacks, so that no text from a caller can pass for a log line. Other control characters are
+escaped in both formats, because they could control a terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def log_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problems of the settings `log_level` and `log_format`, as sentences."""
+    """Return the problems with the settings `log_level` and `log_format`, as sentences."""
     problems = []
     if values.get("log_level", "INFO") not in LEVELS:
         problems.append(f"log_level is one of {', '.join(LEVELS)}, not {values['log_level']!r:.40}")
@@ -39,13 +39,13 @@ def log_problems(values: Mapping[str, object]) -> list[str]:
 
 
 class TextLines(logging.Formatter):
-    """Formats each record as a line of text; further lines and the traceback are indented."""
+    """Formats each record as a line of text. Further lines and the traceback are indented."""
 
     def __init__(self) -> None:
         super().__init__(TEXT)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines, without a final line break."""
+        """Return the formatted lines, without a final line break."""
         text = super().format(record)
         if fields := getattr(record, FIELDS, None):
             text += f" {json.dumps(fields, ensure_ascii=False)}"
@@ -53,14 +53,14 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """Formats each record as a line of JSON, which also contains `fields`."""
+    """Formats each record as a line of JSON that also contains `fields`."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         super().__init__()
         self._fields = dict(fields)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without a line break."""
+        """Return the formatted line, without a line break."""
         timestamp = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, object] = {
             "time": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -80,11 +80,11 @@ def log_to(
     stream: TextIO, *, level: str, log_format: str = "auto", fields: Mapping[str, object]
 ) -> None:
     """
-    Write this process's log to `stream`, and to no earlier destination.
+    Write this process's log to `stream`, instead of any earlier destination.
 
     Args:
-        log_format: "auto" is text on a terminal, JSON elsewhere.
-        fields: additional fields of every JSON line, such as the program's name.
+        log_format: "text", "json", or "auto" for text on a terminal and JSON elsewhere.
+        fields: additional fields for every JSON line, such as the name of the program.
     """
     is_text = log_format == "text" or (log_format == "auto" and stream.isatty())
     handler = logging.StreamHandler(stream)

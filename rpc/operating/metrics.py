@@ -1,16 +1,17 @@
-"""A server's metrics, in the text format of Prometheus.
+"""The metrics of a server, in Prometheus's text format.
 
     parts of the program ─▶ collectors ─┐
     refusals, connections, event loop ──┼─▶ GET /metrics
     process: memory, CPU, open files ───┘
 
-Labels have few values: error codes, subjects, groups, never keys. If a collector has more than
-SERIES_MAX subjects or groups, it reports the largest, and the sum of the rest.
+Labels have few values, such as error codes, subjects and groups, but never keys. If a collector has
+more than SERIES_MAX subjects or groups, it reports the largest ones, and the sum of the rest.
 
-It also has the metrics of access control: waits for quotas, connections of principals, and the
+There are also metrics for access control: waits for quotas, connections per principal, and the
 audit log.
 
-Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and that site's naming rules.
+Source: https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules on that
+site.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger("keylane.rpc")
 
 SERIES_MAX = 2_000
 OTHER = "(other)"
-"""Label value for the sum of the smallest samples; no name of a subject or group has
+"""The label value for the sum of the smallest samples. No name of a subject or group contains
 parentheses.
 """
 LOOP_PROBE_S = 0.5
@@ -46,11 +47,11 @@ Collector = Callable[[], Awaitable[Iterable["Metric"]]]
 
 class ServerMetrics:
     """
-    The metrics of one server.
+    Collects the metrics of one server.
 
     Args:
         program: "broker" or "metaserver".
-        boot_ns: returns the boot clock in nanoseconds.
+        boot_ns: returns the time since boot in nanoseconds.
     """
 
     def __init__(self, program: str, boot_ns: Callable[[], int]) -> None:
@@ -58,15 +59,15 @@ class ServerMetrics:
         self._boot_ns = boot_ns
         self._collectors: list[Collector] = []
         self.refusal_counts: Counter[tuple[str, int]] = Counter()
-        """Number of refusals by class and code of the error."""
+        """The number of refusals by class and code of the error."""
         self.loop_delay = Histogram()
         self.connections: Callable[[], int] = lambda: 0
         """Returns the number of open data-plane connections."""
         self.connections_max = 0
-        """Limit of data-plane connections; 0: this server has no data plane."""
+        """The limit for data-plane connections; 0 if this server has no data plane."""
 
     def add(self, collector: Collector) -> None:
-        """Register a collector, which is called at each scrape."""
+        """Register a collector, which is called on each scrape."""
         self._collectors.append(collector)
 
     def count_refusal(self, error: KeylaneError) -> None:
@@ -81,8 +82,8 @@ class ServerMetrics:
             self.loop_delay.observe(self._boot_ns() - due_ns)
 
     async def exposition(self) -> str:
-        """Return all metrics as text; a collector that fails is logged, counted and skipped."""
-        await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms at the first scrape
+        """Return all metrics as text. A collector that fails is logged, counted and skipped."""
+        await asyncio.to_thread(import_module, "prometheus_client")  # 50 ms on the first scrape
         from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
         families = [*self._own_metrics()]
@@ -132,39 +133,41 @@ class ServerMetrics:
 
 
 class _FixedFamilies:
-    """A collector for prometheus-client that returns given families."""
+    """A collector for prometheus-client that returns the given metric families."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families."""
+        """Return the metric families."""
         return self._families
 
 
 def gauge(name: str, text: str, value: float) -> Metric:
-    """Return a metric with one value that can rise and fall."""
+    """Return a metric with a single value that can rise and fall."""
     from prometheus_client.core import GaugeMetricFamily
 
     return GaugeMetricFamily(name, text, value=value)
 
 
 def counter(name: str, text: str, value: float) -> Metric:
-    """Return a metric with one value that only rises; `name` must end with "_total"."""
+    """Return a metric with a single value that only rises. `name` must end with "_total"."""
     from prometheus_client.core import CounterMetricFamily
 
     return CounterMetricFamily(name, text, value=value)
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Pairs of label and value; all samples of a metric have the same labels in the same order."""
+"""Pairs of a label and its value. All samples of a metric have the same labels in the same
+order.
+"""
 
 
 def labelled(
     name: str, text: str, samples: Mapping[Labels, float], *, counts: bool = False
 ) -> Metric:
-    """Return a metric with a sample for each combination of labels: a counter if `counts`,
-    otherwise a gauge.
+    """Return a metric with a sample for each combination of labels. It is a counter if `counts` is
+    set, otherwise a gauge.
     """
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
@@ -177,8 +180,8 @@ def labelled(
 
 
 def largest(samples: Mapping[Labels, float], most: int = SERIES_MAX) -> dict[Labels, float]:
-    """Return the `most` largest samples, and the sum of the rest with OTHER as every label
-    value.
+    """Return the `most` largest samples, and the sum of the rest with OTHER as the value of every
+    label.
     """
     if len(samples) <= most:
         return dict(samples)
@@ -201,12 +204,12 @@ def histogram(name: str, text: str, values: Histogram) -> Metric:
 def _version() -> str:
     try:
         return version("keylane")
-    except PackageNotFoundError:  # run from a checkout that is not installed
+    except PackageNotFoundError:  # when run from a checkout that is not installed
         return "unknown"
 
 
 def access_metrics(guard: Guard, audit: AuditBuffer) -> Callable[[], Awaitable[Iterable[Metric]]]:
-    """Return a collector for the metrics of a server's access control."""
+    """Return a collector for a server's access control metrics."""
 
     async def collect() -> Iterable[Metric]:
         pacing = guard.pacing

@@ -11,7 +11,7 @@ from .metrics import ServerMetrics
 
 
 def probe_routes(health: Callable[[], Awaitable[Health]]) -> list[ControlRoute]:
-    """Return the routes for LIVE and READY; `health` reports whether the server is ready."""
+    """Return the routes for LIVE and READY; `health` returns whether the server is ready."""
 
     async def live(_body: object, _params: Params) -> Done:
         return Done()

@@ -1,4 +1,4 @@
-"""Reloads a running program's settings at SIGHUP."""
+"""Reloads a running program's settings on SIGHUP."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ log = logging.getLogger("keylane.rpc")
 
 class ReloadableSettings(Generic[Settings]):
     """
-    The settings of a running program, which can be reloaded.
+    The reloadable settings of a running program.
 
     Args:
-        read: reads the settings in the same way as at the start.
-        allowed: names of the settings that may change while the program runs.
+        read: reads the settings in the same way as at startup.
+        allowed: the names of the settings that may change while the program runs.
         adopt: called with the new settings after each reload.
     """
 
@@ -38,8 +38,8 @@ class ReloadableSettings(Generic[Settings]):
         self._adopt = adopt
 
     def reload(self) -> None:
-        """Read the settings again, and apply those that are allowed to change; if any is invalid,
-        apply none.
+        """Read the settings again, and apply those that are allowed to change. If any setting is
+        invalid, apply none.
         """
         try:
             new_settings = self._read_settings()

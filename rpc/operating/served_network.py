@@ -1,5 +1,5 @@
-"""A running server's TLS: loaded at the start, reloaded at SIGHUP, reported in the log and
-metrics.
+"""The TLS of a running server, which is loaded at startup, reloaded on SIGHUP, and reported in the
+log and metrics.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ log = logging.getLogger("keylane.rpc")
 
 class ServedNetwork:
     """
-    The TLS with which a server program serves clients, and its network for calls to other servers.
+    The TLS with which a server program serves its clients, and the network for its calls to other
+    servers.
 
     Raises:
         ConfigError: a certificate or key file cannot be used.
@@ -50,8 +51,8 @@ class ServedNetwork:
         self, token: TokenSource | None = None, *, identity: Credentials | None = None
     ) -> HttpNetwork:
         """
-        Return the network for calls to other servers, with this token or these credentials; the
-        caller closes it.
+        Return a network for calls to other servers, with this token or these credentials. The
+        caller must close it.
 
         Raises:
             ConfigError: a file cannot be used.
@@ -60,7 +61,7 @@ class ServedNetwork:
         return self._outgoing
 
     def adopt(self, settings: ServingSettings) -> None:
-        """Read the certificates again; if they cannot be used, log the problem and keep the old
+        """Reload the certificates. If they cannot be used, log the problem and keep the old
         ones.
         """
         if self.tls is None or settings.tls_cert is None:
@@ -79,7 +80,7 @@ class ServedNetwork:
         log.warning("certificates reloaded: %s", settings.tls_cert)
 
     async def collect(self) -> Iterable[Metric]:
-        """Return the metrics about TLS and access control."""
+        """Return the metrics for TLS and access control."""
         insecure = self._settings.is_insecure
         families = [
             gauge(

@@ -1,1 +1,1 @@
-"""The data plane at the server: its connections, and how their frames are answered."""
+"""The server's side of the data plane: its connections, and how their frames are answered."""

@@ -1,5 +1,5 @@
-"""A server's end of a data-plane connection, and the calls on it that are answered without a task.
-I/O: sockets.
+"""The server's end of a data-plane connection, and its calls that are answered without a task.
+Performs socket I/O.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..race import start_task
 log = logging.getLogger("keylane.rpc")
 
 GOODBYE_S = 2.0
-"""Seconds for which a closed connection may still send buffered data."""
+"""The time in seconds that a closed connection has to send buffered data."""
 Parts = tuple[bytes, Buffer]
 """The header and the payload of an encoded frame."""
 
 
 class PlaneConnection:
-    """One client's connection: its calls in progress, its memory budget, and how fast the client
+    """A connection to one client: its calls in progress, its memory budget, and how fast the client
     reads its answers.
     """
 
@@ -47,25 +47,29 @@ class PlaneConnection:
         self.pull_count = 0
         """The number of pulls in progress."""
         self.unstarted_tasks = 0
-        """The number of answering tasks that have not taken their first step; meanwhile no later
-        frame is answered without a task.
+        """The number of answering tasks that have not taken their first step. Until they have,
+        later frames are not answered without a task.
         """
         self.other_count = 0
         """The number of calls in progress that are not pulls."""
         self.slot_freed: asyncio.Future[None] | None = None
-        """The future that is done when one of these calls ends; set while `wait_for_slot` waits."""
+        """Done when a call other than a pull ends; set while `wait_for_slot` is waiting."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.cancellable_futures: set[asyncio.Future[None]] = set()
-        """Futures for which calls without a task wait; they are cancelled with the connection."""
+        """Futures that calls without a task are waiting for. They are cancelled with the
+        connection.
+        """
         self._send_lock = asyncio.Lock()
         self._waiting_sends = 0
-        """The number of answers that wait for the lock or the socket; later answers wait too."""
+        """The number of answers that are waiting for the lock or the socket; later answers must
+        wait too.
+        """
         self._accepted_bytes: int | None = None
-        """The bytes that the kernel had accepted when `stuck_s` last saw progress."""
+        """The number of bytes that the kernel had accepted when `stuck_s` last saw progress."""
         self._progress_at_s = 0.0
         self._silent_s = 0.0
         self._accepted_bytes_at_check = 0
-        """The bytes that the kernel had accepted at the last `silent_s`."""
+        """The number of bytes that the kernel had accepted at the last call of `silent_s`."""
         self._is_refused = self.has_ended = False
         self.has_said_hello = False
         """True once the client has sent a supported version."""
@@ -89,7 +93,7 @@ class PlaneConnection:
     def start(
         self, body: Coroutine[Any, Any, None], on_done: Callable[[], object] | None = None
     ) -> None:
-        """Run `body` in a task that is cancelled with the connection; `on_done` is called when the
+        """Run `body` in a task that is cancelled with the connection. `on_done` is called when the
         task is done, even if it never took its first step.
         """
         task = start_task(body)
@@ -104,12 +108,13 @@ class PlaneConnection:
         self.start(self._begin(body))
 
     async def _begin(self, body: Coroutine[Any, Any, None]) -> None:
+        """Run `body` as a started task; see `unstarted_tasks`."""
         self.unstarted_tasks -= 1
         await body
 
     @property
     def is_writable(self) -> bool:
-        """True if the client keeps up, so that an answer would be sent at once."""
+        """True if the client keeps up, so that an answer would be sent immediately."""
         socket = self.socket
         return socket.writable and not (
             self._waiting_sends or socket.closing or self.has_ended or self._is_refused
@@ -127,14 +132,14 @@ class PlaneConnection:
                 self.slot_freed = None
 
     def free_slot(self) -> None:
-        """Record the end of a call that is not a pull."""
+        """Record that a call other than a pull has ended."""
         self.other_count -= 1
         if self.slot_freed is not None and not self.slot_freed.done():
             self.slot_freed.set_result(None)
 
     # ── answers ───────────────────────────────────────────────────────────────────────────────────
     async def send(self, parts: Parts) -> None:
-        """Send one frame, and wait until the socket's buffer is nearly empty again."""
+        """Send a frame, and wait until the socket's buffer is nearly empty again."""
         self._waiting_sends += 1
         try:
             async with self._send_lock:
@@ -145,11 +150,11 @@ class PlaneConnection:
 
     def post(self, parts: Parts, on_sent: Callable[[], object]) -> bool:
         """
-        Send one frame like `send`, but without waiting.
+        Send a frame like `send`, but without waiting.
 
         Returns:
-            True if the frame was sent, or the connection is closed; False if `on_sent` will be
-            called once it was sent.
+            True if the frame was sent or the connection is closed; False if `on_sent` will be
+            called once the frame has been sent.
         """
         socket = self.socket
         if self._waiting_sends or not socket.writable:
@@ -157,12 +162,13 @@ class PlaneConnection:
             return False
         if not (socket.closing or self._is_refused):
             socket.write(parts)
-            if not self.socket.writable:  # the write may have changed it
+            if not self.socket.writable:  # the write may have changed this
                 self.start(self._send_later(None), on_sent)
                 return False
         return True
 
     async def _send_later(self, parts: Parts | None) -> None:
+        """Send a frame, or wait until the socket can take more if the frame was already written."""
         try:
             if parts is None:
                 await self.socket.wait_writable()
@@ -172,8 +178,8 @@ class PlaneConnection:
             log.debug("the client left before its answer")
 
     def stuck_s(self, now_s: float) -> float:
-        """Return the seconds for which data was ready for the client and it read none of it; 0 if
-        no data is. The value is as exact as the interval of the calls.
+        """Return how many seconds the client has left data unread, or 0 if there is none. The
+        precision is the interval between calls.
         """
         buffered_bytes = self.transport.get_write_buffer_size()
         accepted_bytes = self.socket.written_bytes - buffered_bytes
@@ -188,9 +194,10 @@ class PlaneConnection:
 
     def silent_s(self, elapsed_s: float) -> float:
         """
-        Return the seconds for which nothing was received, and the kernel accepted no data to send.
+        Return how many seconds nothing has been received, and the kernel has accepted no data to
+        send.
 
-        The value grows by `elapsed_s` with each call: if this process was stopped meanwhile, that
+        The value grows by `elapsed_s` with each call, so a time for which this process was stopped
         counts as one interval.
         """
         socket = self.socket
@@ -209,7 +216,7 @@ class PlaneConnection:
         return self._silent_s
 
     async def refuse(self, error: KeylaneError) -> None:
-        """Send the error, and close the connection; no other answer is sent."""
+        """Send the error and close the connection. No other answer is sent."""
         self._is_refused = True
         try:
             await self.socket.send(frame_parts(0, refusal(error)))
@@ -218,12 +225,12 @@ class PlaneConnection:
             log.debug("the client left before it was refused")
 
     async def notify_throttled(self, delay: Delay) -> None:
-        """Tell the client that its calls wait because of a limit."""
+        """Tell the client that its calls are waiting because of a limit."""
         with contextlib.suppress(ConnectionError, RuntimeError):
             await self.send(frame_parts(0, Throttled(round(delay.ms), delay.limit)))
 
     def end(self) -> None:
-        """Cancel the calls in progress; data that the client does not read within `GOODBYE_S` is
+        """Cancel the calls in progress. Data that the client does not read within `GOODBYE_S` is
         discarded.
         """
         self.has_ended = True
@@ -242,7 +249,7 @@ class PlaneCall:
 
     Args:
         number: the call's correlation id.
-        hand_to_task: answers a request under this correlation id in a task.
+        hand_to_task: answers a request with this correlation id in a task.
         on_refusal: called with each error that is sent.
     """
 
@@ -276,7 +283,9 @@ class PlaneCall:
         self._is_pull = pull
         self._reserved_bytes = 0
         self._unsent_bytes = 0
-        """Bytes of the answer that count in the connection's budget until they are sent."""
+        """The size of the answer, which counts against the connection's budget until the answer is
+        sent.
+        """
         self._cancellable_future: asyncio.Future[None] | None = None
         if pull:
             connection.pull_count += 1
@@ -321,7 +330,7 @@ class PlaneCall:
         """True while further answers may be sent; see `PromptCall`."""
         connection = self._connection
         access = connection.access
-        # Changed rights or quotas of the caller are checked with its next pull.
+        # Changes in the caller's rights or quotas take effect at its next pull.
         return connection.is_writable and (
             access is None or access.is_allowed_at_once(self._request)
         )
@@ -336,7 +345,7 @@ class PlaneCall:
         self._post(frame_parts(self._number, refusal(sent_error)))
 
     def _post(self, parts: Parts, data: bytes = b"") -> None:
-        """Send the last answer, and settle the reservation for its `data`, if there is one."""
+        """Send the last answer, and settle the reservation for its `data` if there is one."""
         connection = self._connection
         is_sent = connection.has_ended or connection.post(parts, self._on_sent)
         if self._reserved_bytes:
@@ -347,7 +356,7 @@ class PlaneCall:
             self.mark_done()
 
     def _on_sent(self) -> None:
-        """End the call: its answer was sent, or the client has left."""
+        """End the call, because its answer was sent or the client has disconnected."""
         self.mark_done()
         if self._unsent_bytes:
             self._connection.budget.release(self._unsent_bytes)
@@ -363,7 +372,7 @@ class PlaneCall:
             self._answer_in_task(self._connection, self._number, request)
 
     def mark_done(self) -> None:
-        """Count the call as no longer in progress."""
+        """Stop counting the call as in progress."""
         connection = self._connection
         if self._cancellable_future is not None:
             connection.cancellable_futures.discard(self._cancellable_future)

@@ -1,21 +1,21 @@
-"""The server's side of the data plane: receives request frames, and sends answers as fast as each
-client reads them.
+"""Serves the data plane: receives request frames, and sends answers as fast as each client reads
+them.
 
     frames in order of arrival ─▶ handler(request, payload), concurrently ─▶ answers in any order,
         one write at a time
 
 Invariants
     The first frame is a Hello. A client whose version is not supported is refused with advice.
-    With access control, a principal that has more than an equal share of the connection slots takes
+    With access control, a principal with more than its equal share of the connection slots takes
     none from a principal with less.
     A connection that sends no Hello or does not authenticate is closed after `AUTHENTICATE_S`
     seconds, or earlier if there are many.
-    A bad frame closes its own connection with a typed error, and no other.
-    Pulls may wait for seconds, so they have their own limit, beyond which they are refused: acks,
-    acquires and releases are read however many pulls wait.
+    A bad frame closes its own connection with a typed error, and affects no other.
+    Pulls may wait for seconds, so they have their own limit, beyond which they are refused. Acks,
+    acquires and releases are read however many pulls are waiting.
     A client that reads nothing uses a few megabytes at most (`answer_budget`), and delays no other
     client. It is disconnected with a typed error after `stuck_s` seconds, or after `SHORT_S` if
-    others wait for memory.
+    others are waiting for memory.
     A connection is closed if it is silent for `SILENT_S`, or if one of its frames takes `FRAME_S`
     to arrive.
 """
@@ -84,31 +84,31 @@ Begin = Callable[[Request, memoryview, PromptCall], bool]
 """The type of `DataService.begin`."""
 
 SILENT_S = 24.0
-"""Seconds of silence after which a client counts as dead: an idle client sends a ping after 10 s at
-most.
+"""The time in seconds after which a silent client counts as dead. An idle client sends a ping after
+10 s at most.
 """
 FRAME_S = 60.0
-"""Seconds within which the rest of a frame must arrive."""
+"""The time in seconds in which the rest of a frame must arrive."""
 STUCK_S = 20.0
-"""Seconds for which a client may leave its answers unread."""
+"""The time in seconds that a client may leave its answers unread."""
 SHORT_S = 1.0
-"""The same limit, in seconds, while other connections wait for memory."""
+"""The same limit in seconds while other connections are waiting for memory."""
 CHECK_EVERY = 4
-"""Connections are checked in every CHECK_EVERY-th interval only, unless one waits for memory,
+"""Connections are only checked in every CHECK_EVERY-th interval, unless one is waiting for memory,
 because an idle server has thousands of them.
 """
 UNAUTHENTICATED_MAX = CONNECTIONS_MAX // 2
-"""The largest number of connections that have not authenticated; beyond it, the oldest is closed.
-It is large because after a broker's restart thousands of clients connect at once, and no first
-frame is read before all their handshakes are done.
+"""The maximum number of connections that have not authenticated; beyond it, the oldest is closed.
+It is large because thousands of clients connect at once after a broker restarts, and no first frame
+is read before all their handshakes are done.
 """
 UNAUTHENTICATED_SHARE = 16
-"""With access control, 1 / UNAUTHENTICATED_SHARE additional connections are accepted whose callers
-have not authenticated.
+"""With access control, the limit is raised by 1 / UNAUTHENTICATED_SHARE for connections whose
+callers have not authenticated.
 """
 SERVERS_MAX = 1_000
-"""With access control, the number of connections of the cluster's servers that do not count; each
-further one counts.
+"""With access control, the number of connections from the cluster's servers that are exempt from
+the limit.
 """
 RETRY_CONNECTION_MS = 5_000
 SLOT_HINT = (
@@ -117,18 +117,18 @@ SLOT_HINT = (
     "take more: data_connections_max"
 )
 AUTH_FRAMES_MAX = 100
-"""The largest number of Hello and authentication frames on a connection within AUTH_WINDOW_S; a
+"""The maximum number of Hello and authentication frames on a connection within AUTH_WINDOW_S. A
 client sends two every few minutes.
 """
 AUTH_WINDOW_S = 60.0
 FRAMES_AT_ONCE = 64
-"""The number of frames that are read from a connection before other tasks may run."""
+"""The number of frames that are read from a connection before other tasks get a turn."""
 AUTH_FRAME_BYTES_MAX = 64 << 10
-"""The largest frame, in bytes, from a client that has not authenticated; a capability is
+"""The maximum size in bytes of a frame from a client that has not authenticated; a capability is
 smaller.
 """
 _PROMPT = frozenset({Append, Pull, Ack})
-"""Requests that are tried without a task first."""
+"""Requests that are first tried without a task."""
 
 
 class DataPlane:
@@ -148,16 +148,18 @@ class DataPlane:
         """
         Args:
             handler: answers a request in a task.
-            stuck_s: seconds for which a client may leave its answers unread.
+            stuck_s: the time in seconds that a client may leave its answers unread.
             on_refusal: called with each error that is sent.
-            guard: access control; None: every caller may do everything.
+            guard: access control; if None, every caller may do everything.
             begin: answers a request without a task if possible; see `DataService.begin`.
-            connections_max: number of connections; with a guard, only connections of identified
-                callers count, except those of the cluster's servers.
+            connections_max: the maximum number of connections. With a guard, only identified
+                callers count, and the cluster's servers do not.
         """
         self._slots: ConnectionSlots[PlaneConnection] = ConnectionSlots(connections_max)
         self._servers: set[PlaneConnection] = set()
-        """The connections of the cluster's servers, which are never closed for others."""
+        """The connections of the cluster's servers, which are never closed to make room for
+        others.
+        """
         self._handler = handler
         self._begin = begin
         self._guard = guard
@@ -167,11 +169,11 @@ class DataPlane:
         self._on_refusal = on_refusal
         self._connections: set[PlaneConnection] = set()
         self._unauthenticated: dict[PlaneConnection, None] = {}
-        """The connections whose callers have not authenticated, the oldest first."""
+        """The connections whose callers have not authenticated, oldest first."""
         self._readers: dict[PlaneConnection, asyncio.Task[None]] = {}
         """The task that reads each connection's frames."""
         self._disconnect_tasks: dict[PlaneConnection, asyncio.Task[None]] = {}
-        """The tasks that disconnect clients."""
+        """The tasks that are disconnecting clients."""
         self._watchdog: asyncio.Task[None] | None = None
         """The task that checks all connections; None while there are none."""
 
@@ -182,11 +184,11 @@ class DataPlane:
 
     @property
     def connections_max(self) -> int:
-        """The largest number of connections."""
+        """The maximum number of connections."""
         return self._slots.limit
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Upgrade a request to a data-plane connection, and serve it until it is closed."""
+        """Upgrade a request to a data-plane connection, and serve it until it closes."""
         if self._is_at_limit and not self._unauthenticated:
             raise OverloadedError("too many connections of the data plane", limit=self._slots.limit)
         response, socket = await accept_socket(
@@ -227,7 +229,7 @@ class DataPlane:
 
     @property
     def _is_at_limit(self) -> bool:
-        """True if a new connection is accepted only when an unknown one is closed for it."""
+        """True if a new connection is only accepted if an unauthenticated one is closed for it."""
         limit, exempt_count = self._slots.limit, 0
         if self._guard is not None:
             # A caller must authenticate before it can get another principal's slot.
@@ -236,11 +238,11 @@ class DataPlane:
         return len(self._connections) - exempt_count >= limit
 
     def _acquire_slot(self, connection: PlaneConnection, principal: str) -> None:
-        """Give a connection a slot, now that its principal is known ("": a server of the cluster).
-        Raises ConnectionQuotaError.
+        """Give a slot to a connection whose principal is now known ("" for a server of the
+        cluster). Raises ConnectionQuotaError.
         """
         if connection in self._disconnect_tasks or connection not in self._connections:
-            return  # it is being closed, so no other one is closed for it
+            return  # it is being closed, so no other one needs to be
         if not principal:
             self._slots.release(connection)
             self._servers.add(connection)
@@ -269,8 +271,8 @@ class DataPlane:
             self._disconnect_tasks[evicted_connection] = start_task(disconnect)
 
     def _close_excess_unauthenticated(self) -> None:
-        """Close the oldest unknown connections while there are too many: callers that do not
-        authenticate must not lock out those that do.
+        """Close the oldest unauthenticated connections while there are too many, so that callers
+        that do not authenticate cannot lock out those that do.
         """
         while self._unauthenticated and (
             len(self._unauthenticated) >= UNAUTHENTICATED_MAX or self._is_at_limit
@@ -283,7 +285,7 @@ class DataPlane:
             oldest.transport.abort()
 
     def _answer_without_task(self, connection: PlaneConnection, data: bytearray) -> bool:
-        """Answer a frame as it arrives, if that needs no task; return False if nothing was done, so
+        """Answer a frame as it arrives, if that needs no task. Return False if nothing was done, so
         that `_answer_all` gets the frame.
         """
         if connection.unstarted_tasks or not (
@@ -320,7 +322,7 @@ class DataPlane:
     def _hand_to_task(
         self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> None:
-        """Answer a pull in a task, after `_answer_without_task` has begun it without one."""
+        """Answer a pull in a task, after `_answer_without_task` has started it without one."""
         connection.pull_count += 1
         connection.start(self._answer_pull(connection, correlation_id, request, memoryview(b"")))
 
@@ -370,8 +372,8 @@ class DataPlane:
     async def _answer_hello(
         self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> bool:
-        """Check the client's version in the first frame, and answer it; return False if the client
-        is refused and its connection closed.
+        """Check the client's version in the first frame, and answer the frame. Return False if the
+        client was refused and its connection closed.
         """
         try:
             if not isinstance(request, Hello):
@@ -412,7 +414,9 @@ class DataPlane:
     async def _is_allowed(
         self, connection: PlaneConnection, correlation_id: int, request: Request
     ) -> bool:
-        """Return True if the caller may send this frame; otherwise answer it with the error."""
+        """Return True if the caller may send this frame. Otherwise, answer the frame with the
+        error.
+        """
         assert connection.access is not None
         try:
             connection.access.check(request)
@@ -430,12 +434,12 @@ class DataPlane:
         self, connection: PlaneConnection, correlation_id: int, request: Request, size: int
     ) -> bool:
         """
-        Wait while a limit is used up, which pauses reading from the connection; requests that fetch
+        Wait while a limit is used up. This pauses reading from the connection; requests that fetch
         messages wait in their own tasks instead.
 
         Returns:
-            False if the wait would be longer than HOLD_MS; the frame is then answered with an
-            error.
+            False if the wait would exceed HOLD_MS, in which case the frame has been answered with
+            an error.
         """
         access = connection.access
         assert access is not None
@@ -458,7 +462,7 @@ class DataPlane:
 
     @staticmethod
     async def _wait_to_fetch(connection: PlaneConnection, request: Request) -> None:
-        """Wait until no limit is used up; notify the client at least every HOLD_MS."""
+        """Wait until no limit is used up, and notify the client at least every HOLD_MS."""
         access = connection.access
         if access is None:
             return
@@ -529,7 +533,7 @@ class DataPlane:
                 if access is not None and fetches:
                     access.consume(request, len(data), requests=0)
                 frame = frame_parts(correlation_id, answer, data)
-                del data, payload  # only the frame is kept until it is sent
+                del data, payload  # keep only the frame until it is sent
             except KeylaneError as error:
                 self._on_refusal(error)
                 frame = frame_parts(correlation_id, refusal(error))
@@ -545,7 +549,7 @@ class DataPlane:
 
     async def _watch(self) -> None:
         """Disconnect clients that read or send nothing for too long, or whose capability has
-        expired; one timer serves all connections.
+        expired. One timer serves all connections.
         """
         intervals, interval_s = 0, min(SHORT_S, self._stuck_s) / 2
         while True:
@@ -567,7 +571,7 @@ class DataPlane:
                 if error is None:
                     continue
                 self._record_end(connection, error)
-                # In its own task, because it must not delay the checks of the others.
+                # Runs in its own task, because it must not delay the checks of other connections.
                 disconnect = self._disconnect(connection, reader, error)
                 self._disconnect_tasks[connection] = start_task(disconnect)
 
@@ -575,11 +579,11 @@ class DataPlane:
         self, connection: PlaneConnection, now_s: float, elapsed_s: float
     ) -> KeylaneError | None:
         """
-        Return the error with which a connection must be closed now, or None if it may stay open.
+        Return the error with which to close a connection now, or None if it may stay open.
 
         Args:
             now_s: the time by the event loop's clock.
-            elapsed_s: seconds since the last check.
+            elapsed_s: the time in seconds since the last check.
         """
         if connection.silent_s(elapsed_s) >= SILENT_S:
             return _disconnect_error(f"nothing was received for {SILENT_S:g} s")
@@ -606,7 +610,7 @@ class DataPlane:
     async def _disconnect(
         connection: PlaneConnection, reader: asyncio.Task[None], error: KeylaneError
     ) -> None:
-        """Close a connection; the client gets the error if it still reads."""
+        """Close a connection. The client gets the error if it is still reading."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_S):
@@ -617,13 +621,13 @@ class DataPlane:
         reader.cancel()
 
     def _record_end(self, connection: PlaneConnection, error: KeylaneError) -> None:
-        """Count the error with which a connection is closed, and audit it."""
+        """Count the error with which a connection is closed, and write it to the audit log."""
         self._on_refusal(error)
         if connection.access is not None:
             connection.access.record_end(error)
 
     async def close(self, _app: web.Application) -> None:
-        """Close all connections; clients are told that the server stops."""
+        """Close all connections, and tell clients that the server is stopping."""
         error = UnreachableError("the server is stopping")
         await asyncio.gather(
             *(self._disconnect(*each, error) for each in self._readers.items()),

@@ -1,3 +1,3 @@
-"""Threads and event loops: a cheap worker thread, callbacks at the end of a callback, DNS
-lookups.
+"""Threads and event loops: a cheap worker thread, functions that run at the end of a callback, and
+DNS lookups.
 """

@@ -1,5 +1,5 @@
-"""Resolves host names in the event loop's thread pool, or without it while the interpreter shuts
-down.
+"""Resolves host names in the event loop's thread pool, or without the pool while the interpreter is
+shutting down.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ NUMBERS = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 class HostNames(ThreadedResolver):
     """
-    A resolver like aiohttp's that also works if the event loop's pool has no thread for it.
+    A resolver like aiohttp's that also works if the event loop's thread pool has no thread for it.
 
-    If the pool was shut down, or the system refuses another thread, it raises OSError: callers can
-    handle an unreachable host, but not a RuntimeError.
+    If the pool has been shut down, or the system refuses another thread, this raises OSError,
+    because callers can handle an unreachable host, but not a RuntimeError.
 
     After the main thread has ended, Python starts no more pool threads, but clients that were not
-    closed still send their remaining messages. Then a name is resolved in the event loop's thread,
+    closed still send their remaining messages. Names are then resolved in the event loop's thread,
     which blocks meanwhile.
     """
 
@@ -43,7 +43,7 @@ class HostNames(ThreadedResolver):
 
 
 def resolve_blocking(host: str, port: int, family: socket.AddressFamily) -> list[ResolveResult]:
-    """Return the addresses of a host, resolved in this thread. Raises OSError if the name is
+    """Resolve a host in this thread, and return its addresses. Raises OSError if the name is
     unknown.
     """
     entries = socket.getaddrinfo(

@@ -1,7 +1,7 @@
 """A thread that runs blocking functions for an event loop, one after another.
 
-`loop.run_in_executor` creates two futures for each function, chains them, and takes five locks,
-which costs more CPU time than a small write to a file. Here a function costs one queue entry, and
+For each function, `loop.run_in_executor` creates two futures, chains them, and takes five locks,
+which costs more CPU time than a small write to a file. Here, a function costs one queue entry, and
 one callback for its result.
 """
 
@@ -18,19 +18,19 @@ _Job = tuple[asyncio.AbstractEventLoop, asyncio.Future[Any], Callable[..., Any],
 
 
 class WorkerThread:
-    """Runs functions in the order in which they are submitted, until `close`."""
+    """Runs functions in the order in which they are submitted, until it is closed."""
 
     def __init__(self, name: str) -> None:
         self.in_flight = 0
-        """Number of submitted functions whose results the event loop has not received; read it only
-        in that loop.
+        """The number of submitted functions whose results the event loop has not received yet. Only
+        read this in that loop.
         """
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> asyncio.Future[Any]:
-        """Submit `function(*args)`, and return a future of its result or exception; cancelling the
+        """Submit `function(*args)`, and return a future for its result or exception. Cancelling the
         future discards the result.
         """
         loop = asyncio.get_running_loop()
@@ -62,6 +62,6 @@ class WorkerThread:
             future.set_exception(error)
 
     def close(self) -> None:
-        """Wait until all submitted functions have run, and end the thread."""
+        """Wait until all submitted functions have run, then end the thread."""
         self._jobs.put(None)
         self._thread.join()

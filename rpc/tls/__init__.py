@@ -1,1 +1,1 @@
-"""TLS of servers and clients: settings, contexts, and explanations of failed handshakes."""
+"""TLS for servers and clients: settings, contexts, and explanations of failed handshakes."""

@@ -1,11 +1,12 @@
-"""TLS contexts of servers and clients, created from PEM files; TLS 1.3 only.
+"""TLS contexts for servers and clients, created from PEM files. Only TLS 1.3 is supported.
 
     server   tls_cert + tls_key ─▶ ServerTls ◀── reload at SIGHUP: new handshakes use the new files
              tls_client_ca ─▶ clients need a certificate
     client   ca ─▶ verifies the server's certificate and its name
              replaced files ─▶ used by the next connection
 
-A server does not start with an expired certificate: the error appears where it can be fixed.
+A server does not start with an expired certificate, so that the error appears where it can be
+fixed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("keylane.rpc")
 
 SHARED_MAX = 256
-"""The number of client contexts that a process keeps, so that later clients resume their
-sessions.
+"""The maximum number of client contexts that a process keeps, so that later clients can resume
+their sessions.
 """
 _shared: OrderedDict[tuple[bytes, str], ResumingContext] = OrderedDict()
 """Client contexts by (digest of the client's files, address of the server)."""
@@ -43,7 +44,7 @@ class ServerTls:
     The TLS of a running server.
 
     Args:
-        wall_ms: returns the wall-clock time in milliseconds since 1970; None: the system's clock.
+        wall_ms: returns the wall-clock time in milliseconds since 1970; None uses the system clock.
 
     Raises:
         ConfigError: see `reload`.
@@ -58,10 +59,11 @@ class ServerTls:
 
     def reload(self, settings: ServingSettings) -> None:
         """
-        Read the files again for new connections; sessions of earlier ones cannot be resumed.
+        Reload the files for new connections. Sessions of earlier connections can no longer be
+        resumed.
 
         Raises:
-            ConfigError: a file cannot be used; the old ones remain in use.
+            ConfigError: a file cannot be used; the old ones stay in use.
         """
         names, expires_s = self._check(settings)
         context = _server_context()
@@ -71,7 +73,7 @@ class ServerTls:
         self.expires_s = expires_s
 
     def _check(self, settings: ServingSettings) -> tuple[frozenset[str], float]:
-        """Return the certificate's names, and when it expires in seconds since 1970. Raises
+        """Return the names in the certificate, and when it expires in seconds since 1970. Raises
         ConfigError if it is not valid now.
         """
         assert settings.tls_cert is not None
@@ -107,7 +109,7 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def names_of(certificate: Certificate) -> frozenset[str]:
-    """Return the host names and addresses for which a certificate is valid."""
+    """Return the host names and addresses that a certificate is valid for."""
     from cryptography.x509 import DNSName, ExtensionNotFound, IPAddress, SubjectAlternativeName
 
     try:
@@ -120,14 +122,14 @@ def names_of(certificate: Certificate) -> frozenset[str]:
 
 class ClientContexts:
     """
-    A client's TLS contexts: one for each server, because a session can only be resumed with the
-    server that began it.
+    A client's TLS contexts, one per server, because a session can only be resumed with the server
+    that started it.
 
-    Clients in a process share contexts if their files have the same content.
+    Clients in the same process share contexts if their files have the same content.
 
     Args:
-        follows_files: True if replaced files are read again automatically; a server program passes
-            False, and calls `renew` at SIGHUP.
+        follows_files: True if replaced files are reloaded automatically; a server program passes
+            False, and calls `renew` on SIGHUP.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -138,10 +140,11 @@ class ClientContexts:
         self.renew(tls)
 
     def renew(self, tls: TlsSettings) -> None:
-        """Read the files again for later connections; if that raises ConfigError, the old ones
-        remain in use.
+        """Reload the files for later connections. If that raises ConfigError, the old ones stay in
+        use.
         """
-        # Taken before the content is read: a later change is noticed at the next connection.
+        # Taken before the content is read, so that a later change is noticed at the next
+        # connection.
         stamps = _stamps_of(tls)
         digest, first_context = _digest_of(tls), client_context(tls)
         self._tls = tls
@@ -149,7 +152,7 @@ class ClientContexts:
         self._digest = digest
         self._first_context = first_context
         self._contexts: OrderedDict[str, ResumingContext] = OrderedDict()
-        """Contexts by address; their number is limited, because brokers return at other
+        """Contexts by address. Their number is limited, because brokers may come back at other
         addresses.
         """
 
@@ -172,11 +175,11 @@ class ClientContexts:
 
     @property
     def shows_certificate(self) -> bool:
-        """True if this client has a certificate of its own."""
+        """True if this client has its own certificate."""
         return bool(self._tls.cert)
 
     def own_certificate_problem(self) -> str:
-        """Return why no server can accept this client's certificate; "" if it is valid now, or if
+        """Return why no server can accept this client's certificate; "" if it is valid now, or
         there is none.
         """
         if not self._tls.cert:
@@ -195,8 +198,8 @@ class ClientContexts:
         return f"this client's certificate, in {self._tls.cert}, {problem}"
 
     def _renew_if_replaced(self) -> None:
-        """Read the files again if they were replaced; if they do not fit together, for example
-        because only one of a pair was replaced, continue with the old ones.
+        """Reload the files if they were replaced. If they do not match, for example because only
+        one of a pair was replaced, continue with the old ones.
         """
         stamps = _stamps_of(self._tls)
         if stamps == self._stamps:
@@ -204,12 +207,12 @@ class ClientContexts:
         try:
             self.renew(self._tls)
         except ConfigError as error:
-            self._stamps = stamps  # logged once; the second file of a pair changes them again
+            self._stamps = stamps  # log once; replacing the second file changes them again
             log.warning("TLS keeps using the previous files: %s", error.message)
 
     def _new_context(self) -> ResumingContext:
-        """Return a new context from the same files, or the first context if they were changed or
-        removed.
+        """Return a new context from the same files, or the first context if the files were changed
+        or removed.
         """
         try:
             context = client_context(self._tls)
@@ -219,7 +222,7 @@ class ClientContexts:
 
 
 def _stamps_of(tls: TlsSettings) -> tuple[tuple[int, int, int] | None, ...]:
-    """Return values that change when one of a client's files is written or replaced; None stands
+    """Return values that change when one of a client's files is written or replaced. None stands
     for a file that cannot be read.
     """
     return tuple(_stamp_of(path) for path in (tls.ca, tls.cert, tls.key))
@@ -283,7 +286,8 @@ def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         except OSError as error:
             raise _file_error(path, error) from error
     try:
-        # Without a callback, OpenSSL would ask for an encrypted key's password on the terminal.
+        # Without a callback, OpenSSL would prompt for the password of an encrypted key on the
+        # terminal.
         context.load_cert_chain(cert, key, password=_no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

@@ -1,4 +1,4 @@
-"""Explains failed connections: a certificate that is not accepted, or TLS at one end only."""
+"""Explains why connections fail: a certificate that is not accepted, or TLS at only one end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...protocol.address import parse_address
 from ...protocol.errors import ConfigError, NotSentError, Reason
 
 PROBE_SECONDS = 1.0
-# OpenSSL's error numbers, X509_V_ERR_*.
+# OpenSSL error numbers, X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _HOST_MISMATCH, _IP_MISMATCH = 9, 10, 62, 64
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"})
 _CLIENT_CERTIFICATE_ALERTS = (
@@ -72,10 +72,10 @@ def _certificate_error(address: str, cause: ssl.SSLCertVerificationError) -> Not
 
 
 def _ssl_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the OpenSSL error that caused an error of aiohttp, or None if there is none."""
+    """Return the OpenSSL error that caused an aiohttp error, or None if there is none."""
     seen_errors: BaseException | None = error
     for _ in range(8):
-        # aiohttp's classes are tested first: they are SSLErrors too, but without details.
+        # aiohttp's classes are tested first, because they are also SSLErrors, but without details.
         if isinstance(seen_errors, aiohttp.ClientConnectorCertificateError):
             seen_errors = seen_errors.certificate_error
         elif isinstance(seen_errors, aiohttp.ClientConnectorError):
@@ -91,14 +91,14 @@ async def probe_tls(
     address: str, error: BaseException, context: ssl.SSLContext | None
 ) -> NotSentError | None:
     """
-    Find out whether a server closed a connection because of TLS, with a probe that takes up to
-    PROBE_SECONDS.
+    Find out with a probe, which takes up to PROBE_SECONDS, whether a server closed a connection
+    because of TLS.
 
-    If the address has never answered, an error means that the server has seen no request, so that
+    If the address has never answered, an error means that the server has seen no request, so
     nothing was done.
 
     Args:
-        context: TLS context of the closed connection; None: it had no TLS.
+        context: the TLS context of the closed connection; None if it had no TLS.
 
     Returns:
         The error, or None if TLS was not the reason.
@@ -124,7 +124,7 @@ def is_disconnect(error: BaseException) -> bool:
     """Return True if the other end has closed the connection, as a server does when it refuses a
     client's certificate.
     """
-    is_reset = isinstance(error, OSError) and error.errno in _RESETS  # aiohttp's ClientOSError too
+    is_reset = isinstance(error, OSError) and error.errno in _RESETS  # or ClientOSError
     return is_reset or isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
 
 
@@ -141,8 +141,8 @@ def _unverified_context() -> ssl.SSLContext:
 async def _is_closed(
     address: str, context: ssl.SSLContext, *, wait_s: float = PROBE_SECONDS
 ) -> bool | None:
-    """Return whether the server closes a TLS connection within `wait_s` before any request, or None
-    if no connection is possible.
+    """Return True if the server closes a TLS connection within `wait_s` before any request, False
+    if it does not, or None if no connection is possible.
     """
     writer = None
     try:
@@ -151,7 +151,7 @@ async def _is_closed(
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
         async with asyncio.timeout(wait_s):
             return not await reader.read(1)
-    except (ConnectionError, ssl.SSLError):  # the server's alert, or a reset that overtook it
+    except (ConnectionError, ssl.SSLError):  # the server's alert, or an earlier reset
         return None if writer is None else True
     except (ConfigError, OSError, TimeoutError):
         return None if writer is None else False

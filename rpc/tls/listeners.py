@@ -1,13 +1,13 @@
-"""Listening sockets of a TLS server.
+"""The listening sockets of a TLS server.
 
     host ─▶ its addresses ─▶ a listening socket for each ─▶ accept ─▶ on_accepted(socket)
 
-`loop.create_server` accepts connections too, but with TLS it reports none before its handshake is
-done.
+`loop.create_server` could accept connections too, but with TLS it only reports a connection once
+its handshake is done.
 
 Invariants
-    A listener survives a failure to accept, for example because of too many open files: it
-    continues after `PAUSE_S`.
+    A listener survives a failure to accept a connection, for example because too many files are
+    open, and continues after `PAUSE_S`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from collections.abc import Callable
 log = logging.getLogger("keylane.rpc")
 
 PAUSE_S = 1.0
-"""Seconds after a failure in which no connections are accepted."""
+"""The time in seconds after a failure during which no connections are accepted."""
 ABSENT = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
 """Error numbers for an address family that this host does not have."""
 
 
 class Listeners:
-    """The listening sockets of one server; aiohttp closes it like an asyncio server."""
+    """The listening sockets of one server. aiohttp closes this object like an asyncio server."""
 
     def __init__(
         self, sockets: list[socket.socket], on_accepted: Callable[[socket.socket], None]
@@ -49,7 +49,7 @@ class Listeners:
         self.sockets = []
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept one connection; the loop calls this again if there are more, after other
+        """Accept one connection. If there are more, the loop calls this again after other
         callbacks.
         """
         try:

@@ -1,13 +1,13 @@
-"""Resumes the TLS sessions of a client, which saves verifying the server's certificate again.
+"""Resumes a client's TLS sessions, which avoids verifying the server's certificate again.
 
     handshake ─▶ the server's tickets arrive with its first bytes ─▶ stored, one for each name
               ─▶ offered at the next handshake
 
-A server that cannot use a ticket, for example after its restart, does a full handshake. A session
-depends on the certificate that was verified first, so it is offered until that certificate expires,
-and for at most RESUMED_S.
+A server that cannot use a ticket, for example after a restart, does a full handshake. A session
+depends on the certificate that was originally verified, so it is offered only until that
+certificate expires, and for at most RESUMED_S.
 
-This uses only the documented interface of `ssl`: `SSLContext.wrap_bio` with a session, and
+This only uses the documented interface of `ssl`: `SSLContext.wrap_bio` with a session, and
 `SSLContext.sslobject_class`.
 """
 
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 from ...protocol.clock import SystemClock
 
 RESUMED_S = 3_600
-"""Seconds for which a session is offered after its full handshake; OpenSSL's servers accept it for
-two hours.
+"""The time in seconds that a session is offered after its full handshake. OpenSSL servers accept it
+for two hours.
 """
 NAMES_MAX = 16
-"""The number of server names whose sessions a context stores; it is used for one server, which
-usually has one name.
+"""The maximum number of server names whose sessions a context stores. A context is used for one
+server, which usually has one name.
 """
 READ_BYTES = 64 << 10
-"""The size of the buffer that a read allocates. Event loops request 256 KiB, but a TLS record has
-at most 16 KiB.
+"""The size of the buffer that is allocated for a read. Event loops ask for 256 KiB, but a TLS
+record has at most 16 KiB.
 """
 
 
@@ -37,7 +37,7 @@ _wall_ms = SystemClock().wall_ms
 
 
 def _now_s() -> float:
-    """Return the wall-clock time in seconds, like the dates of certificates."""
+    """Return the wall-clock time in seconds since 1970, as used for the dates of certificates."""
     return _wall_ms() / 1000
 
 
@@ -49,7 +49,7 @@ class _StoredSession(NamedTuple):
 
 
 class SmallReadObject(ssl.SSLObject):
-    """The TLS of one connection; a read without a buffer allocates a small one."""
+    """The TLS of one connection, which allocates a small buffer for a read without one."""
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
         """See `ssl.SSLObject.read`."""
@@ -63,15 +63,15 @@ class SmallReadContext(ssl.SSLContext):
 
 
 class _ResumingObject(SmallReadObject):
-    """The TLS of one client connection; it passes its session to the context, to be resumed
-    later.
+    """The TLS of one client connection, which passes its session to the context so that it can be
+    resumed later.
     """
 
     _is_first_read = True
 
     def read(self, size: int = 1024, buffer: Any = None) -> Any:
         """See `ssl.SSLObject.read`; a server's tickets arrive before its first bytes."""
-        data = super().read(size, buffer)  # raises while nothing has arrived
+        data = super().read(size, buffer)  # raises an error while nothing has arrived
         if self._is_first_read:
             self._is_first_read = False
             context = self.context
@@ -81,7 +81,7 @@ class _ResumingObject(SmallReadObject):
 
 
 class ResumingContext(ssl.SSLContext):
-    """The context of a client's connections to one server, which resume each other's sessions."""
+    """The context for a client's connections to one server, which resume each other's sessions."""
 
     sslobject_class = _ResumingObject
     _sessions_by_name: OrderedDict[str, _StoredSession]
@@ -94,7 +94,7 @@ class ResumingContext(ssl.SSLContext):
         server_hostname: str | bytes | None = None,
         session: ssl.SSLSession | None = None,
     ) -> ssl.SSLObject:
-        """See `ssl.SSLContext.wrap_bio`; it offers the session that is stored for the name."""
+        """See `ssl.SSLContext.wrap_bio`. Offers the session that is stored for the name."""
         stored_session = self._sessions.get(str(server_hostname))
         if session is None and stored_session is not None and _now_s() < stored_session.until_s:
             session = stored_session.session
@@ -104,9 +104,9 @@ class ResumingContext(ssl.SSLContext):
         """
         Store a connection's session for later connections to the same name.
 
-        A resumed connection brings no new session: the stored one is offered again until its time
-        is over. With Python before 3.12.7, and with 3.13.0, each access to `session` leaks a copy
-        of it (gh-116810), so it is read only once for each full handshake.
+        A resumed connection provides no new session; the stored one is offered again until its time
+        is up. Before Python 3.12.7, and in 3.13.0, each access to `session` leaks a copy of it
+        (gh-116810), so it is only read once per full handshake.
         """
         if connection.session_reused:
             return
@@ -125,8 +125,8 @@ class ResumingContext(ssl.SSLContext):
 
     @property
     def _sessions(self) -> OrderedDict[str, _StoredSession]:
-        """The stored sessions by name; created at the first use, because an `ssl.SSLContext` is
-        created by `__new__`.
+        """The stored sessions by name. Created on first use, because an `ssl.SSLContext` is created
+        by `__new__`.
         """
         if "_sessions_by_name" not in self.__dict__:
             self._sessions_by_name = OrderedDict()

@@ -1,11 +1,12 @@
-"""The TLS handshakes of a server's connections, whose number and time are limited.
+"""Performs the TLS handshakes of a server's connections, and limits their number and duration.
 
     accepted ─▶ below the limit? ─no─▶ close the oldest connection in its handshake
                   │yes
                   ▼
     handshake, within `handshake_s` ─▶ protocol, which sees only connections with a handshake
 
-A connection in its handshake costs a socket and some kilobytes, so their number has its own limit.
+A connection that is in its handshake costs a socket and some kilobytes, so there is a separate
+limit for their number.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ log = logging.getLogger("keylane.rpc")
 
 class TlsHandshakes:
     """
-    Does the TLS handshakes of a server's connections; their number and time are limited.
+    Performs the TLS handshakes of a server's connections, and limits their number and duration.
 
     Args:
         context: returns the TLS context for a new connection.
-        make: returns the protocol for a connection with a finished handshake.
-        limit: number of connections in their handshake above which the oldest is closed.
-        handshake_s: seconds for each handshake.
+        make: returns the protocol for a connection whose handshake is done.
+        limit: the number of connections in their handshake above which the oldest is closed.
+        handshake_s: the time limit for a handshake, in seconds.
         on_refused: called with the error and the client's host for each connection that is closed
-            without a handshake.
+            before its handshake is done.
     """
 
     def __init__(
@@ -53,13 +54,13 @@ class TlsHandshakes:
         self._on_refused = on_refused
         self._handshakes: dict[socket.socket, asyncio.Task[None]] = {}
         self._ending_tasks: set[asyncio.Task[None]] = set()
-        """Tasks of canceled handshakes that have not ended yet."""
+        """Tasks of cancelled handshakes that have not ended yet."""
 
     def __len__(self) -> int:
         return len(self._handshakes)
 
     def enter(self, accepted: socket.socket) -> None:
-        """Begin a connection's handshake; close the oldest ones if there are too many."""
+        """Start the handshake of a connection, and close the oldest ones if there are too many."""
         while len(self._handshakes) >= self._limit:
             oldest = next(iter(self._handshakes))
             error = OverloadedError(
@@ -67,7 +68,7 @@ class TlsHandshakes:
             )
             self._on_refused(error, _host_of(oldest))
             self._cancel(oldest)
-        # Read now, because a client whose handshake fails has left by then.
+        # Read now, because a client whose handshake fails will have disconnected by then.
         host = _host_of(accepted)
         task = start_task(self._do_handshake(accepted))
         self._handshakes[accepted] = task
@@ -80,7 +81,7 @@ class TlsHandshakes:
         await asyncio.gather(*self._ending_tasks, return_exceptions=True)
 
     def _cancel(self, accepted: socket.socket) -> None:
-        """Cancel a handshake. Its connection no longer counts, although it is closed only in later
+        """Cancel a handshake. Its connection no longer counts, although it is only closed in later
         iterations of the event loop.
         """
         task = self._handshakes.pop(accepted)
@@ -88,7 +89,9 @@ class TlsHandshakes:
         task.cancel()
 
     async def _do_handshake(self, accepted: socket.socket) -> None:
-        """Do a connection's handshake, and hand it over to its protocol. Raises OSError."""
+        """Perform the handshake of a connection, and hand the connection over to its protocol.
+        Raises OSError.
+        """
         await asyncio.get_running_loop().connect_accepted_socket(
             partial(_Handover, self._make_protocol, partial(self._handshakes.pop, accepted, None)),
             accepted,
@@ -99,8 +102,8 @@ class TlsHandshakes:
     def _on_handshake_done(
         self, accepted: socket.socket, host: str, task: asyncio.Task[None]
     ) -> None:
-        """Forget a handshake; report a failure, and close the socket if there is no protocol for
-        it.
+        """Forget a handshake. Report a failure, and close the socket if no protocol has taken it
+        over.
         """
         self._handshakes.pop(accepted, None)
         self._ending_tasks.discard(task)
@@ -113,8 +116,8 @@ class TlsHandshakes:
             accepted.close()
 
     def _refusal(self, error: BaseException) -> KeylaneError | None:
-        """Return the error for a failed handshake, or None if the client has left, for example
-        because it only tested whether the port is open.
+        """Return the error for a failed handshake, or None if the client has disconnected, for
+        example because it only tested whether the port is open.
         """
         if isinstance(error, ssl.SSLEOFError):
             return None
@@ -135,7 +138,9 @@ class TlsHandshakes:
 
 
 def _host_of(accepted: socket.socket) -> str:
-    """Return the address of a connection's client without the port; "" if it has left."""
+    """Return the address of a connection's client, without the port; "" if the client has
+    disconnected.
+    """
     try:
         return str(accepted.getpeername()[0])
     except (OSError, IndexError):
@@ -143,8 +148,8 @@ def _host_of(accepted: socket.socket) -> str:
 
 
 class _Handover(asyncio.Protocol):
-    """The protocol during a handshake. It is replaced afterwards, because the server decides only
-    then whether it accepts the connection.
+    """The protocol during a handshake. It is replaced afterwards, because the server only then
+    decides whether it accepts the connection.
     """
 
     def __init__(
@@ -154,7 +159,7 @@ class _Handover(asyncio.Protocol):
         self._on_secured = on_secured
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Hand the connection over to its protocol; the handshake is done."""
+        """Hand the connection over to its real protocol, because the handshake is done."""
         self._on_secured()
         protocol = self._make_protocol()
         cast(asyncio.Transport, transport).set_protocol(protocol)

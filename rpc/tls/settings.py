@@ -1,4 +1,6 @@
-"""The connection settings of every server program, and a client's TLS from its environment."""
+"""The connection settings of all server programs, and a client's TLS settings from its
+environment.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ CA_VARIABLE = "KEYLANE_TLS_CA"
 CERT_VARIABLE = "KEYLANE_TLS_CERT"
 KEY_VARIABLE = "KEYLANE_TLS_KEY"
 RELOADED_TLS = frozenset({"tls_cert", "tls_key", "tls_ca", "tls_client_ca"})
-"""Settings that a running server reloads at SIGHUP; the files are read again even if their paths
-are unchanged.
+"""Settings that a running server reloads on SIGHUP. The files are read again even if their paths
+have not changed.
 """
 _FILES = ("metrics_token_file", "tls_cert", "tls_key", "tls_ca", "tls_client_ca")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSettings:
-    """The address at which a server program listens, and the security of its connections."""
+    """The address that a server program listens at, and the security of its connections."""
 
     host: str = field(
         default="127.0.0.1",
@@ -85,12 +87,12 @@ class ServingSettings:
 
     @property
     def reached_as(self) -> str:
-        """The host by which others reach this server."""
+        """The host name by which others reach this server."""
         return self.advertised_host or self.host
 
     @property
     def is_open(self) -> bool:
-        """True if addresses other than loopback are allowed, for this server and for brokers."""
+        """True if addresses other than loopback are allowed for this server and for brokers."""
         return self.tls_cert is not None or self.insecure_network
 
     @property
@@ -100,16 +102,18 @@ class ServingSettings:
 
     @property
     def is_guarded(self) -> bool:
-        """True if callers are authenticated and need a right."""
+        """True if callers must authenticate and need rights."""
         return is_access_on(self.access, self.host)
 
     @property
     def is_unguarded(self) -> bool:
-        """True if other machines may connect, and everybody may do everything."""
+        """True if other machines may connect, and everyone may do everything."""
         return not self.is_guarded and not is_loopback(self.host)
 
     def client_tls(self) -> TlsSettings | None:
-        """Return the TLS settings for this server's connections to others, or None without TLS."""
+        """Return the TLS settings for this server's connections to others, or None if they use no
+        TLS.
+        """
         if self.tls_ca is None:
             return None
         return TlsSettings(
@@ -118,7 +122,7 @@ class ServingSettings:
 
 
 def serving_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problems of the given values of `ServingSettings`, as sentences."""
+    """Return the problems with the given values of `ServingSettings`, as sentences."""
     problems = [
         f"{name} must be the path of a file"
         for name in _FILES
@@ -142,7 +146,7 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
     if not isinstance(values.get("insecure_network", False), bool):
         problems.append("insecure_network must be true or false")
     host, advertised_host = values.get("host", "127.0.0.1"), values.get("advertised_host", "")
-    # Without either, the server refuses to start at this address, with advice about TLS.
+    # Without either, the server refuses to start at this address, and gives advice about TLS.
     is_reachable = "tls_cert" in given_names or values.get("insecure_network") is True
     if not isinstance(host, str) or not host:
         problems.append("host must be an address")
@@ -161,14 +165,14 @@ def serving_problems(values: Mapping[str, object]) -> list[str]:
 
 def tls_of_environment(environment: Mapping[str, str] | None = None) -> TlsSettings | None:
     """
-    Return the TLS settings that the environment gives to clients (KEYLANE_TLS_CA, KEYLANE_TLS_CERT,
+    Return the TLS settings for clients from the environment (KEYLANE_TLS_CA, KEYLANE_TLS_CERT,
     KEYLANE_TLS_KEY), or None if there are none.
 
     Args:
-        environment: variables by name; None: those of this process.
+        environment: variables by name; None uses those of this process.
 
     Raises:
-        ConfigError: a client certificate is set, but no authority.
+        ConfigError: a client certificate is set, but no certificate authority.
     """
     variables = os.environ if environment is None else environment
     ca, cert, key = (variables.get(name, "") for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))

@@ -1,13 +1,13 @@
-"""Carries consumer groups over to replaced messages: finds where each group continues in the rows
-that replace the messages of a subject. Pure, over Arrow columns.
+"""Carries consumer groups over to replacement messages: finds where each group continues in the
+rows that replace the messages of a subject. Works on Arrow columns, and does no I/O.
 
     row: stored at (partition, offset), made of (source partition, source offset)
     group: cursor of each source partition ─▶ in each new partition, the first row made of a message
                                               that the group has not handled
 
 Invariants
-    No row is skipped: every row of an unhandled message is at or after the group's position.
-    Rows after the position may be made of handled messages, which are then delivered again.
+    No row is skipped: every row made from an unhandled message is at or after the group's position.
+    Rows after the position may be made from handled messages, which are then delivered again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...protocol.reprocess.manifest import SOURCE, Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOffsets:
-    """The offsets `[first, end)` that a source partition stores."""
+    """The offsets `[first, end)` that are stored in a source partition."""
 
     partition_id: int
     first: int
@@ -39,18 +39,18 @@ def positions(
     ends: Mapping[int, int],
 ) -> dict[str, dict[int, int]]:
     """
-    Return where each consumer group continues: the first offset in each new partition whose row is
-    made of an unhandled message.
+    Return where each consumer group continues: the first offset in each new partition whose row was
+    made from a message that the group has not handled.
 
     Args:
-        cursors: the first message that a group has not handled, by consumer group and source
-            partition; the group has handled all messages of partitions that are missing.
-        batches: the new rows, with the columns partition, offset and properties; the rows of a
+        cursors: the offset of the first message that a group has not handled, by consumer group and
+            source partition. The group has handled all messages in partitions that are missing.
+        batches: the new rows, with the columns partition, offset and properties. The rows of each
             partition are in order.
         ends: the offset after the last row of each new partition.
 
     Raises:
-        JobError: a row does not name the message from which it was made.
+        JobError: a row does not name the message that it was made from.
     """
     first_offsets = {group: dict(ends) for group in cursors}
     for batch in batches:
@@ -77,10 +77,10 @@ def check_manifest_covers(
     cursors: Mapping[str, Mapping[int, int]],
 ) -> None:
     """
-    Check that the rows of a job can replace all stored messages.
+    Check that the rows of a job can replace all messages that are stored.
 
     Raises:
-        JobError: there are messages after the job's ranges, or a group has not handled messages
+        JobError: there are messages after the job's ranges, or a group has not handled all messages
             before them.
     """
     ranges = {each.partition_id: each for each in manifest.ranges}

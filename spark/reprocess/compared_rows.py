@@ -1,15 +1,17 @@
-"""Compares the rows of two outputs, matched by the messages from which they were made.
+"""Compares the rows of two outputs, matched by the messages that they were made from.
 
     batch ─▶ source partition, source offset, hashes of key and row
           ─sort─▶ rows with the same source and key on both sides ─▶ equal or not
 
-Rows are columns of numbers, without a Python object per row. Rows made of the same message with the
-same key are matched by their order. Rows without a key are matched by their hashes, because their
-order depends on the partitions that stored them. What a job adds to each row (`replay`,
-`keylane.source`, the time of the plan) does not count as a difference.
+Rows are stored as columns of numbers, without a Python object per row. Rows that were made from the
+same message and have the same key are matched by their order. Rows without a key are matched by
+their hashes, because their order depends on the partitions in which they are stored. Anything that
+a job adds to each row (`replay`, `keylane.source`, the time of the plan) does not count as a
+difference.
 
 Invariants
-    Rows are equal if key, value, properties and time are equal, up to collisions of 64-bit hashes.
+    Rows are equal if their key, value, properties and time are equal, except for collisions of
+    64-bit hashes.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from .messages import PROPERTIES, REPLAY, flatten_entries
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
 NO_TIME = np.iinfo(np.int64).min
-"""The time of a row that the function returned without one, which then has the time of the job's
-plan; it equals any time.
+"""The time of a row that the function returned without a time, which then has the time of the job's
+plan. It equals any time.
 """
 _KEYLESS = xxhash.xxh3_64_intdigest(b"")
 _MIX_MULTIPLIER = np.uint64(0x9E3779B185EBCA87)
@@ -43,23 +45,23 @@ _MIX_MULTIPLIER = np.uint64(0x9E3779B185EBCA87)
 
 @dataclass(frozen=True, slots=True)
 class ComparedRows:
-    """Holds rows of one output in stored order; each field is a column."""
+    """Rows of one output in stored order; each field is a column."""
 
     source: I64
-    """The partition of the message from which the row was made."""
+    """The partition of the message that the row was made from."""
     offset: I64
-    """The offset of the message from which the row was made."""
+    """The offset of the message that the row was made from."""
     key: U64
     """The hash of the key."""
     row: U64
-    """The hash of key, value and properties."""
+    """The hash of the key, value and properties."""
     time_us: I64
 
     def __len__(self) -> int:
         return len(self.source)
 
     def take(self, selection: npt.NDArray[Any]) -> ComparedRows:
-        """Return the rows that a mask or an array of indexes selects."""
+        """Return the rows that are selected by a mask or an array of indexes."""
         return ComparedRows(*(getattr(self, each.name)[selection] for each in fields(self)))
 
     @classmethod
@@ -75,30 +77,30 @@ class ComparedRows:
 
 @dataclass(frozen=True, slots=True)
 class RowDifferences:
-    """Lists the keys whose rows differ, by source partition; each field is a column."""
+    """The keys whose rows differ, by source partition; each field is a column."""
 
     source: I64
     key: U64
     first_offset: I64
     rows: I64
-    """The number of rows that differ, or exist in only one output."""
+    """The number of rows that differ, or that exist in only one output."""
 
 
 def compared_rows(
     batch: pa.RecordBatch, *, is_source: bool, planned_us: int | None, where: str
 ) -> ComparedRows:
     """
-    Return the rows of a record batch with the column value and optionally key, properties and
-    timestamp.
+    Return the rows of a record batch, which must have the column value, and may have key,
+    properties and timestamp.
 
     Args:
-        is_source: True if the rows are the source messages, with the columns partition and offset;
-            False if their properties name the messages from which they were made.
+        is_source: True if the rows are source messages, with the columns partition and offset;
+            False if their properties name the messages that they were made from.
         planned_us: the time of the job's plan, in microseconds since 1970.
-        where: the name of the output, for errors.
+        where: the name of the output, for error messages.
 
     Raises:
-        JobError: a row does not name the message from which it was made.
+        JobError: a row does not name the message that it was made from.
     """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     count = batch.num_rows
@@ -122,7 +124,7 @@ def compared_rows(
 
 
 def select_pieces(rows: ComparedRows, pieces: Iterable[JobPiece]) -> ComparedRows:
-    """Return the rows made from messages of these pieces."""
+    """Return the rows that were made from messages of these pieces."""
     by_partition: dict[int, list[tuple[int, int]]] = {}
     for piece in pieces:
         by_partition.setdefault(piece.partition_id, []).append((piece.start, piece.end))
@@ -141,7 +143,7 @@ def differing_keys(old: ComparedRows, new: ComparedRows) -> RowDifferences:
     rows = ComparedRows.concatenate([old, new])
     side = np.repeat(np.array([0, 1], np.int8), [len(old), len(new)])
     order = np.where(rows.key == np.uint64(_KEYLESS), rows.row, np.uint64(0))
-    # The sort is stable: equal rows stay in stored order.
+    # The sort is stable, so that equal rows stay in stored order.
     in_order = np.lexsort((order, side, rows.key, rows.offset, rows.source))
     rows, side = rows.take(in_order), side[in_order]
     rank = _rank_rows(rows, side)
@@ -184,7 +186,7 @@ def _continues_previous(rows: ComparedRows) -> npt.NDArray[np.bool_]:
 
 
 def _rank_rows(rows: ComparedRows, side: npt.NDArray[np.int8]) -> I64:
-    """Return the index of each row among those with the same side, source and key."""
+    """Return the index of each row among the rows with the same side, source and key."""
     count = len(rows)
     if not count:
         return np.zeros(0, np.int64)
@@ -207,8 +209,8 @@ def _mix(left: U64, right: U64) -> U64:
 
 
 def _hash_properties(properties: Any) -> U64:
-    """Return a hash of the properties of each row that ignores their order, and the properties that
-    a job adds.
+    """Return a hash of each row's properties that ignores their order, and the properties that a
+    job adds.
     """
     keys, values, offsets = flatten_entries(properties, len(properties))
     hashes = _mix(_hash_column(keys, len(keys)), _hash_column(values, len(keys)))

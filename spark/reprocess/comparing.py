@@ -21,11 +21,11 @@ class KeyDifference:
     first_offset: int | None
     """The offset of the first row that differs; None if the output has no column `offset`."""
     rows: int
-    """The number of rows that differ, or exist in only one output."""
+    """The number of rows that differ, or that exist in only one output."""
 
 
 def find_differences(partition_id: int, old: pa.Table, new: pa.Table) -> list[KeyDifference]:
-    """Return the keys whose rows differ, sorted by first offset; the rows of a key are compared in
+    """Return the keys whose rows differ, sorted by first offset. The rows of a key are compared in
     order.
     """
     old_rows, new_rows = _group_by_key(old), _group_by_key(new)

@@ -1,4 +1,6 @@
-"""Computes a digest of a table's rows and types that does not depend on its batches. Pure."""
+"""Computes a digest of a table's rows and types that does not depend on how the table is divided
+into batches. Pure.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import xxhash
 
 
 def table_digest(table: pa.Table) -> str:
-    """Return the digest of the columns' names, types and values, as 32 hexadecimal digits."""
+    """Return a digest of the names, types and values of the columns, as 32 hexadecimal digits."""
     digest = xxhash.xxh3_128()
     for name in table.column_names:
         digest.update(f"{name}:{table.schema.field(name).type};{table.num_rows};".encode())
@@ -68,7 +70,7 @@ def _update_binary(digest: xxhash.xxh3_128, column: pa.Array) -> None:
 
 
 def _update_fixed_width(digest: xxhash.xxh3_128, column: pa.Array) -> None:
-    """Update the digest with the bytes of numbers or times; a null counts as 0."""
+    """Update the digest with the bytes of numbers or times. A null counts as 0."""
     width = column.type.bit_width // 8
     raw = column.view(pa.binary(width)) if column.null_count == 0 else None
     if raw is None:

@@ -1,5 +1,5 @@
-"""The output folder of a job: the manifest, and a Parquet file per piece with its metadata in the
-footer. File I/O.
+"""The output folder of a job: the manifest, and a Parquet file per piece with metadata in its
+footer. Performs file I/O.
 
     DIR/part-<partition>-<start>-<end>.parquet   the rows of a piece; its metadata is in the footer,
                                                  so that both appear together
@@ -38,7 +38,9 @@ PLAN, MANIFEST = "plan.json", "manifest.json"
 
 
 class OutputFolder:
-    """Reads and writes an output folder, which has the same path on the driver and every worker."""
+    """Reads and writes an output folder, which has the same path on the driver and on every
+    worker.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = Path(path).absolute()
@@ -47,7 +49,9 @@ class OutputFolder:
         self.parked = self._internal / "parked"
 
     def read(self, name: str) -> Manifest | None:
-        """Return the plan or the manifest, or None; raise JobError if it is unreadable."""
+        """Return the plan or the manifest, or None if there is none. Raises JobError if it is
+        unreadable.
+        """
         path = self._internal / name
         try:
             data = path.read_bytes()
@@ -68,7 +72,7 @@ class OutputFolder:
         (self._internal / name).unlink(missing_ok=True)
 
     def write_piece(self, piece: JobPiece, rows: pa.Table, mark: str) -> None:
-        """Write the rows and the metadata of a piece atomically; a repeated write replaces the same
+        """Write the rows and metadata of a piece atomically. A repeated write replaces the same
         file.
         """
         piece_metadata = msgspec.json.encode((mark, piece))
@@ -90,7 +94,7 @@ class OutputFolder:
 
     def write_parked(self, piece: JobPiece, messages: pa.Table) -> None:
         """Write the parked messages of a piece, or remove those of an earlier attempt if there are
-        none; call it before the piece itself is written.
+        none. Call this before the piece itself is written.
         """
         path = self.parked / piece_file(piece.partition_id, piece.start, piece.end)
         if not messages.num_rows:
@@ -102,7 +106,9 @@ class OutputFolder:
         self._commit_file(temporary, path)
 
     def describe_parked(self, manifest: Manifest) -> str:
-        """Return how many messages the job has parked, and where, as a sentence; "" for none."""
+        """Return a sentence that tells how many messages the job has parked, and where; "" if there
+        are none.
+        """
         if not manifest.parked:
             return ""
         are = "it is" if manifest.parked == 1 else "they are"
@@ -118,7 +124,7 @@ class OutputFolder:
         Return the finished pieces, sorted by partition and offset.
 
         Args:
-            mark: the mark of pieces made by the current code.
+            mark: the mark of pieces that were made by the current code.
             earlier_codes: the code of earlier pieces that also count, by mark.
         """
         counted_pieces = []
@@ -165,10 +171,10 @@ class OutputFolder:
 
 
 def piece_file(partition_id: int, start: int, end: int) -> str:
-    """Return the file name of a piece; names sort by partition and offset."""
+    """Return the file name of a piece. Names sort by partition and offset."""
     return f"part-{partition_id:010d}-{start:016d}-{end:016d}.parquet"
 
 
 def record_file(piece: JobPiece) -> str:
-    """Return the file name of the metadata of a piece whose rows are in a subject."""
+    """Return the name of the file with the metadata of a piece whose rows are in a subject."""
     return f"{piece.partition_id:010d}-{piece.start:016d}-{piece.end:016d}.json"

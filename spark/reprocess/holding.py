@@ -1,9 +1,9 @@
-"""Protects the messages that a job still needs from retention, until the job has ended.
+"""Protects the messages that a job still needs from retention until the job has ended.
 
     begin: hold [start, …) of every range ─▶ renew every third of the ttl
                                           ─▶ end: hold [end, …) of every range, once
 
-A separate thread renews the holds. Partitions opened during the job are held from their first
+A separate thread renews the holds. Partitions that open during the job are held from their first
 message, so that a group can continue after the backfill.
 """
 
@@ -24,7 +24,7 @@ from ...rpc.http_network import client_network
 
 log = logging.getLogger("keylane.spark")
 TTL_MS = 600_000
-"""Milliseconds after which the holds of a killed job expire."""
+"""The time in milliseconds after which the holds of a killed job expire."""
 
 
 class RetentionHold:
@@ -45,9 +45,9 @@ class RetentionHold:
         Args:
             starts: the first offset that the job needs, by partition id.
             ends: the offset at which reading continues after the backfill, by partition id.
-            handover_ms: milliseconds for which messages after `ends` are still held when the job
-                has ended, so that a group can start there; 0: not at all.
-            ttl_ms: milliseconds after which a hold expires unless it is renewed.
+            handover_ms: the time in milliseconds that messages after `ends` stay held when the job
+                has ended, so that a group can start there; 0 holds none.
+            ttl_ms: the time in milliseconds after which a hold expires unless it is renewed.
         """
         self._meta = meta
         self._subject = subject
@@ -75,7 +75,7 @@ class RetentionHold:
         self._stopped.set()
         self._thread.join()
         if kind is not None:
-            return  # until the holds expire, the same command can continue the job
+            return  # the same command can continue the job until the holds expire
         try:
             asyncio.run(self._set_holds(self._ends, self._handover_ms))
         except KeylaneError as error:
@@ -97,8 +97,8 @@ class RetentionHold:
         Set the hold on each partition.
 
         Raises:
-            OffsetOutOfRangeError: messages that the job needs were removed.
-            UnreachableError: a broker or the metaserver does not answer.
+            OffsetOutOfRangeError: messages that the job needs have been removed.
+            UnreachableError: a broker or the metaserver does not respond.
         """
         network = client_network()
         try:

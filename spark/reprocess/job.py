@@ -2,7 +2,8 @@
 
     jobs.py ─imports─▶ rules.py ─imports─▶ numpy        code: a digest of jobs.py and rules.py
 
-The digest excludes installed packages such as numpy, so the user is responsible for their versions.
+The digest does not cover installed packages such as numpy, so their versions are the user's
+responsibility.
 """
 
 from __future__ import annotations
@@ -41,18 +42,20 @@ class Job:
     name: str
     function: JobFunction
     code: str
-    """The version of the code: module:function@digest, with +VERSION if the user gives one."""
+    """The version of the code: module:function@digest, followed by +VERSION if the user gave
+    one.
+    """
 
 
 def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
     """
-    Import the function that a reference such as `jobs.clean:run` names.
+    Import the function named by a reference such as `jobs.clean:run`.
 
-    Its module is pickled by value: workers need only the modules that it imports.
+    Its module is pickled by value, so workers only need the modules that it imports.
 
     Args:
-        version: the version of anything that the digest does not cover: installed packages, files
-            that the job reads, and modules that are imported under a computed name.
+        version: the version of anything that the digest does not cover, such as installed packages,
+            files that the job reads, and modules that are imported under a computed name.
 
     Raises:
         JobError: the module or the function cannot be imported.
@@ -91,10 +94,10 @@ def load_job(reference: str, *, name: str = "", version: str = "") -> Job:
 
 def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
     """
-    Return, by name, the source of each user module that a module imports, directly or indirectly,
-    including imports inside functions.
+    Return the source of each user module that a module imports, by name. This includes indirect
+    imports and imports inside functions.
 
-    A user module is neither installed nor part of Python or keylane.
+    A user module is one that is neither installed nor part of Python or keylane.
     """
     sources: dict[str, bytes] = {}
     is_package = hasattr(module, "__path__")
@@ -118,8 +121,8 @@ def _imported_sources(module: ModuleType, source: str) -> dict[str, bytes]:
 
 
 def _imported_names(name: str, package: str, source: str) -> Iterator[str]:
-    """Yield the names of the modules that a source imports, and of their packages; some may name an
-    attribute of a module instead.
+    """Yield the names of the modules that some source code imports, and of their packages. Some of
+    the names may be attributes of a module instead.
     """
     try:
         tree = ast.parse(source)
@@ -141,7 +144,7 @@ def _imported_names(name: str, package: str, source: str) -> Iterator[str]:
 
 
 def _user_module_path(name: str) -> Path | None:
-    """Return the file of a user module; None if the module is not one, or has no source."""
+    """Return the file of a user module, or None if it is not a user module or has no source."""
     if name.partition(".")[0] in {_OWN_PACKAGE, "pyspark", "__main__"}:
         return None
     parent = name.rpartition(".")[0]

@@ -1,9 +1,9 @@
-"""Checks the rows of a job and turns them into messages, with the job and the source of each. Pure.
+"""Checks the rows of a job and turns them into messages that name the job and their source. Pure.
 
     rows: value, key, properties, timestamp, offset
       ─▶ messages with the properties replay=<job>, keylane.source=<partition>/<offset>
 
-With the source, consumer groups are carried over to the new messages (`carrying.py`).
+The source is used to carry consumer groups over to the new messages (`carrying.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...protocol.errors import JobError, Reason
 from ...protocol.reprocess.manifest import SOURCE, JobPiece
 
 REPLAY = "replay"
-"""The property, or Parquet column, that names the job in each row."""
+"""The property or Parquet column that names the job in each row."""
 MESSAGE_COLUMNS = ("key", "value", "properties", "timestamp")
 SOURCE_COLUMNS = ("partition", "offset", REPLAY)
 PROPERTIES = pa.map_(pa.string(), pa.string())
@@ -30,11 +30,11 @@ def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
     """
     Return the columns to store, with properties that name the job and the source of each row.
 
-    They replace properties of the same names, which describe the job's input. Rows without a column
-    `offset`, such as summaries, get only the property of the job.
+    They replace properties with the same names, which describe the job's input. Rows without a
+    column `offset`, such as summaries, only get the property that names the job.
 
     Raises:
-        JobError: a column is not part of a message or has a wrong type, or there are no values.
+        JobError: a column is not part of a message or has the wrong type, or there are no values.
     """
     names = rows.column_names
     where = f"[{piece.start}, {piece.end}) of partition {piece.partition_id}"
@@ -70,8 +70,8 @@ def to_messages(rows: pa.Table, *, job: str, piece: JobPiece) -> pa.Table:
 
 
 def _remove_entries(properties: Any, names: Sequence[str]) -> Any:
-    """Return a map array without the entries of these names; raise pa.ArrowException if it does not
-    map strings to strings.
+    """Return a map array without the entries that have these names. Raises pa.ArrowException if it
+    does not map strings to strings.
     """
     if properties is None:
         return None
@@ -93,8 +93,8 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
     Append entries to each row of a map array, without a Python object per row.
 
     Args:
-        properties: an array of maps from string to string; None: no row has entries.
-        new_entries: the values to append in each row, by key.
+        properties: an array of maps from string to string; None if no row has entries.
+        new_entries: the values to append to each row, by key.
 
     Raises:
         pa.ArrowException: the given array does not map strings to strings.
@@ -104,8 +104,8 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
     entry_count = len(entries.keys)
     lengths = np.diff(entries.offsets)
     ends = entries.offsets[1:] + len(new_entries) * np.arange(1, count + 1)
-    # For each entry of the result, its index in the given entries followed by each new property of
-    # all rows.
+    # For each entry of the result, its index in the given entries followed by the values of each
+    # new property for all rows.
     source_indexes = np.empty(entry_count + len(new_entries) * count, np.int64)
     source_indexes[
         np.arange(entry_count) + len(new_entries) * np.repeat(np.arange(count), lengths)
@@ -125,7 +125,7 @@ def add_properties(properties: Any, new_entries: dict[str, Any]) -> Any:
 
 
 class MapEntries(NamedTuple):
-    """The concatenated entries of a map array, and the offsets of the rows' entries."""
+    """The concatenated entries of a map array, and the offsets of each row's entries."""
 
     keys: Any
     values: Any
@@ -137,8 +137,8 @@ def flatten_entries(properties: Any, count: int) -> MapEntries:
     Return the entries of a column of properties.
 
     Args:
-        properties: an array of maps from string to string; None: no row has entries.
-        count: the number of rows.
+        properties: an array of maps from string to string; None if no row has entries. count: the
+            number of rows.
 
     Raises:
         pa.ArrowException: the given array does not map strings to strings.
@@ -161,14 +161,14 @@ def _to_message_type(name: str, column: Any) -> Any:
     Convert a column to the type that messages are written with.
 
     Raises:
-        pa.ArrowException: the column's type cannot be converted.
+        pa.ArrowException: the type of the column cannot be converted.
     """
     if name == "properties":
         return column
     try:
         if name != "timestamp":
             return _to_binary(column)
-        # Nanoseconds are truncated, as the reader does; a time in a coarser unit may overflow.
+        # Nanoseconds are truncated, as in the reader; a time in a coarser unit may overflow.
         is_nanoseconds = pa.types.is_timestamp(column.type) and column.type.unit == "ns"
         return column.cast(TIME, safe=not is_nanoseconds)
     except pa.ArrowException as error:

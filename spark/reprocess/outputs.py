@@ -1,4 +1,4 @@
-"""Compares the output of a job with that of another job, or with a subject. Network only.
+"""Compares the output of a job with that of another job, or with a subject. Performs network I/O.
 
     two folders of files          compare table by table (`comparing.py`)
     at least one subject          match rows by the messages from which they were made
@@ -7,7 +7,7 @@
 Pieces with equal digests are not read.
 
 Invariants
-    At most the rows of `ROUND_ROWS` messages, or of one piece, are in memory at once, as five
+    At most the rows of `ROUND_ROWS` messages, or of one piece, are in memory at a time, as five
     numbers per row.
 """
 
@@ -41,18 +41,18 @@ COLUMNS = ("partition", "offset", "key", "value", "timestamp", "properties")
 
 def compare_outputs(meta: str, old: str, new: OutputFolder) -> list[KeyDifference]:
     """
-    Return the keys for which the output of a job differs from an older one, sorted by source
+    Return the keys for which the output of a job differs from an older output, sorted by source
     partition and first offset. This blocks.
 
     Args:
-        meta: host:port of a metaserver; several are separated by commas.
-        old: the folder of another job, or subject:NAME. Only rows made from the job's ranges are
-            compared; if the job has read the subject, its messages are compared instead.
+        meta: "host:port" of a metaserver, or several separated by commas.
+        old: the folder of another job, or subject:NAME. Only rows that were made from the job's
+            ranges are compared. If the job has read the subject, its messages are compared instead.
         new: the folder of the job.
 
     Raises:
         JobError: an output is incomplete, the two have different ranges, or rows were removed or do
-            not name the messages from which they were made.
+            not name the messages that they were made from.
         KeylaneError: reading fails.
     """
     new_manifest = read_complete_manifest(new)
@@ -106,7 +106,7 @@ def _merge(differences: Iterable[KeyDifference]) -> list[KeyDifference]:
 
 
 def read_complete_manifest(folder: OutputFolder) -> Manifest:
-    """Return the manifest of a complete job; raise JobError if it is incomplete."""
+    """Return the manifest of a complete job. Raises JobError if the job is incomplete."""
     manifest = folder.read(MANIFEST)
     if manifest is None:
         raise JobError(Reason.MANIFEST, f"{folder.path} is not complete", path=str(folder.path))
@@ -117,6 +117,9 @@ def read_complete_manifest(folder: OutputFolder) -> Manifest:
 def _pair_pieces(
     old: OutputFolder, old_manifest: Manifest, new: OutputFolder, new_manifest: Manifest
 ) -> list[tuple[JobPiece, JobPiece]]:
+    """Return pairs of the old and new piece for each range. Raises JobError if the ranges
+    differ.
+    """
     pieces = {(each.partition_id, each.start, each.end): each for each in old_manifest.pieces}
     if pieces.keys() != {(each.partition_id, each.start, each.end) for each in new_manifest.pieces}:
         raise JobError(
@@ -129,7 +132,7 @@ def _pair_pieces(
 
 
 class _Side(ABC):
-    """One of the two compared outputs: its rows, and how to read them."""
+    """One of the two outputs that are compared: its rows, and how to read them."""
 
     location = ""
     is_source = False
@@ -137,10 +140,12 @@ class _Side(ABC):
 
     @abstractmethod
     def batches(self, pieces: Sequence[JobPiece]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows made from messages of these pieces; others may be among them."""
+        """Yield the rows that were made from messages of these pieces; other rows may be among
+        them.
+        """
 
     def rows(self, pieces: Sequence[JobPiece]) -> Iterator[tuple[pa.RecordBatch, ComparedRows]]:
-        """Yield each batch with its rows in comparable form."""
+        """Yield each batch, together with its rows in comparable form."""
         for batch in self.batches(pieces):
             if batch.num_rows:
                 yield (
@@ -174,7 +179,7 @@ class _Files(_Side):
 
 
 class _Subject(_Side):
-    """The messages of a subject: rows of a job, or the messages that the job has read."""
+    """The messages of a subject: the rows of a job, or the messages that the job has read."""
 
     def __init__(self, meta: str, name: str, manifest: Manifest | None) -> None:
         self._meta = meta
@@ -198,7 +203,7 @@ class _Subject(_Side):
 
 
 class _JobRows(_Side):
-    """The rows that a job has stored in a subject, which is hidden or already published."""
+    """The rows that a job has stored in a subject, which may be hidden or already published."""
 
     def __init__(self, meta: str, folder: OutputFolder, manifest: Manifest) -> None:
         assert manifest.output
@@ -281,7 +286,7 @@ def _collect_rows(side: _Side, pieces: Sequence[JobPiece]) -> ComparedRows:
 def _find_keys(
     sides: Sequence[tuple[_Side, Sequence[JobPiece]]], hashes: set[int]
 ) -> dict[int, bytes]:
-    """Return the keys with these hashes; rows are read again until every key is found."""
+    """Return the keys that have these hashes. Rows are read again until every key is found."""
     keys_by_hash: dict[int, bytes] = {}
     for side, pieces in sides:
         for batch, rows in side.rows(pieces):
@@ -298,6 +303,7 @@ def _find_keys(
 
 
 def _with_keys(differences: RowDifferences, keys: dict[int, bytes]) -> Iterator[KeyDifference]:
+    """Yield the differences with the keys themselves instead of their hashes."""
     for source, key, first, rows in zip(
         differences.source.tolist(),
         differences.key.tolist(),

@@ -1,5 +1,5 @@
-"""Runs a job over fixed ranges of a subject, into a folder of Parquet files or a subject. Needs a
-Spark session.
+"""Runs a job over fixed ranges of a subject, and stores its rows in a folder of Parquet files or in
+a subject. Requires a Spark session.
 
     fix the ranges, hold them ─▶ run the missing pieces, a     ─▶ write the manifest, move the
                                  task for each partition          holds to the ends
@@ -7,9 +7,9 @@ Spark session.
             └──────────────────────┴─ a later run makes the missing pieces ┘
 
 Invariants
-    The first run fixes the ranges. A later run must have the same job, subject and target, and the
-    same code unless changed code is accepted; each piece records the code that made it.
-    A killed job leaves only complete pieces; the same command continues after them.
+    The first run fixes the ranges. A later run must have the same job, subject and target, and also
+    the same code unless changed code is accepted. Each piece records the code that made it.
+    A killed job leaves only complete pieces behind, and the same command continues after them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 PIECE_ROWS = 250_000
 PIECE_BYTES = 64 << 20
-"""Limits of a piece, in rows and bytes: a worker keeps one piece and its output in memory."""
+"""The limits of a piece, in rows and bytes. A worker keeps one piece and its output in memory."""
 HANDOVER_MS = 3_600_000
 ACCEPT_CODE_HINT = (
     "The code has changed: the module of the job, a module that it imports, or its version. "
@@ -59,7 +59,7 @@ ROWS_PER_SECOND, BYTES_PER_SECOND = 250_000, 40 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """The pieces that a run must process."""
+    """The pieces that a run still has to process."""
 
     manifest: Manifest
     missing: tuple[PlannedRange, ...]
@@ -67,12 +67,12 @@ class JobPlan:
 
     @property
     def tasks(self) -> int:
-        """The number of tasks: one for each partition with missing pieces."""
+        """The number of tasks, which is one per partition with missing pieces."""
         return len({piece.partition_id for piece in self.missing})
 
     @property
     def rows(self) -> int:
-        """The number of messages of the missing pieces."""
+        """The number of messages in the missing pieces."""
         return sum(piece.rows for piece in self.missing)
 
     @property
@@ -81,8 +81,8 @@ class JobPlan:
         return sum(piece.size_bytes for piece in self.missing)
 
     def minutes(self, cores: int) -> float:
-        """Return the approximate duration in minutes with this number of task slots, at least the
-        duration of the longest task.
+        """Return the approximate duration in minutes with this number of task slots, which is at
+        least the duration of the longest task.
         """
         costs: dict[int, float] = {}
         for piece in self.missing:
@@ -100,18 +100,18 @@ def plan_job(
     accept_code: bool = False,
 ) -> JobPlan:
     """
-    Choose the ranges, or read them from the folder, and return the plan for the missing pieces.
+    Choose the ranges or read them from the folder, and return a plan for the missing pieces.
 
     This writes nothing, and blocks.
 
     Args:
-        output: the subject that gets the rows; if the job has already begun, only its target is
-            compared. None: the rows become Parquet files.
+        output: the subject that gets the rows; None for Parquet files. If the job has already
+            begun, only the target is compared.
         accept_code: keep pieces that were made with different code.
 
     Raises:
-        JobError: the folder has the output of another job, code, subject or target, or its manifest
-            is unreadable.
+        JobError: the folder has output for another job, code, subject or target, or its manifest is
+            unreadable.
         DataLossError: retention has removed messages of missing pieces.
         RefusedError, UnreachableError: planning fails.
     """
@@ -139,8 +139,8 @@ def _load_known_manifest(
     *,
     accept_code: bool,
 ) -> Manifest | None:
-    """Return the manifest or the plan in the folder, or None; raise JobError if it is unreadable or
-    belongs to another job, code, subject or target.
+    """Return the manifest or the plan in the folder, or None. Raises JobError if it is unreadable,
+    or belongs to another job, code, subject or target.
     """
     (subject,) = options.subjects
     manifest = folder.read(MANIFEST) or folder.read(PLAN)
@@ -167,8 +167,8 @@ def _plan_after_cut(
     job: Job, options: ReadOptions, folder: OutputFolder, to: JobTarget, *, accept_code: bool
 ) -> tuple[JobPlan, ReadOptions, Manifest | None]:
     """
-    Cut the source, then plan the messages before the cut, which are in sealed partitions; messages
-    sent meanwhile come after the rows.
+    Cut the source, then plan the messages before the cut, which are in sealed partitions. Messages
+    that are sent meanwhile come after the rows.
 
     Returns:
         The plan, the options with its partitions, and the manifest if the job is already complete.
@@ -196,7 +196,7 @@ def _plan_after_cut(
         if plan.missing or finished_manifest is None:
             return plan, options, None
         return plan, options, to.check_rows(finished_manifest)
-    # The earlier hidden subject was deleted, and messages may have arrived since: all rows are
+    # The earlier hidden subject was deleted, and messages may have arrived since, so all rows are
     # written again, with new ranges.
     folder.remove(MANIFEST)
     plan = _plan_first_run(job, options, folder, output)
@@ -252,7 +252,9 @@ def _new_manifest(
 
 
 def _replan(options: ReadOptions, missing_pieces: list[SourceRange]) -> list[PlannedRange]:
-    """Plan the missing pieces of an earlier run again, because brokers may have moved."""
+    """Plan the missing pieces of an earlier run again, because partitions may have moved to other
+    brokers.
+    """
     if not missing_pieces:
         return []
     starts: dict[int, int] = {}
@@ -282,22 +284,22 @@ def run_job(
     planned: Callable[[JobPlan], None] = lambda _plan: None,
 ) -> Manifest:
     """
-    Run the job on the missing pieces, write the manifest into the folder and return it. This
-    blocks.
+    Run the job on the missing pieces, and write the manifest to the folder. This blocks, and
+    returns the manifest.
 
     Args:
-        to: the subject that gets the rows; None: they become Parquet files. If it is the source,
-            and the rows stay hidden, the source is cut first, because the rows will replace
-            all messages before the cut.
-        handover_ms: milliseconds for which messages after the ranges are held when the job has
-            ended, so that a consumer group can start there.
+        to: the subject that gets the rows; None for Parquet files. If it is the source itself, and
+            the rows stay hidden, the source is cut first, because the rows will replace all
+            messages before the cut.
+        handover_ms: the time in milliseconds that messages after the ranges stay held when the job
+            has ended, so that a consumer group can start there.
         accept_code: run the missing pieces even if other pieces were made with different code.
         park: set aside messages for which the function fails, and count them in `Manifest.parked`;
-            False: the job fails.
-        planned: called when the plan is stored.
+            if False, the job fails instead.
+        planned: called with the plan when it has been stored.
 
     Raises:
-        JobError: the job fails, or workers and driver do not share the folder.
+        JobError: the job fails, or the workers and the driver do not share the folder.
         The errors of `plan_job`, of `JobTarget`, and of Spark.
     """
     if to is not None:
@@ -315,7 +317,7 @@ def run_job(
         return done
     with _retention_hold(options, plan, handover_ms):
         folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
-        if to is not None:  # rows of a deleted hidden subject are written again
+        if to is not None:  # the rows of a deleted hidden subject are written again
             plan = _plan_missing(to.create(plan.manifest), options, folder)
             folder.write(PLAN, replace_fields(plan.manifest, pieces=()))
             folder.remove(MANIFEST)  # it may describe rows that were deleted
@@ -345,9 +347,9 @@ def run_job(
 
 def _describe_filler(job: Job, folder: OutputFolder) -> str:
     """
-    Return the description of the job and its folder that the hidden subject stores.
+    Return the description of the job and its folder that is stored with the hidden subject.
 
-    It is the same in each run, and different for each folder.
+    It is the same for each run, but different for each folder.
     """
     text = f"job {job.name} of folder {folder.path}"
     if len(text) <= FILLED_BY_CHARS_MAX:
@@ -358,7 +360,7 @@ def _describe_filler(job: Job, folder: OutputFolder) -> str:
 
 def _retention_hold(options: ReadOptions, plan: JobPlan, handover_ms: int) -> RetentionHold:
     """
-    Return the hold that protects the messages that are still to be read from retention.
+    Return a hold that protects the messages that are still to be read from retention.
 
     In each partition it starts at the first missing piece, or at the end if no piece is missing.
     """
@@ -409,7 +411,7 @@ def group_into_waves(
     missing_ranges: Iterable[PlannedRange], *, in_order: bool
 ) -> list[list[list[PlannedRange]]]:
     """
-    Return the pieces of each task, in group_into_waves of tasks that run concurrently.
+    Return the pieces of each task, in waves of tasks that run concurrently.
 
     Args:
         in_order: put each partition into a later wave than its ancestors.

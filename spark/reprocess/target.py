@@ -1,17 +1,17 @@
 """Creates the hidden subject that gets the rows of a job, counts its rows, and publishes it.
-Network only.
+Performs network I/O.
 
     create ─▶ tasks store rows ─▶ check: as many messages as rows ─▶ manifest
            ─▶ publish, or leave hidden for a cut-over
 
 Invariants
-    The hidden subject of a job always has the same name; its id shows whether it still has the rows
+    The hidden subject of a job always has the same name. Its id shows whether it still has the rows
     of the finished pieces.
-    A repeat publishes nothing twice, because the metaserver knows which subjects were published.
-    The rows of a complete job are counted again before a later publication.
-    The rows of a piece are numbered under a producer id of (hidden subject, partition, start), so
-    brokers recognize the rows of a repeated piece, and store each once.
-    When the metadata of a piece is written, all its rows are stored.
+    Repeated runs publish nothing twice, because the metaserver knows which subjects were published.
+    The rows of a complete job are counted again before they are published later.
+    The rows of a piece are numbered under a producer id derived from (hidden subject, partition,
+    start), so brokers recognize the rows of a repeated piece, and store each row once.
+    The metadata of a piece is only written after all its rows are stored.
     The rows of a piece are stored before those of the next piece of its task.
 """
 
@@ -47,7 +47,7 @@ from ..writing.task import write_task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenRows:
-    """What a task needs to know about the hidden subject that gets its rows."""
+    """What a task needs to know about the hidden subject that its rows go to."""
 
     options: WriteOptions
     subject: str
@@ -55,16 +55,16 @@ class HiddenRows:
     mark: str
     """See `Manifest.mark`."""
     sent_at_ns: int
-    """The time for rows without one, in nanoseconds since 1970."""
+    """The time for rows that have none, in nanoseconds since 1970."""
 
 
 def store_rows(hidden: HiddenRows, messages: pa.Table, piece: JobPiece) -> None:
     """
-    Store the rows of a piece, and wait until all are stored; this blocks.
+    Store the rows of a piece, and wait until all of them are stored. This blocks.
 
     Raises:
         RowsError: a row is not a valid message, or an earlier attempt had other rows.
-        KeylaneError: a broker or the metaserver refuses, or does not answer in time.
+        KeylaneError: a broker or the metaserver refuses, or does not respond in time.
     """
     run_with_network(
         partial(
@@ -88,15 +88,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTarget:
-    """The subject that gets the rows of a job; each method blocks."""
+    """The subject that gets the rows of a job. Each method blocks."""
 
     options: WriteOptions
-    """The options of the write; with `publish` False the rows stay hidden."""
+    """The options of the write. If `publish` is False, the rows stay hidden."""
     filled_by: str = ""
-    """Identifies the job and its folder; a hidden subject filled by another is refused."""
+    """Identifies the job and its folder. A hidden subject that was filled by another job is
+    refused.
+    """
 
     def output(self) -> SubjectOutput:
-        """Return the output for a new plan, with a new hidden subject name unless one is given."""
+        """Return the output for a new plan, with a new name for the hidden subject unless one is
+        given.
+        """
         target = self.options.subject
         name = self.options.hidden or hidden_name(target, secrets.token_hex(8))
         return SubjectOutput(target=target, hidden=name, published=self.options.publish)
@@ -106,9 +110,9 @@ class JobTarget:
         Create the hidden subject unless it exists, and return the manifest with its id.
 
         Raises:
-            SubjectUnknownError: the target does not exist, and the options do not create it.
-            PublishError: an operator published it before the job was complete, or another job is
-                filling it.
+            SubjectUnknownError: the target does not exist, and the options do not ask to create it.
+            PublishError: an operator published the hidden subject before the job was complete, or
+                another job is filling it.
             ConfigError: another job has filled it.
             KeylaneError: the metaserver refuses, or does not answer.
         """
@@ -117,7 +121,7 @@ class JobTarget:
         return replace_fields(manifest, output=self._adopt(output, view.route.subject_id))
 
     def needs_cut(self, source: str) -> bool:
-        """Return True if the rows will replace the messages from which they are made."""
+        """Return True if the rows will replace the messages that they are made from."""
         return self.options.subject == source and not self.options.publish
 
     def cut(self, output: SubjectOutput) -> tuple[SubjectOutput, frozenset[int]]:
@@ -126,12 +130,13 @@ class JobTarget:
         new partitions follow the hidden subject.
 
         Returns:
-            The output with the hidden subject's id, and the source partitions from which the rows
-            are made.
+            The output with the hidden subject's id, and the source partitions that the rows are
+            made from.
 
         Raises:
-            PublishError: the hidden subject is already published; another job is filling it; or it
-                has rows, was created without a cut, and the source was resized or moved since.
+            PublishError: the hidden subject is already published, or another job is filling it, or
+                it has rows and was created without a cut, and the source has been resized or moved
+                since.
             ConfigError: another job has filled it.
             KeylaneError: the metaserver refuses, or does not answer.
         """
@@ -150,7 +155,7 @@ class JobTarget:
 
     def check_rows(self, manifest: Manifest) -> Manifest:
         """
-        Count the rows of a complete job, and return its manifest with the row count of each
+        Count the rows of a complete job, and return its manifest with the number of rows per
         partition.
 
         Raises:
@@ -171,7 +176,7 @@ class JobTarget:
         )
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish the rows if the options ask for it; idempotent. Raises the errors of
+        """Publish the rows if the options ask for it. Idempotent. Raises the same errors as
         `HiddenSubject.publish`.
         """
         if self.options.publish:
@@ -180,17 +185,17 @@ class JobTarget:
 
     def ensure_published(self, manifest: Manifest) -> bool:
         """
-        Publish the rows of a complete job if the options ask for it, and return True; return False
-        if the rows were deleted and must be written again.
+        Publish the rows of a complete job if the options ask for it. Return False if the rows were
+        deleted and must be written again, otherwise True.
 
         Raises:
-            RowsError: since the job was complete, others have stored messages in the hidden
+            RowsError: since the job was completed, others have stored messages in the hidden
                 subject, or retention has removed rows from it.
         """
         try:
             if not self._has_rows(manifest):
                 return False
-        except SubjectUnknownError:  # it was published or deleted, or has expired
+        except SubjectUnknownError:  # it was published or deleted, or it has expired
             return self._is_published(manifest)
         try:
             self.publish(manifest)
@@ -217,12 +222,12 @@ class JobTarget:
 
     def _has_rows(self, manifest: Manifest) -> bool:
         """
-        Return True if the hidden subject is the one that the job filled; a later subject of the
+        Return True if the hidden subject is the one that the job filled. A later subject with the
         same name has other partitions.
 
         Raises:
-            SubjectUnknownError: it does not exist.
-            RowsError: it does not have exactly the job's rows any more.
+            SubjectUnknownError: the hidden subject does not exist.
+            RowsError: the hidden subject no longer has exactly the job's rows.
         """
         output = _output(manifest)
         expected_counts = output.messages or {}
@@ -233,7 +238,7 @@ class JobTarget:
         return True
 
     def _adopt(self, output: SubjectOutput, subject_id: int) -> SubjectOutput:
-        """Return the output with the id of its hidden subject; a subject with a new id must be
+        """Return the output with the id of its hidden subject. A subject with a new id must be
         empty.
         """
         if output.subject_id != subject_id:
@@ -262,7 +267,7 @@ class JobTarget:
 
 
 def _with_id(output: SubjectOutput, subject_id: int) -> SubjectOutput:
-    """Return the output with the id of its hidden subject; a new id drops the row counts."""
+    """Return the output with the id of its hidden subject. A new id resets the row counts."""
     if output.subject_id == subject_id:
         return output
     return replace_fields(output, subject_id=subject_id, messages=UNSET)

@@ -1,10 +1,10 @@
-"""Runs a task of a job: reads the missing pieces of a partition, calls the function and writes its
-rows.
+"""Runs a task of a job: reads the missing pieces of a partition, calls the function on each, and
+writes the resulting rows.
 
 Invariants
     A task reads its pieces in offset order, and the function receives each piece as one table.
     A repeated piece has the same rows if the function is deterministic.
-    A message is parked only after the function has failed for a table of just this message.
+    A message is only parked after the function has failed for a table with just this message.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .messages import REPLAY, to_messages
 from .target import HiddenRows, store_rows
 
 PARKED_MAX = 1_000
-"""The limit for parked messages of a piece: a function that fails for more is considered broken.
-Each failure costs about twenty calls.
+"""The maximum number of parked messages per piece. A function that fails for more is considered
+broken. Each failure costs about twenty calls.
 """
 ERROR = "error"
-"""The column of parked messages that has the function's error."""
+"""The column of parked messages that contains the function's error."""
 ERROR_CHARS = 1_000
 DONE_SCHEMA = "partition_id long, rows long"
 
@@ -45,15 +45,15 @@ class JobTask:
     pieces: tuple[PlannedRange, ...]
     folder: str
     hidden: HiddenRows | None = None
-    """The hidden subject that gets the rows; None: they become Parquet files."""
+    """The hidden subject that gets the rows; None for Parquet files."""
     park: bool = False
-    """True: set aside messages for which the function fails; False: the job fails."""
+    """Whether to set aside messages for which the function fails; otherwise the job fails."""
 
 
 def task_runner(
     job: Job, tasks: Sequence[JobTask]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` over the indexes of tasks."""
+    """Return a function for `mapInArrow` that takes the indexes of tasks."""
 
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -70,10 +70,10 @@ def task_runner(
 
 def run_piece(job: Job, task: JobTask, planned_range: PlannedRange) -> int:
     """
-    Read a piece, call the function, store the rows and return their number.
+    Read a piece, call the function, and store the rows. Return the number of rows.
 
     Raises:
-        JobError: the function raised an error, or did not return a table; with `park`, it failed
+        JobError: the function raised an error or did not return a table or, with `park`, it failed
             for too many messages.
         KeylaneError: reading or storing fails.
     """
@@ -111,13 +111,13 @@ def call_isolating_failures(
     job: Job, messages: pa.Table, planned_range: PlannedRange
 ) -> tuple[pa.Table, pa.Table]:
     """
-    Call the function, and return its rows and the messages for which it fails, with their errors.
+    Call the function. Return its rows, and the messages for which it failed, with their errors.
 
     A table for which the function fails is halved until each failing message is isolated.
 
     Raises:
         JobError: the function did not return a table, returned tables with incompatible schemas, or
-            fails for too many messages.
+            failed for too many messages.
     """
     results: list[pa.Table] = []
     parked: list[pa.Table] = []
@@ -164,7 +164,7 @@ def call_isolating_failures(
 
 
 def _empty_result(job: Job, messages: pa.Table, planned_range: PlannedRange) -> pa.Table:
-    """Return the function's result for an empty table, or an empty table of values if that also
+    """Return the function's result for an empty table, or an empty table of values if the function
     fails.
     """
     try:
@@ -176,7 +176,9 @@ def _empty_result(job: Job, messages: pa.Table, planned_range: PlannedRange) -> 
 def call_function(
     name: str, function: JobFunction, rows: pa.Table, planned_range: PlannedRange
 ) -> pa.Table:
-    """Call the function and return its table; raise JobError if it fails or returns none."""
+    """Call the function and return its table. Raises JobError if it fails or does not return a
+    table.
+    """
     location = (
         f"[{planned_range.start}, {planned_range.end}) of partition {planned_range.partition_id}"
     )

@@ -1,4 +1,5 @@
-"""Decides where a stream starts, where its next batch ends, and which ranges a batch has. Pure.
+"""Decides where a stream starts, where its next batch ends, and which ranges a batch contains.
+Pure.
 
     parents  [0, 40) read in batch 4 ─▶ sealed end reached
     child                               [0, 10) offered in batch 5 ─▶ …
@@ -6,11 +7,12 @@
 Invariants
     A partition is offered only after the batch that read the last message of all its ancestors.
     The ranges of a batch depend only on its two offsets, so a replayed batch has the same ranges.
-    Rows that replace messages are not offered to a stream that has read all of those messages.
-    Without new messages, the next offset equals the start; only the end of batch 0 also records
-    where the batch started.
+    Rows that replace messages are not offered to a stream that has already read all of those
+    messages.
+    Without new messages, the next offset equals the start, except that the end of batch 0 also
+    records where the batch started.
 
-Source: Spark runs the batches of a query one after another.
+Spark runs the batches of a query one after another.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from .lineage import Branch, View
 from .offset import StreamOffset
 
 PARTS_MAX = 16
-"""A batch that is cut short at a seal has at least this fraction (1/16) of all messages."""
+"""A batch that is cut short at a seal has at least 1 / PARTS_MAX of all messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class LostRange:
     partition_id: int
     start: int
     end: int | None
-    """The end; None if the end of the partition is unknown."""
+    """The end offset; None if the end of the partition is unknown."""
 
 
 def first_offset(
@@ -89,10 +91,10 @@ def next_offset(
     Return the end of the batch that starts at `start`.
 
     Args:
-        ends: the end of the stream by partition id; other partitions are not read. None: the
-            stream does not end.
-        rows_max: the maximum number of messages in the batch, which `_seal_limit` may lower; None:
-            no limit.
+        ends: the end of the stream by partition id; other partitions are not read. None if the
+            stream has no end.
+        rows_max: the maximum number of messages in the batch, which `_seal_limit` may lower; None
+            for no limit.
     """
     origin = replace(start, initial=False) if start.initial else None
     finished = finished_partitions(view, start)
@@ -143,15 +145,15 @@ def stored_end(
     view: View, subjects: Mapping[str, int], origin: StreamOffset | None
 ) -> StreamOffset:
     """
-    Return the end of a batch of all stored messages, for versions of Spark that do not pass the
-    start of the batch.
+    Return the end of a batch that contains all stored messages, for Spark versions that do not pass
+    the start of the batch.
 
-    The batch may contain children together with their parents; `group_by_lineage` puts them into
-    one task.
+    The batch may contain children together with their parents; `group_by_lineage` puts them in one
+    task.
 
     Args:
         subjects: the ids of the subjects, by name.
-        origin: where the stream starts if it has no checkpoint; None if messages there were
+        origin: where the stream starts if it has no checkpoint; None if messages there have been
             removed.
     """
     return StreamOffset(
@@ -162,8 +164,8 @@ def stored_end(
 
 
 def completed_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions that were read to their end, and left the offset when their children
-    entered it.
+    """Return the partitions that were read to their end, and are no longer in the offset because
+    their children took their place.
     """
     completed: set[int] = set()
     for partition_id in reversed(view.lineage.branches):
@@ -176,8 +178,8 @@ def completed_partitions(view: View, offset: StreamOffset) -> set[int]:
 
 
 def finished_partitions(view: View, offset: StreamOffset) -> set[int]:
-    """Return the partitions with nothing more to read; an empty one counts only if its ancestors
-    are finished too.
+    """Return the partitions that have nothing more to read. An empty partition only counts if its
+    ancestors are finished too.
     """
     finished = completed_partitions(view, offset)
     for partition_id, branch in view.lineage.branches.items():
@@ -206,7 +208,7 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
     completed = completed_partitions(view, offset)
 
     def was_completed(ancestor: int) -> bool:
-        """Return True if a partition was read completely; an empty one is never in an offset, so
+        """Return True if a partition was read completely. An empty one is never in an offset, so
         its parents decide.
         """
         end = view.end_of(ancestor)
@@ -222,8 +224,8 @@ def _was_read(view: View, offset: StreamOffset, partition_id: int) -> bool:
 
 
 def batch_ranges(view: View, start: StreamOffset, end: StreamOffset) -> list[BatchRange]:
-    """Return the ranges of a batch, parents before their children; a replayed batch 0 has the same
-    ranges as at first.
+    """Return the ranges of a batch, parents before their children. A replayed batch 0 has the same
+    ranges as before.
     """
     if start.initial and end.origin is not None:
         start = end.origin
@@ -252,8 +254,8 @@ def lost_ranges(view: View, offset: StreamOffset) -> Iterator[LostRange]:
 
 
 def group_by_lineage(view: View, ranges: Sequence[BatchRange]) -> list[list[BatchRange]]:
-    """Group the ranges by connected parents and children, parents first; one task reads a group in
-    order.
+    """Group ranges that are connected as parents and children, parents first. One task reads each
+    group in order.
     """
     group_of: dict[int, list[BatchRange]] = {}
     for each in ranges:
@@ -271,11 +273,11 @@ def task_ranges(
     view: View, ranges: Sequence[BatchRange], *, rows_max: int
 ) -> list[list[BatchRange]]:
     """
-    Return the ranges of each task: groups of parents and children stay together, and small groups
+    Return the ranges of each task. Groups of parents and children stay together, and small groups
     share a task of up to `rows_max` rows.
 
     A sink may recognize rows by their task number. So `ranges` must include rows that retention has
-    removed since: otherwise rows would move to another task when a batch is replayed.
+    removed since; otherwise rows would move to another task when a batch is replayed.
     """
     tasks: list[list[BatchRange]] = []
     rows_of_last = 0
@@ -298,16 +300,16 @@ def divide_batch(
     waiting_behind: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """
-    Return the number of messages that a batch takes from each partition: in proportion to their
-    number, at least one each, and at most `rows_max` together.
+    Return the number of messages that a batch takes from each partition. It is proportional to the
+    partition's number of messages and at least one, and the total is at most `rows_max`.
 
     If there are more partitions than rows, `rotation` selects which partitions are read.
 
     Args:
-        waiting_behind: the number of messages that wait until a partition is read, by its id. They
-            increase its share: otherwise partitions without descendants would be read to the end
-                while
-            others lag by days, and a watermark would then drop the rows of the latter.
+        waiting_behind: the number of messages that wait until a partition is read, by partition id.
+            They increase the partition's share. Otherwise, partitions without descendants would be
+            read to the end while others lag by days, and a watermark would then drop the rows of
+            the latter.
     """
     weights = {
         partition_id: count + waiting_behind.get(partition_id, 0)
@@ -320,8 +322,8 @@ def divide_batch(
     if rows_max < len(partition_ids):
         first = rotation % len(partition_ids)
         return dict.fromkeys((partition_ids[first:] + partition_ids[:first])[:rows_max], 1)
-    # After one message from each, the rest is divided in proportion; the largest remainders round
-    # up.
+    # After one message from each partition, the rest is divided in proportion. The largest
+    # remainders are rounded up.
     extra_rows, extra_weight = rows_max - len(partition_ids), total - len(partition_ids)
     quotients = {
         partition_id: divmod(extra_rows * (weights[partition_id] - 1), extra_weight)
@@ -340,12 +342,12 @@ def divide_batch(
 
 def _seal_limit(counts: Mapping[int, int], waiting_behind: Mapping[int, int]) -> int | None:
     """
-    Return the maximum number of messages in a batch if messages wait behind some partitions; None:
-    no limit.
+    Return the maximum number of messages in a batch if messages wait behind some partitions, or
+    None for no limit.
 
-    A watermark drops rows older than those of the batch before the last one. So the batch ends, in
-    all partitions proportionally, where the first of them is finished. It has at least 1/16 of all
-    messages, so that a long lineage does not need many batches.
+    A watermark drops rows that are older than those of the batch before the last one. So the batch
+    ends where the first partition is finished, and takes a proportional part of the others. It has
+    at least 1/16 of all messages, so that a long lineage does not need many batches.
     """
     weights = {
         partition_id: count + waiting_behind.get(partition_id, 0)
@@ -367,14 +369,14 @@ def _waiting_behind(
     finished: Collection[int],
 ) -> dict[int, int]:
     """
-    Return the number of messages that wait behind each partition, directly or indirectly; messages
-    behind several partitions are divided among them.
+    Return the number of messages that wait behind each partition, directly or indirectly. Messages
+    that wait behind several partitions are divided among them.
 
     Args:
         waiting_counts: the number of messages in partitions that cannot be read yet, by partition
             id.
-        readable_ids: the partitions that this batch reads; they do not wait.
-        finished: the finished partitions; no partition waits for them.
+        readable_ids: the partitions that this batch reads, which do not wait.
+        finished: the finished partitions, for which no partition waits.
     """
     counts: dict[int, int] = {}
     if not waiting_counts:
@@ -401,7 +403,7 @@ def _can_be_read(view: View, offset: StreamOffset, partition_id: int, finished: 
 def _drop_finished_parents(
     view: View, offsets: Mapping[int, int], finished: set[int]
 ) -> dict[int, int]:
-    """Return the offsets without finished partitions that have a child among them."""
+    """Return the offsets without those finished partitions that have a child among them."""
     return {
         partition_id: offset
         for partition_id, offset in offsets.items()
@@ -410,8 +412,8 @@ def _drop_finished_parents(
 
 
 def _end_of_gone(branch: Branch) -> int:
-    """Return the end of a partition without data. If it was lost and its end is unknown, return an
-    offset beyond all others.
+    """Return the end of a partition without data. If the partition was lost and its end is unknown,
+    return an offset beyond all others.
     """
     if branch.end is None:
         return PARTITION_MESSAGES_MAX if branch.lost else 0

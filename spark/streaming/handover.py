@@ -1,11 +1,11 @@
-"""Finds where a stream that continues after a backfill starts.
+"""Finds where a stream starts that continues after a backfill.
 
     start="manifest:DIR" ─▶ a partition of the backfill: the backfill's end
                             a partition that was opened later: its first message
                             a partition of rows that replace messages in the backfill: its end
 
 Invariants
-    Messages that were stored after the backfill, and removed before the stream read them, are
+    Messages that were stored after the backfill but removed before the stream read them are
     reported as lost.
 """
 
@@ -25,7 +25,8 @@ from .lineage import View
 
 def resolve_backfill_start(options: ReadOptions) -> ReadOptions:
     """
-    Replace a start that names a backfill by the backfill's ends; return other options unchanged.
+    If the start names a backfill, replace it with the ends of the backfill. Return other options
+    unchanged.
 
     This blocks.
 
@@ -45,7 +46,7 @@ def resolve_backfill_start(options: ReadOptions) -> ReadOptions:
 
 def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
     """
-    Return the ends of partitions whose rows replace messages in the backfill, by partition id.
+    Return the ends of the partitions whose rows replace messages in the backfill, by partition id.
 
     Raises:
         JobError: a partition also has rows that replace other messages.
@@ -64,12 +65,12 @@ def rows_to_skip(view: View, start: ReadBound) -> dict[int, int]:
 
 def lost_after_start(view: View, start: ReadBound) -> Iterator[LostRange]:
     """Yield the ranges that the start requests by offset, from a backfill or the option, but whose
-    partitions were removed.
+    partitions have been removed.
     """
     named_ids = start.by_partition.keys()
     replaced = frozenset().union(*view.lineage.replaced.values()) if start.manifest else frozenset()
     for partition_id, branch in view.lineage.branches.items():
-        # A partition opened after the backfill continues one that the backfill has.
+        # A partition that opened after the backfill continues one that is in the backfill.
         is_requested = partition_id in named_ids or (
             start.manifest and named_ids & view.lineage.ancestors(partition_id)
         )

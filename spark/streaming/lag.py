@@ -1,10 +1,10 @@
-"""Computes the lag of streams from the query progress that Spark reports. Needs pyspark.
+"""Computes the lag of streams from the query progress that Spark reports. Requires pyspark.
 
     lag = StreamLag(print)
     spark.streams.addListener(lag)
 
-Source: Spark does not ask Python sources for metrics; the two offsets in a query's progress give
-the lag.
+Spark does not ask Python sources for metrics, so the lag is computed from the two offsets in a
+query's progress.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .offset import from_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLag:
-    """The number of messages that a query has not read after a batch."""
+    """The number of messages that a query had not read after a batch."""
 
     query_id: str
     name: str | None
     batch_id: int
     by_partition: Mapping[int, int]
-    """The number of stored messages that are not read yet, by partition id; partitions that were
-    read to their end are omitted.
+    """The number of stored messages that have not been read yet, by partition id. Partitions that
+    were read to their end are omitted.
     """
 
     @property
@@ -46,7 +46,7 @@ class QueryLag:
 
 class StreamLag(StreamingQueryListener):
     """
-    Tracks the lag of each query that streams a subject; other queries are ignored.
+    Tracks the lag of each query that streams a subject. Other queries are ignored.
 
     Args:
         tell: called with the lag after each batch, in Spark's listener thread.
@@ -57,8 +57,8 @@ class StreamLag(StreamingQueryListener):
         self._lags: dict[str, QueryLag] = {}
 
     def of(self, query_id: str) -> QueryLag | None:
-        """Return the latest lag of the query with this id (`str(query.id)`); None before its first
-        batch and after its end.
+        """Return the latest lag of the query with this id (`str(query.id)`), or None before its
+        first batch and after its end.
         """
         return self._lags.get(query_id)
 
@@ -98,7 +98,8 @@ def lag_by_partition(offsets: Iterable[tuple[str | None, str | None]]) -> dict[i
             JSON.
 
     Returns:
-        None if no source is a keylane stream that reports the stored end, which needs PySpark 4.2.
+        The lag, or None if no source is a keylane stream that reports the stored end, which
+        requires PySpark 4.2.
     """
     lags: dict[int, int] | None = None
     for end, latest in offsets:

@@ -1,4 +1,5 @@
-"""Imports PySpark 4.2's classes for read limits and Trigger.AvailableNow, or defines stand-ins.
+"""Imports the classes for read limits and Trigger.AvailableNow from PySpark 4.2, or defines
+stand-ins.
 
 Older versions request the latest offset without passing the start of the batch, and run
 Trigger.AvailableNow as one batch.

@@ -1,6 +1,7 @@
-"""Models the partitions that a stream reads, and the order in which it must read them. Pure.
+"""Models the partitions that a stream reads and the order in which it must read them. Pure.
 
-Partitions that the stream does not read are skipped: their children directly follow their parents.
+Partitions that the stream does not read are skipped, so that their children directly follow their
+parents.
 """
 
 from __future__ import annotations
@@ -21,28 +22,30 @@ class Branch:
     subject: str
     partition: Partition
     epoch: int = 0
-    """The depth in the subject's lineage: 0 without parents, else one more than the parents'."""
+    """The depth in the subject's lineage: 0 without parents, otherwise one more than that of the
+    parents.
+    """
     end: int | None = None
-    """The offset after the last message; None while the partition is open, or if unknown."""
+    """The offset after the last message; None if the partition is open, or its end is unknown."""
     abandoned: bool = False
-    """True if its children were opened while its broker did not answer."""
+    """True if the children were opened while the partition's broker did not respond."""
     lost: bool = False
-    """True if an operator has accepted its loss."""
+    """True if an operator has accepted the loss of the partition."""
 
     @property
     def is_gone(self) -> bool:
-        """True if its messages cannot be read any more."""
+        """True if the messages can no longer be read."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 @dataclass(frozen=True, slots=True)
 class StoredOffsets:
-    """The offsets `[first, end)` that a broker stores of a partition."""
+    """The offsets `[first, end)` that a broker stores for a partition."""
 
     first: int
     end: int
     sealed: bool = False
-    """True if no message will follow."""
+    """True if no more messages will follow."""
 
 
 class Lineage:
@@ -67,7 +70,7 @@ class Lineage:
         self.branches: dict[int, Branch] = {}
         """The branches by partition id, parents before their children."""
         self.parents: dict[int, frozenset[int]] = {}
-        """The parents of each partition, by its id."""
+        """The parents of each partition, by partition id."""
         self.children: dict[int, set[int]] = {}
         selected_ancestors: dict[int, frozenset[int]] = {}
         for partition_id in map(int, order.static_order()):
@@ -89,13 +92,13 @@ class Lineage:
                 parents = frozenset({partition_id})
             selected_ancestors[partition_id] = parents
         self.replaced = self._find_replaced(all_branches)
-        """For each partition with rows that replace messages, the partitions that had those
+        """For each partition with rows that replace messages, the partitions that had these
         messages; see `ReplacingRows`.
         """
 
     def _find_replaced(self, all_branches: Mapping[int, Branch]) -> dict[int, frozenset[int]]:
-        """Find the replaced partitions by direct parents; `self.parents` would skip partitions that
-        the stream does not read.
+        """Find the replaced partitions through direct parents; `self.parents` would skip partitions
+        that the stream does not read.
         """
         parents = {
             partition_id: branch.partition.parents for partition_id, branch in all_branches.items()
@@ -124,7 +127,7 @@ class Lineage:
         return branch.abandoned and branch.end is None
 
     def bypassed_parents(self, partition_id: int) -> frozenset[int]:
-        """Return the ancestors that this partition continues without waiting for them."""
+        """Return the ancestors that this partition follows without waiting for them."""
         partition_ids: set[int] = set()
         for parent in self.parents[partition_id]:
             if self.is_bypassed(parent):
@@ -170,12 +173,12 @@ class View:
 
     lineage: Lineage
     stored: Mapping[int, StoredOffsets] = field(default_factory=dict)
-    """The stored offsets by partition id; removed partitions, and abandoned ones whose broker does
-    not answer, are missing.
+    """The stored offsets by partition id. Removed partitions are missing, and so are abandoned ones
+    whose broker does not respond.
     """
 
     def end_of(self, partition_id: int) -> int | None:
-        """Return the end of a partition; None while it is open, or if its end is unknown."""
+        """Return the end of a partition, or None if it is open or its end is unknown."""
         stored_offsets = self.stored.get(partition_id)
         if stored_offsets is not None and stored_offsets.sealed:
             return stored_offsets.end

@@ -12,13 +12,13 @@
     initial    true: the start of batch 0, which Spark requests again when it replays that batch
     origin     in the end of batch 0: where that batch started
 
-A partition in neither map is read from its first message after its parents. Or it was read to its
-end already: then one of its descendants is in `offsets`.
+A partition that is in neither map is read from its first message after its parents, unless it has
+already been read to its end, in which case one of its descendants is in `offsets`.
 
 Invariants
     Equal offsets have equal JSON, because Spark compares strings.
     An offset counts messages of all keys, even if only some keys are read, so a stream of other
-    keys would treat their messages as read.
+    keys would treat their messages as already read.
     The end of batch 0 records where the batch started, so that "latest" means the same when the
     batch is replayed.
 """
@@ -41,7 +41,7 @@ VERSION, WITHOUT_KEYS = 2, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOffset:
-    """The progress of a stream; the module docstring describes the fields."""
+    """The progress of a stream. The module docstring describes the fields."""
 
     subjects: Mapping[str, int]
     offsets: Mapping[int, int] = field(default_factory=dict)
@@ -49,10 +49,12 @@ class StreamOffset:
     initial: bool = False
     origin: StreamOffset | None = None
     keys: str | None = None
-    """The result of `describe_keys`; None if the offset has none, and so matches any keys."""
+    """The result of `describe_keys`; None if the offset has none, and therefore matches any
+    keys.
+    """
 
     def at(self, partition_id: int) -> int:
-        """Return the next offset to read in a partition that was not read to its end."""
+        """Return the next offset to read in a partition that has not been read to its end."""
         first_offset = self.waiting.get(partition_id, 0)
         return self.offsets.get(partition_id, first_offset)
 
@@ -76,10 +78,11 @@ def to_json(offset: StreamOffset) -> dict[str, Any]:
 
 def from_json(document: object) -> StreamOffset:
     """
-    Return the offset that Spark has read from its checkpoint.
+    Parse an offset that Spark has read from its checkpoint.
 
     Raises:
-        CheckpointMismatchError: another source or a newer version of keylane wrote it.
+        CheckpointMismatchError: the offset was written by another source or a newer version of
+            keylane.
     """
     if not isinstance(document, Mapping) or "keylane" not in document:
         raise CheckpointMismatchError(
@@ -103,7 +106,7 @@ def from_json(document: object) -> StreamOffset:
 
 
 def describe_keys(keys: Collection[bytes] | None) -> str:
-    """Return how an offset identifies the selected order keys; "" means all keys."""
+    """Return a text that identifies the selected order keys in an offset; "" means all keys."""
     if keys is None:
         return ""
     digest = xxhash.xxh3_64()
@@ -113,8 +116,8 @@ def describe_keys(keys: Collection[bytes] | None) -> str:
 
 
 def check_keys(offset: StreamOffset, keys: str) -> None:
-    """Raise CheckpointMismatchError if the offset has other order keys than `keys`, the result of
-    `describe_keys`.
+    """Check that the offset has the same order keys as `keys`, a result of `describe_keys`. Raises
+    CheckpointMismatchError.
     """
     if offset.keys is not None and offset.keys != keys:
         raise CheckpointMismatchError(
@@ -131,10 +134,11 @@ def check_subjects(offset: StreamOffset, subjects: Mapping[str, int]) -> None:
     Check that the offset belongs to these subjects.
 
     Args:
-        subjects: the ids of the subjects by name; 0: not known.
+        subjects: the ids of the subjects by name; 0 if unknown.
 
     Raises:
-        CheckpointMismatchError: it belongs to other subjects, or one was deleted and recreated.
+        CheckpointMismatchError: the offset belongs to other subjects, or one of them was deleted
+            and recreated.
     """
     if offset.subjects.keys() != subjects.keys():
         raise CheckpointMismatchError(

@@ -1,11 +1,12 @@
 """Moves the cursors of a consumer group along with a stream, for lag monitoring and retention.
-Network only.
+Performs network I/O.
 
     Spark requests the batch after `start`  ─▶  the sink has committed everything before `start`
                                             ─▶  set the cursors of the group
 
 Spark stores the progress, and the group follows it. The cursors are set in the same way as by an
-operator (`keylane group reset`): this takes no lock, and a group with live consumers is refused.
+operator (`keylane group reset`), which takes no locks, and is refused for a group with live
+consumers.
 
 Invariants
     A cursor never passes the progress that the sink has committed, and never moves back.
@@ -29,11 +30,11 @@ from .offset import StreamOffset
 log = logging.getLogger("keylane.spark")
 
 COMMIT_MS = 1_000
-"""The minimum time in milliseconds between two updates while the stream is not idle."""
+"""The minimum time in milliseconds between two updates, unless the stream is idle."""
 
 
 def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
-    """Return the first message that a stream at this offset has not read, by partition id; removed
+    """Return the first message that a stream at this offset has not read, by partition id. Removed
     partitions are omitted.
     """
     if offset.initial:
@@ -53,7 +54,7 @@ def committed_cursors(view: View, offset: StreamOffset) -> dict[int, int]:
 
 
 class GroupProgress:
-    """Updates the cursors of a group in the subjects of a stream."""
+    """Updates a group's cursors in the subjects of a stream."""
 
     def __init__(self, meta: MetaClient, group: str, clock: Clock) -> None:
         self._meta = meta
@@ -65,11 +66,11 @@ class GroupProgress:
 
     async def load(self, view: View, offset: StreamOffset) -> None:
         """
-        Read the cursors of the group unless they are known.
+        Fetch the cursors of the group unless they are already known.
 
         Raises:
             GroupUnknownError: the group does not exist.
-            KeylaneError: the metaserver or a broker does not answer.
+            KeylaneError: the metaserver or a broker does not respond.
         """
         if self._cursors is not None:
             return
@@ -86,7 +87,7 @@ class GroupProgress:
         """
         Set the cursors of the group, at most once per COMMIT_MS unless the stream is `idle`.
 
-        If a server does not answer, or the group has consumers, this logs a warning, and the next
+        If a server does not respond, or the group has consumers, this logs a warning, and the next
         call tries again.
 
         Raises:

@@ -1,14 +1,14 @@
-"""The stream reader: plans offsets and batches on Spark's driver, and reads ranges in tasks. Needs
-pyspark.
+"""The stream reader, which plans offsets and batches on Spark's driver, and reads ranges in tasks.
+Requires pyspark.
 
     driver   initialOffset ─▶ latestOffset(start) ─▶ checkpoint ─▶ partitions(start, end) ─▶ …
     tasks                                                            read(StreamTask)
 
 Invariants
     The rows of a batch depend only on its two offsets, which are in Spark's checkpoint.
-    Reading changes nothing on the broker: it takes no lock and sends no ack; Spark stores the
+    Reading changes nothing on the broker: it takes no locks and sends no acks. Spark stores the
     progress.
-    A reader opens no connection before its first call, because Spark creates some readers only to
+    A reader opens no connections before its first call, because Spark creates some readers only to
     pickle `read`.
 """
 
@@ -60,9 +60,9 @@ from .watch import PartitionWatcher
 log = logging.getLogger("keylane.spark")
 
 POLL_S = 0.1
-"""Seconds between two polls of an idle stream; Spark itself calls every 10 ms."""
+"""The time in seconds between two polls of an idle stream. Spark itself calls every 10 ms."""
 TASK_ROWS = 32_768
-"""The number of rows up to which small ranges share a task: reading them takes about as long as
+"""The maximum number of rows of small ranges that share a task. Reading them takes about as long as
 starting a task.
 """
 T = TypeVar("T")
@@ -93,9 +93,9 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── on the driver ─────────────────────────────────────────────────────────────────────────────
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - PySpark's name
         """
-        Return the offset at which batch 0 starts, which is the same in each call of a reader.
+        Return the offset at which batch 0 starts, which is the same for each call of a reader.
 
-        An invalid start raises an error only when the next batch is requested, because a replayed
+        An invalid start only raises an error when the next batch is requested, because a replayed
         batch 0 starts where the checkpoint says.
         """
         return self._call(lambda driver: driver.initial())
@@ -109,8 +109,8 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         """
-        Return the end of the next batch; after a short wait, `start` itself if there is nothing to
-        read.
+        Return the end of the next batch or, after a short wait, `start` itself if there is nothing
+        to read.
 
         Args:
             start, limit: None before PySpark 4.2, where a batch reads all stored messages.
@@ -125,11 +125,11 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._driver is None else self._driver.stored_ends
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - PySpark's name
-        """Fix the end of the run, which reads the messages that are stored now."""
+        """Fix the end of the run, which reads only the messages that are stored now."""
         self._call(lambda driver: driver.fix_target())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[StreamTask]:
-        """Return the tasks of a batch; apart from broker addresses, they depend only on the two
+        """Return the tasks of a batch. Apart from broker addresses, they only depend on the two
         offsets.
         """
         return self._call(lambda driver: driver.tasks(start, end))
@@ -160,7 +160,7 @@ class KeylaneStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _StreamDriver:
-    """Holds a reader's connections and state in the driver's process while the query runs."""
+    """Holds a reader's connections and state in the driver process while the query runs."""
 
     def __init__(self, options: ReadOptions, settings: StreamSettings) -> None:
         self._options = options
@@ -171,7 +171,7 @@ class _StreamDriver:
         self._progress: GroupProgress | None = None
         self._initial: dict[str, Any] | None = None
         self._start_error: KeylaneError | None = None
-        """The error if no batch can start at the option `start`."""
+        """The error to raise if no batch can start at the option `start`; None if one can."""
         self._is_new_query = False
         self._view: View | None = None
         self._ends: dict[int, int] | None = None
@@ -186,7 +186,7 @@ class _StreamDriver:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop of this driver."""
+        """Run a coroutine in this driver's event loop."""
         return self._runner.run(work)
 
     def close(self) -> None:
@@ -206,9 +206,9 @@ class _StreamDriver:
         Return the offset at which batch 0 starts.
 
         Raises:
-            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the option
-                `start` is not stored, and a version of Spark that passes no start begins a new
-                batch 0.
+            DataLossError, JobError, PartitionUnknownError, OffsetOutOfRangeError: the messages at
+                the option `start` are not stored, and a Spark version that passes no start begins a
+                new batch 0.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -218,6 +218,7 @@ class _StreamDriver:
         return self._initial
 
     async def _fix_initial(self) -> None:
+        """Resolve the option `start` to the offset at which batch 0 starts, or to an error."""
         view = await self._watcher.fetch_view()
         start_offsets: dict[int, int] = {}
         try:
@@ -235,17 +236,21 @@ class _StreamDriver:
         return to_json(replace(offset, keys=self._keys))
 
     def _decode(self, encoded: dict[str, Any]) -> StreamOffset:
-        """Decode an offset; raise CheckpointMismatchError if it has other keys than the stream."""
+        """Decode an offset. Raises CheckpointMismatchError if its keys differ from those of the
+        stream.
+        """
         offset = from_json(encoded)
         check_keys(offset, self._keys)
         return offset
 
     async def _start_offsets(self, view: View) -> dict[int, int]:
-        """Return the offset of the option `start` in each partition; raise if it is not stored."""
+        """Return the offset of the option `start` in each partition. Raises an error if it is not
+        stored.
+        """
         for partition_id in sorted(self._options.partitions or ()):
             branch = view.lineage.branches.get(
                 partition_id
-            )  # None if other partitions have the keys
+            )  # None if the keys are in other partitions
             if branch is not None and branch.is_gone:
                 raise self._watcher.no_data_error("partitions", partition_id)
         start_offsets = await self._watcher.resolve_bound(view, self._options.start)
@@ -301,8 +306,8 @@ class _StreamDriver:
         return start if end is offset else self._encode(end)
 
     async def latest_without_start(self) -> dict[str, Any]:
-        """Return the end of a batch of all stored messages, for a version of Spark that does not
-        pass the start.
+        """Return the end of a batch that contains all stored messages, for Spark versions that do
+        not pass the start.
         """
         origin = await self._origin()
         if self._is_idle:
@@ -326,11 +331,11 @@ class _StreamDriver:
 
     async def _origin(self) -> StreamOffset | None:
         """
-        Return the offset at which batch 0 starts, for a version of Spark that requests its end
-        first; None if messages at the option `start` were removed.
+        Return the offset at which batch 0 starts, for a Spark version that requests its end first.
+        Return None if messages at the option `start` have been removed.
 
-        A stream that continues from its checkpoint does not need it. For other streams, Spark
-        requests it next, and `initial` raises the error.
+        A stream that continues from its checkpoint does not need this offset. For other streams,
+        Spark requests it next, and `initial` raises the error.
         """
         if self._initial is None:
             await self._fix_initial()
@@ -343,7 +348,7 @@ class _StreamDriver:
         self._target_ends = {partition_id: each.end for partition_id, each in view.stored.items()}
 
     async def _end_offsets(self) -> dict[int, int] | None:
-        """Return the end of the stream in each partition; None if the stream does not end."""
+        """Return the end of the stream in each partition, or None if the stream has no end."""
         if self._settings.has_end and self._ends is None:
             self._ends = await self._watcher.resolve_bound(
                 await self._watcher.fetch_view(), self._options.end
@@ -360,9 +365,9 @@ class _StreamDriver:
         Fetch the readable messages after `offset`, and check the checkpoint's offset `reached`.
 
         Raises:
-            SubjectDeletedError: a subject that the stream has read was deleted.
-            CheckpointMismatchError: `reached` belongs to other subjects; or for READ_GIVE_UP_MS a
-                broker has stored less, because it runs on an older copy of its data folder.
+            SubjectDeletedError: a subject that the stream was reading has been deleted.
+            CheckpointMismatchError: `reached` belongs to other subjects; or a broker has stored
+                less for READ_GIVE_UP_MS, because it runs on an older copy of its data folder.
         """
 
         def check(view: View) -> CheckpointMismatchError | None:
@@ -381,7 +386,7 @@ class _StreamDriver:
             ) from error
 
     def _report_loss(self, view: View, lost_range: LostRange) -> None:
-        """Raise DataLossError; if the options allow the loss, log it once instead."""
+        """Raise DataLossError. If the options allow data loss, log the lost range once instead."""
         subject = view.lineage.branches[lost_range.partition_id].subject
         count = None if lost_range.end is None else lost_range.end - lost_range.start
         lost_messages = (
@@ -430,12 +435,12 @@ class _StreamDriver:
         return [StreamTask(self._plan_task(view, task)) for task in tasks]
 
     def _plan_task(self, view: View, task: Sequence[BatchRange]) -> tuple[PlannedRange, ...]:
-        """Plan the stored parts of a task's ranges."""
+        """Plan the parts of a task's ranges that are stored."""
         stored_parts = (self._clip_to_stored(view, each) for each in task)
         return tuple(_plan_range(view, each) for each in stored_parts if each is not None)
 
     def _clip_to_stored(self, view: View, batch_range: BatchRange) -> BatchRange | None:
-        """Return the stored part of a range; None if nothing is stored."""
+        """Return the part of a range that is stored, or None if nothing is stored."""
         if view.lineage.branches[batch_range.partition_id].is_gone:
             self._report_loss(
                 view, LostRange(batch_range.partition_id, batch_range.start, batch_range.end)
@@ -461,7 +466,7 @@ class _StreamDriver:
 
 
 def _behind_checkpoint_error(view: View, reached: StreamOffset) -> CheckpointMismatchError | None:
-    """Return an error if a partition stores less than the stream has read, else None."""
+    """Return an error if a partition stores less than the stream has read, otherwise None."""
     for partition_id, offset in reached.offsets.items():
         stored_offsets = view.stored.get(partition_id)
         if stored_offsets is not None and offset > stored_offsets.end:

@@ -1,11 +1,12 @@
-"""The options that only a stream has, and the check for options that a stream cannot have. Pure.
+"""The options that only a stream can have, and the check for options that a stream cannot have.
+Pure.
 
     option              meaning                                    default
     maxRowsPerTrigger   limit for the rows in a batch              no limit
     end                 where the stream ends, as in a batch       it does not end
     commitGroup         a group whose cursors follow the sink      no cursor moves
 
-All three need PySpark 4.2. Older versions do not pass the start of a batch, so a batch cannot be
+All three require PySpark 4.2. Older versions do not pass the start of a batch, so a batch cannot be
 limited, and the sink's progress is unknown.
 """
 
@@ -20,15 +21,15 @@ from ...protocol.errors import InvalidRequestError, KeylaneError, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """The options that only a stream has."""
+    """The options that only a stream can have."""
 
     rows_max: int | None = None
-    """The maximum number of rows in a batch; None: no limit."""
+    """The maximum number of rows in a batch; None for no limit."""
     has_end: bool = False
     """True if the option `end` was given."""
     error: KeylaneError | None = None
-    """The error if the options cannot be streamed. The reader's first call raises it, because
-    PySpark hides errors raised in `streamReader`.
+    """The error if the options cannot be used for a stream. The reader's first call raises it,
+    because PySpark hides errors that are raised in `streamReader`.
     """
 
 
@@ -40,10 +41,10 @@ def stream_settings(
 
     Args:
         given_options: the names of the given options.
-        has_read_limits: True if this PySpark has read limits.
+        has_read_limits: True if this PySpark version supports read limits.
 
     Raises:
-        InvalidRequestError: an option needs a newer PySpark, or is valid only for a batch.
+        InvalidRequestError: an option requires a newer PySpark, or is only valid for a batch.
     """
     has_end = "end" in {name.lower() for name in given_options}
     rows_max = options.max_rows_per_trigger

@@ -1,7 +1,7 @@
 """Watches the partitions of a stream: fetches their lineage from the metaserver, and their stored
-offsets from the brokers. Network only.
+offsets from the brokers. Performs network I/O.
 
-The lineage is fetched again only after a partition was sealed or a call failed, because every new
+The lineage is only fetched again after a partition was sealed or a call failed, because every new
 partition continues a sealed one.
 """
 
@@ -40,7 +40,9 @@ from .progress import GroupProgress
 log = logging.getLogger("keylane.spark")
 
 RETRY_MS = 60_000
-"""Milliseconds for which an unreachable metaserver or broker is retried before the query fails."""
+"""The time in milliseconds for which an unreachable metaserver or broker is retried before the
+query fails.
+"""
 LINEAGE_MS = 1_000
 """The minimum time in milliseconds between two requests for the children of the same sealed
 partitions.
@@ -56,8 +58,8 @@ class PartitionWatcher:
     Each method retries for RETRY_MS while a server is unreachable.
 
     Raises:
-        UnreachableError: a server was unreachable for longer.
-        SubjectUnknownError, PartitionUnknownError: a subject or a partition of the options does not
+        UnreachableError: a server was unreachable for longer than that.
+        SubjectUnknownError, PartitionUnknownError: a subject or partition in the options does not
             exist.
     """
 
@@ -69,7 +71,9 @@ class PartitionWatcher:
         self._pauses = _BACKOFF.pauses(self._environment.new_rng())
         self._lineage: Lineage | None = None
         self._all_ids: set[int] = set()
-        """All partitions that the subjects have ever had, including those that are not read."""
+        """All partitions that the subjects have ever had, including those that the stream does not
+        read.
+        """
         self._continued_ids: set[int] = set()
         """Partitions whose children have opened."""
         self._childless_ids: set[int] = set()
@@ -79,7 +83,7 @@ class PartitionWatcher:
         """The ids of the subjects by name; empty before the first `fetch_view`."""
 
     def open(self) -> None:
-        """Open the connections in the running event loop; raise ConfigError if a TLS file or the
+        """Open the connections in the running event loop. Raises ConfigError if a TLS file or the
         token file cannot be used.
         """
         network = self._environment.network
@@ -89,7 +93,7 @@ class PartitionWatcher:
         self._meta = MetaClient(self._connections.open(), self._options.meta)
 
     async def close(self) -> None:
-        """Close all connections; a cancellation takes effect afterwards."""
+        """Close all connections. A cancellation takes effect afterwards."""
         await clean_up(self._close_all)
 
     async def _close_all(self) -> None:
@@ -104,7 +108,7 @@ class PartitionWatcher:
         Fetch the lineage and the stored offsets of the partitions.
 
         Args:
-            offset: partitions that are finished at this offset are omitted.
+            offset: partitions that are finished at this offset are omitted; None omits none.
         """
         view = await self.retry(lambda: self._fetch_view_once(offset))
         missing_ids = sorted((self._options.partitions or set()) - self._all_ids)
@@ -119,7 +123,7 @@ class PartitionWatcher:
         Repeat `fetch_view` for up to READ_GIVE_UP_MS until `check` returns no error.
 
         Raises:
-            KeylaneError: the error that `check` still returns after that time.
+            KeylaneError: the error that `check` still returns at the end of that time.
         """
         deadline_ms = self._clock.boot_ms() + READ_GIVE_UP_MS
         while True:
@@ -134,12 +138,12 @@ class PartitionWatcher:
             await asyncio.sleep(self._pauses.next_pause_ms() / 1000)
 
     async def resolve_bound(self, view: View, bound: ReadBound) -> dict[int, int]:
-        """Return the offset that a bound means in each readable partition; offsets for times follow
+        """Return the offset that a bound means in each readable partition. Offsets for times follow
         the lineage.
         """
         lineage = view.lineage
-        # A backfill or a bound may name partitions that the options exclude because they have none
-        # of the keys.
+        # A backfill or a bound may name partitions that the options exclude because these do not
+        # have any of the keys.
         unknown_ids = sorted(bound.by_partition.keys() - self._all_ids)
         if unknown_ids:
             option = "start" if bound is self._options.start else "end"
@@ -164,11 +168,13 @@ class PartitionWatcher:
         return resolve_bound | order_points(local_points, lineage.parents)
 
     def progress_of(self, group: str) -> GroupProgress:
-        """Return the progress of a group that follows this stream; call it after `open`."""
+        """Return the progress of a group that follows this stream. Call this after `open`."""
         return GroupProgress(self._meta, group, self._clock)
 
     async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of a call; retry it for up to RETRY_MS if the error is retryable."""
+        """Return the result of a call, and retry it for up to RETRY_MS if it fails with a retryable
+        error.
+        """
         failing_since_ms: int | None = None
         while True:
             try:
@@ -216,7 +222,7 @@ class PartitionWatcher:
         return self._lineage
 
     def _find_excluded(self, route: Route, branches: Iterable[Branch]) -> set[int]:
-        """Return the ids of the subject's partitions that the stream does not read."""
+        """Return the ids of those partitions of the subject that the stream does not read."""
         selected_ids = self._options.partitions
         # In a best_tried subject that is not static, a keyed message may be in any partition.
         keys = None if route.may_reroute_keys else self._options.keys
@@ -275,8 +281,8 @@ class PartitionWatcher:
     async def _fetch_stored(
         self, lineage: Lineage, offset: StreamOffset | None, known: dict[int, StoredOffsets]
     ) -> dict[int, StoredOffsets]:
-        """Fetch the stored offsets of each readable partition that is neither finished nor known
-        already.
+        """Fetch the stored offsets of each readable partition that is neither finished nor already
+        known.
         """
         finished = set() if offset is None else finished_partitions(View(lineage), offset)
         partition_ids = [
@@ -297,8 +303,8 @@ class PartitionWatcher:
         }
 
     async def _fetch_status(self, branch: Branch) -> PartitionStatus | None:
-        """Return the status of a partition; None if it was abandoned and its broker does not
-        answer.
+        """Return the status of a partition, or None if the partition was abandoned and its broker
+        does not respond.
         """
         try:
             return await self._broker_client(branch.partition).control(
@@ -322,6 +328,9 @@ class PartitionWatcher:
         return self._connections.broker_at(partition.address)
 
     async def _resolve_point(self, view: View, partition_id: int, point: Point) -> int:
+        """Return the offset that a point means in a partition, which may need a call to its
+        broker.
+        """
         stored_offsets = view.stored.get(partition_id)
         if isinstance(point, int) or stored_offsets is None:
             return point if isinstance(point, int) else 0

@@ -1,1 +1,3 @@
-"""Writes from Spark to subjects: each row once, in the order of its key, in spite of retries."""
+"""Writes from Spark to subjects: each row is stored once, in the order of its key, despite
+retries.
+"""

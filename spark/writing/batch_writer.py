@@ -1,30 +1,30 @@
-"""`df.write.format("keylane")`: tasks fill a hidden subject, and the driver's commit publishes it.
-Needs pyspark.
+"""`df.write.format("keylane")`: tasks fill a hidden subject, and the driver publishes it when it
+commits. Requires pyspark.
 
     writer()   driver   creates the hidden subject
     write()    tasks    store numbered rows; a repeated attempt stores nothing twice
     commit()   driver   checks that there are as many messages as rows, and publishes once
     abort()    driver   deletes the hidden subject
 
-A named job (option `once`) is published once, however often it runs. If it is already published, a
-run stores nothing.
+A named job (option `once`) is published once, however often it runs. If it has already been
+published, a run stores nothing.
 
     created      ─▶ fill the hidden subject, publish it
     taken        ─▶ a driver was killed before it published: delete its hidden subject, and create
                     another
     published    ─▶ there is nothing to write
 
-The hidden subject has the job's name, and the metaserver remembers for `history_retention_ms` which
-ones were published.
+The hidden subject is named after the job, and the metaserver remembers for `history_retention_ms`
+which hidden subjects were published.
 
 Invariants
-    A hidden subject is deleted only if it was not published; a driver that still fills it is then
-    refused.
-    A job counts as published only when its publication is complete; after a canceled publication
+    A hidden subject is only deleted if it was not published. A driver that is still filling it is
+    then refused.
+    A job only counts as published when its publication is complete. After a canceled publication,
     it gets another hidden subject.
 
-Source: Spark repeats a batch of `foreachBatch`, with the same number, if it has not recorded its
-end.
+Spark repeats a batch of `foreachBatch`, with the same number, if it has not recorded the end of the
+batch.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ log = logging.getLogger("keylane.spark")
 
 @dataclass
 class TaskDone(WriterCommitMessage):
-    """The commit message that a successful attempt sends to the driver."""
+    """The commit message that a successful attempt of a task sends to the driver."""
 
     report: TaskReport
 
 
 class KeylaneBatchWriter(DataSourceArrowWriter):
-    """Writes one job; Spark pickles it for the tasks and for the commit."""
+    """Writes one job. Spark pickles it for the tasks and for the commit."""
 
     def __init__(self, options: WriteOptions, *, job: str, started_at_ns: int) -> None:
         self.options = options
@@ -132,17 +132,17 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
         self._started_at_ns = started_at_ns
         self._subject_id = 0
         self._is_published = False
-        """True if an earlier run of the job published its rows."""
+        """True if an earlier run of the job has published its rows."""
 
     @classmethod
     def begin(
         cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneBatchWriter:
         """
-        Check the options and the columns, and create the hidden subject; this blocks.
+        Check the options and columns, and create the hidden subject. This blocks.
 
         Raises:
-            ConfigError, RowsError: the options or the columns are invalid.
+            ConfigError, RowsError: the options or columns are invalid.
             PublishError: another job is filling the hidden subject that the options name.
             KeylaneError: the metaserver refuses, or does not answer.
         """
@@ -190,7 +190,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             log.info("job %s of %s was already published", self.options.once, self.options.subject)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task, and return its report."""
+        """Write the rows of one task, and return its commit message."""
         if self._is_published:
             for _ in iterator:  # Spark sends the rows anyway
                 pass
@@ -213,7 +213,7 @@ class KeylaneBatchWriter(DataSourceArrowWriter):
             return TaskDone(run_with_network(work, self.options.security))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Check and publish the rows that the tasks have written; idempotent."""
+        """Check and publish the rows that the tasks have written. Idempotent."""
         if self._is_published:
             return
         reports = [each.report for each in messages if isinstance(each, TaskDone)]

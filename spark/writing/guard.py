@@ -1,10 +1,10 @@
-"""Refuses to write the rows of a key out of order: their offsets in the source partition must
+"""Refuses to write the rows of a key out of order. Their offsets in the source partition must
 increase. Pure.
 
 The columns `partition` (or `queue`) and `offset` (or `logic_offset`), and `subject` if there are
-several, identify where a row was read. Within a task, offsets must increase in each pair of source
+several, identify where a row was read. Within a task, offsets must increase for each pair of source
 partition and logical partition, which keeps each key in order. `keylane.spark.ordered` returns rows
-in such an order, one logical partition after another.
+in this order, one logical partition after another.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ PAIRS = (
     ("queue", "offset"),
 )
 _NO_KEY = LOGICAL_PARTITIONS
-"""The stand-in for the logical partition of rows without a key."""
+"""Stands in for the logical partition of rows without a key."""
 
 
 def guarded_columns(
     names: Sequence[str], order: Order, *, key_was_read: bool = False
 ) -> tuple[str, str] | None:
     """
-    Return the columns to check; None if there is no order to check.
+    Return the columns to check, or None if there is no order to check.
 
     Args:
         names: the columns of the rows.
         order: the write option `order`.
-        key_was_read: True if the column `key` was read from a subject, whose rows are ordered.
+        key_was_read: True if the column `key` was read from a subject, and its rows are therefore
+            ordered.
 
     Raises:
         RowsError: the columns to check are missing.
@@ -71,11 +72,13 @@ class OrderGuard:
         self._partition, self._offset = columns
         self._task = task
         self._latest_offsets: dict[str, npt.NDArray[np.int64]] = {}
-        """The last offset of each logical partition, by source partition; -1 if there is none."""
+        """The last offset of each logical partition by source partition, or -1 if there is none."""
 
     @property
     def sources(self) -> dict[str, int]:
-        """The logical partitions with rows, as a bit set by source partition; see TaskReport."""
+        """The logical partitions that have rows, as a bit set for each source partition; see
+        TaskReport.
+        """
         return {
             source: int.from_bytes(
                 np.packbits(latest_offsets[:_NO_KEY] >= 0, bitorder="little"), "little"

@@ -1,4 +1,5 @@
-"""Creates, counts, publishes and deletes the hidden subject of a job. Network only.
+"""Creates, publishes and deletes the hidden subject of a job, and counts its messages. Performs
+network I/O.
 
 Each call is retried for up to `timeoutMs`, because the metaserver may be restarting.
 """
@@ -53,9 +54,9 @@ class HiddenSubject:
     The hidden subject `name` of a job.
 
     Args:
-        subject_id: the id of the created subject, which excludes a later subject of the same name;
-            0: not known.
-        filled_by: the description of the job; a hidden subject of another job is refused.
+        subject_id: the id of the created subject, which excludes a later subject with the same
+            name; 0 if unknown.
+        filled_by: the description of the job. A hidden subject of another job is refused.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class HiddenSubject:
             cut: also start to cut the target; see `cut`.
 
         Raises:
-            PublishError: the target's partitions have changed since it was created, and cannot be
-                cut any more; or another job fills it.
-            SubjectUnknownError: the target does not exist, and the options do not create it.
-            AccessDeniedError: the job lacks rights; the error lists all that it needs.
+            PublishError: the target's partitions have changed since the hidden subject was created,
+                and can no longer be cut; or another job is filling the hidden subject.
+            SubjectUnknownError: the target does not exist, and the options do not ask to create it.
+            AccessDeniedError: the job lacks rights; the error lists all the rights that it needs.
             KeylaneError: the metaserver refuses, or does not answer.
         """
         await self._check_rights()
@@ -102,7 +103,7 @@ class HiddenSubject:
         return await self._retry(lambda: self._meta.hide_subject(self._options.subject, request))
 
     async def _check_rights(self) -> None:
-        """Check all rights that the job needs, before any row is written."""
+        """Check that the job has all rights that it needs, before any row is written."""
         try:
             capability = await self._retry(lambda: self._meta.call(CAPABILITY, AskCapability()))
         except InvalidRequestError as error:
@@ -120,14 +121,15 @@ class HiddenSubject:
 
     async def cut(self) -> tuple[SubjectView, frozenset[int]]:
         """
-        Create the subject and cut the target: seal its partitions, and open new ones that follow
-        both the sealed partitions and the hidden subject.
+        Create the subject and cut the target: seal the target's partitions, and open new ones that
+        follow both the sealed partitions and the hidden subject.
 
-        If the target's partitions have changed since an empty hidden subject was created, it is
-        deleted and created again.
+        If the target's partitions have changed since an empty hidden subject was created, the
+        hidden subject is deleted and created again.
 
         Returns:
-            The hidden subject, and the ids of the target's partitions with data before the cut.
+            The hidden subject, and the ids of the target's partitions that have data before the
+            cut.
 
         Raises:
             NotSentError: the partitions were not sealed in time.
@@ -166,7 +168,7 @@ class HiddenSubject:
             await asyncio.sleep(POLL_S)
 
     async def _delete_empty(self) -> bool:
-        """Delete the subject if it is empty; return False if it has messages."""
+        """Delete the subject if it is empty, or return False if it has messages."""
         try:
             route = await self._retry(lambda: self._meta.route(self.name))
             check_subject_id(route, self._subject_id)
@@ -182,15 +184,16 @@ class HiddenSubject:
                 return False
             await subject.delete()
         except (SubjectUnknownError, SubjectDeletedError):
-            pass  # it was deleted, and another subject may have its name
+            pass  # it was deleted, and another subject may have the same name
         return True
 
     async def count_complete(self) -> dict[int, int]:
         """
-        Return the result of `count_messages` after checking that no message was removed.
+        Return the result of `count_messages`, after checking that no messages were removed.
 
         Raises:
-            RowsError: retention has removed messages, as it can if the target's retention is TIME.
+            RowsError: retention has removed messages, which can happen if the target's retention is
+                TIME.
         """
         statuses = await self._fetch_statuses()
         for partition_id, status in statuses.items():
@@ -199,12 +202,12 @@ class HiddenSubject:
 
     async def count_messages(self) -> dict[int, int]:
         """
-        Return the number of messages by partition id, including removed ones.
+        Return the number of messages by partition id, including those that were removed.
 
         Raises:
             UnreachableError: a broker does not answer.
             SubjectUnknownError, SubjectDeletedError: the subject was deleted, or another one has
-                its name.
+                the same name.
         """
         return _message_counts(await self._fetch_statuses())
 
@@ -228,7 +231,7 @@ class HiddenSubject:
 
     async def continues_target(self) -> bool:
         """Return True if the hidden subject's partitions are children of the target's partitions,
-        which they are if the target exists.
+        which is the case if the target exists.
         """
         route = await self._retry(lambda: self._meta.route(self.name))
         check_subject_id(route, self._subject_id)
@@ -236,10 +239,10 @@ class HiddenSubject:
 
     async def publish(self, *, replace: bool = False) -> Publication:
         """
-        Publish the subject, and wait until the route has changed; idempotent.
+        Publish the subject, and wait until the route has changed. Idempotent.
 
         Raises:
-            PublishError: the metaserver did not answer in time, the target's partitions have
+            PublishError: the metaserver did not respond in time, the target's partitions have
                 changed, or the publication was canceled.
             SubjectDeletedError: another subject has the name, or was published under it.
             KeylaneError: the metaserver refuses; nothing is published.
@@ -279,7 +282,7 @@ class HiddenSubject:
         return reply
 
     async def delete(self) -> None:
-        """Delete the subject unless it was published or deleted; idempotent."""
+        """Delete the subject, unless it was already published or deleted. Idempotent."""
         try:
             request = DeleteSubject(force=True, subject_id=self._subject_id)
             await self._retry(
@@ -290,9 +293,9 @@ class HiddenSubject:
 
     async def abandon(self) -> None:
         """
-        Delete the subject after its creation failed, and ignore errors.
+        Delete the subject after its creation has failed, and ignore errors.
 
-        Otherwise the metaserver may still complete the creation.
+        Otherwise, the metaserver might still complete the creation.
         """
         with suppress(KeylaneError):
             await self._meta.call(

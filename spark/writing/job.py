@@ -4,10 +4,10 @@
     driver: check_job ─▶ publish, once
 
 Invariants
-    A job is published only if the hidden subject has exactly the rows of one successful attempt
-    per task.
-    Two tasks never have rows of the same source partition and logical partition: otherwise the
-    rows of a key could be stored in any order.
+    A job is only published if the hidden subject has exactly the rows of one successful attempt per
+    task.
+    Two tasks never have rows from the same source partition and logical partition, because the rows
+    of a key could then be stored in any order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..shared_options import (
 
 Order = Literal["auto", "required", "none"]
 ADDED_BY_SPARK = ("path", "checkpointlocation", "provider", "owner", "querycontext")
-"""Options that Spark adds, in lowercase, besides those that begin with `option.`."""
+"""Options that Spark adds, in lowercase, in addition to those that begin with `option.`."""
 SQL_WRITES = (
     "INSERT and CREATE TABLE … AS SELECT in SQL pass no options to a write, not even those of the "
     'table: use frame.write.format("keylane")'
@@ -77,7 +77,7 @@ class WriteOptions:
     partitions: int = 0
     order: Order = "auto"
     once: str = ""
-    """The name of the job, in the form that its hidden subject's name contains."""
+    """The name of the job, in the form that is used in the name of its hidden subject."""
     hidden: str = ""
     publish: bool = True
     timeout_ms: int = TIMEOUT_MS
@@ -86,7 +86,7 @@ class WriteOptions:
 
 def parse_write_options(given_options: Mapping[str, str]) -> WriteOptions:
     """
-    Parse the options of a write; Spark passes names and values as strings, names in any case.
+    Parse the options of a write. Spark passes names and values as strings, and names in any case.
 
     Raises:
         ConfigError: options are unknown, missing or invalid; the error lists all of them.
@@ -126,8 +126,8 @@ def _parse_once(once: str) -> str:
     """Return the job name for the option `once`: `landing-17` for `landing/17`."""
     match = _ONCE.fullmatch(once)
     if match is None or len(once) > ONCE_CHARS_MAX:
-        # Without a number, all batches of a query would be one job, and only the first would be
-        # published.
+        # Without a number, all batches of a query would be the same job, and only the first would
+        # be published.
         raise ValueError(
             f"give a name and the number of the batch, for example landing/17, not {once!r:.80}"
         )
@@ -150,13 +150,14 @@ NAMES = tuple(_PARSERS)
 
 def check_unused(hidden_subject: str, subject: str, stored_counts: Mapping[int, int]) -> None:
     """
-    Check that the hidden subject named by the options is empty; a job that fails deletes it.
+    Check that the hidden subject named in the options is empty, because a job that fails will
+    delete it.
 
     Args:
         stored_counts: the number of messages by partition id of the hidden subject.
 
     Raises:
-        ConfigError: the subject has messages of another job.
+        ConfigError: the subject has messages from another job.
     """
     if count := sum(stored_counts.values()):
         problem = (
@@ -172,10 +173,10 @@ def check_subject_id(route: Route, subject_id: int) -> None:
     Check that a route belongs to the subject that a job started to fill.
 
     Args:
-        subject_id: the id of the subject; 0: not known.
+        subject_id: the id of the subject; 0 if unknown.
 
     Raises:
-        SubjectDeletedError: the subject was deleted, and another one has its name.
+        SubjectDeletedError: the subject was deleted, and another one has the same name.
     """
     if subject_id and route.subject_id and route.subject_id != subject_id:
         raise SubjectDeletedError(
@@ -193,18 +194,18 @@ def producer_id(*parts: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReport:
-    """Reports the rows that a successful attempt of a task has stored."""
+    """The rows that a successful attempt of a task has stored."""
 
     task: int
     rows: Mapping[int, int] = field(default_factory=dict)
     """The number of rows by partition id."""
     sources: Mapping[str, int] = field(default_factory=dict)
-    """The logical partitions of rows with keys, as a bit set by source partition."""
+    """The logical partitions of rows with keys, as a bit set for each source partition."""
 
 
 def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, int]) -> int:
     """
-    Check that the hidden subject has the rows of the tasks, and return the number of rows.
+    Check that the hidden subject has exactly the rows of the tasks, and return the number of rows.
 
     Args:
         reports: the report of each task; None if an attempt without rows sent no report.
@@ -232,7 +233,7 @@ def check_job(reports: Sequence[TaskReport | None], stored_counts: Mapping[int, 
 
 
 def check_sources(reports: Sequence[TaskReport]) -> None:
-    """Raise RowsError if two tasks have rows of the same source partition and logical
+    """Raise RowsError if two tasks have rows from the same source partition and logical
     partition.
     """
     seen_bits: dict[str, int] = {}

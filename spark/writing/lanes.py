@@ -6,18 +6,18 @@
                        └▶ lanes of its children, with new numbers
 
 A task starts with the oldest partitions that have data, including sealed ones, because an earlier
-attempt may have stored rows there. A sealed partition answers "duplicate" for rows that it has, and
-refuses the others, which go to its children. So each attempt numbers the rows of a lane in the same
-way. This holds even if partitions without rows of the task expired between two attempts, because
-lanes also end where the ranges of expired partitions end; the subject's history lists them. If an
-expired partition had rows of the task, the lanes of its children get different rows than before,
-and the brokers refuse them.
+attempt may have stored rows there. A sealed partition answers "duplicate" for rows that it already
+has, and refuses the others, which go to its children. So each attempt numbers the rows of a lane in
+the same way. This holds even if partitions without rows of the task have expired between two
+attempts, because lanes also end where the ranges of expired partitions end, which are listed in the
+subject's history. If an expired partition had rows of the task, the lanes of its children get other
+rows than before, and the brokers refuse these rows.
 
 Invariants
-    Lanes cover all logical partitions, whichever ancestors have expired, so each row has a lane.
+    Lanes cover all logical partitions, no matter which ancestors have expired, so each row has a
+    lane.
     The rows of a lane are stored in order, and once, however often the task is repeated.
-    A lane passes its rows to the children of its partition only after every earlier batch was
-    answered.
+    A lane only passes rows to the children of its partition after every earlier batch was answered.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from .shares import KnownRanges, RangeShare, oldest_shares
 
 CALL_TIMEOUT_MS = 10_000
 QUEUE_MAX = 16
-"""The number of unanswered batches of a lane above which the task waits."""
+"""The number of unanswered batches in a lane above which the task waits."""
 T = TypeVar("T")
 _BACKOFF = Backoff()
 _MOVED = (PartitionUnknownError, WrongBrokerError)
@@ -70,12 +70,12 @@ class TaskSender:
     Sends the rows of a task to a subject.
 
     Args:
-        identity: identifies the task, and is the same in each attempt: the job, or the query and
-            the batch, then the number of the task.
+        identity: identifies the task in the same way in each attempt: the job, or the query and the
+            batch, followed by the number of the task.
         sent_at_ns: the time for rows without one, in nanoseconds since 1970.
-        timeout_ms: milliseconds for which a batch is retried.
-        subject_id: the id of the subject, so that a later subject of the same name gets no rows;
-            0: the subject that has the name now.
+        timeout_ms: the time in milliseconds for which a batch is retried.
+        subject_id: the id of the subject, so that a later subject with the same name gets no rows;
+            0 for the subject that has the name now.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TaskSender:
         self._brokers: dict[str, BrokerClient] = {}
 
     async def open(self) -> Route:
-        """Fetch the route, retrying for `timeout_ms`, and create the lanes."""
+        """Fetch the route, with retries for `timeout_ms`, and create the lanes."""
         route, shares = await self.retry(lambda: self._fetch_shares((0, LOGICAL_PARTITIONS)))
         self._roots = self.create_lanes(shares)
         return route
@@ -124,7 +124,7 @@ class TaskSender:
         self._known_ranges.add(route.partitions)
         if self._known_ranges.needs_history(
             route.partitions
-        ):  # merged and expired partitions also cut lanes
+        ):  # lanes also end at merged and expired partitions
             history = await self.meta.call(endpoints.HISTORY, subject=self.subject)
             self._known_ranges.add_history(
                 [each.partition for each in history.partitions], route.partitions
@@ -151,7 +151,7 @@ class TaskSender:
         return lanes
 
     async def put(self, rows: RowColumns) -> None:
-        """Add the next rows, and wait until every lane can take more."""
+        """Add the next rows, and wait until every lane can accept more."""
         distribute(Span(rows, 0, len(rows)), self._roots)
         for lane in list(self._lanes):
             await lane.wait_for_room()
@@ -159,14 +159,14 @@ class TaskSender:
     async def finish(self) -> None:
         """Send the remaining rows, and wait until all rows are stored."""
         finished_count = 0
-        while finished_count < len(self._lanes):  # lanes of sealed partitions add more
+        while finished_count < len(self._lanes):  # the lanes of sealed partitions add more lanes
             lane = self._lanes[finished_count]
             await lane.finish()
             finished_count += 1
 
     def broker_of(self, partition: Partition) -> BrokerClient:
-        """Return a client for the partition's broker in the newest route; raise NotSentError if it
-        has none.
+        """Return a client for the partition's broker in the newest route. Raises NotSentError if
+        there is none.
         """
         assert self._route is not None
         for each in self._route.partitions:
@@ -179,13 +179,13 @@ class TaskSender:
         return self._brokers[partition.address]
 
     async def refresh(self) -> None:
-        """Fetch the route; keep the old one if that fails."""
+        """Fetch the route, or keep the old one if that fails."""
         with suppress(KeylaneError):
             await self._fetch_route()
 
     async def shares_after(self, sealed: Partition, bounds: tuple[int, int]) -> list[RangeShare]:
-        """Return the shares of a sealed partition's children in `bounds`; wait until the route has
-        all of them.
+        """Return the shares of a sealed partition's children in `bounds`. Waits until the route
+        contains all the children.
         """
         _, shares = await self.retry(
             lambda: self._fetch_shares(bounds, after_id=int(sealed.partition_id))
@@ -213,7 +213,7 @@ def distribute(span: Span, lanes: Sequence[Lane]) -> None:
 
 
 class _Batch:
-    """The bytes and the rows of an unanswered batch."""
+    """An unanswered batch: its bytes and its rows."""
 
     __slots__ = ("count", "data", "sequence", "spans")
 
@@ -238,25 +238,27 @@ class Lane:
         self._sender = sender
         self._partition = partition
         is_whole_range = bounds == (partition.range_start, partition.range_end)
-        # The name does not include the partitions that refused the rows before: a repeated attempt
-        # skips those that have expired.
+        # The name does not include the partitions that refused the rows earlier, because a repeated
+        # attempt skips those that have expired.
         self._name = (int(partition.partition_id), *(() if is_whole_range else bounds))
         self._producer_id = producer_id(*sender.identity, *self._name)
         self._sequence = 0
         self._digest = 0
         self._cutter = BatchCutter()
         self._batches: deque[_Batch] = deque()
-        """Unanswered batches, the oldest first."""
+        """The unanswered batches, oldest first."""
         self._children: list[Lane] | None = None
-        # Each event is cleared only by the method that waits for it.
+        # Each event is only cleared by the method that waits for it.
         self._work_event = asyncio.Event()
-        """Set when there is a batch to send, or a call has ended; `_stream` waits for it."""
+        """Set when there is a batch to send, or a call has ended. `_stream` waits for it."""
         self._progress = asyncio.Event()
-        """Set when a batch was stored or given to children; `wait_for_room` and `finish` wait."""
+        """Set when a batch was stored or passed to children. `wait_for_room` and `finish` wait for
+        it.
+        """
 
     # ── filling ───────────────────────────────────────────────────────────────────────────────────
     def add(self, span: Span) -> None:
-        """Add the next rows; complete batches are sent."""
+        """Add the next rows. Complete batches are sent."""
         if self._children is not None:
             distribute(span, self._children)
             return
@@ -284,15 +286,17 @@ class Lane:
         self._work_event.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until at most QUEUE_MAX batches are unanswered; raise the lane's error."""
+        """Wait until at most QUEUE_MAX batches are unanswered. Raises the lane's error, if there is
+        one.
+        """
         while len(self._batches) > QUEUE_MAX and self._children is None:
             await self._wait_for_progress()
         if self.task is not None and self.task.done():
             self.task.result()
 
     async def finish(self) -> None:
-        """Send the remaining rows, and wait until each batch is stored or passed to the children of
-        the sealed partition.
+        """Send the remaining rows, and wait until each batch is stored or has been passed to the
+        children of the sealed partition.
         """
         if self._children is None and (rest_spans := self._cutter.pop_rest()):
             self._queue_batch(rest_spans)
@@ -319,7 +323,7 @@ class Lane:
 
     # ── sending ───────────────────────────────────────────────────────────────────────────────────
     async def _run(self) -> None:
-        """Send until the partition refuses rows because it is sealed, then pass them to its
+        """Send batches until the partition refuses rows because it is sealed, then pass them to its
         children.
         """
         pauses = _BACKOFF.pauses(self._sender.rng)
@@ -343,11 +347,11 @@ class Lane:
 
     def _check_retryable(self, error: KeylaneError, waited_ms: int, *, is_same_batch: bool) -> None:
         """
-        Raise an error that is permanent, or has lasted too long.
+        Raise the error if it is permanent or has lasted too long.
 
         Args:
             is_same_batch: True if the oldest batch is the one that failed before. A later batch may
-                have been refused only because those before it were not stored yet.
+                only have been refused because the batches before it were not stored yet.
         """
         details = {"task": self._sender.task, "partition_id": self._partition.partition_id}
         if isinstance(error, SequenceReusedError):
@@ -369,8 +373,8 @@ class Lane:
             raise error
 
     async def _stream(self) -> None:
-        """Send batches, several at a time, until one fails; then wait for all pending calls, and
-        raise its error.
+        """Send batches, several at a time, until one fails. Then wait for all pending calls, and
+        raise the error.
         """
         channel = await self._sender.broker_of(self._partition).channel()
         calls_in_flight: deque[asyncio.Task[None]] = deque()

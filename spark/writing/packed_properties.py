@@ -1,4 +1,4 @@
-"""Packs a column of properties into the MessagePack form of messages, without a Python object per
+"""Packs a column of properties in the MessagePack format of messages, without a Python object per
 row. Pure.
 
     maps ─▶ a list of pieces: the map header, then for each entry the name header, the name,
@@ -6,7 +6,7 @@ row. Pure.
          ─take─▶ the concatenated bytes, and the offset of each row
 
 Invariants
-    The bytes of a row equal those of `pack_properties`. If a row cannot be packed, the result is
+    The bytes of a row equal those from `pack_properties`. If a row cannot be packed, the result is
     None, and the caller packs row by row.
 """
 
@@ -23,7 +23,9 @@ from ...protocol.limits import PROPERTIES_BYTES_MAX
 
 I64 = npt.NDArray[np.int64]
 HEADERS_MAX = 1 << 16
-"""The number of lengths with cached headers; longer strings exceed the limit for properties."""
+"""The number of string lengths for which headers are cached; longer strings exceed the limit for
+properties.
+"""
 ENTRY_PIECES = 4
 _ENTRY = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
 
@@ -33,10 +35,10 @@ def pack_maps(maps: Any) -> Any | None:
     Return the packed properties of each row as a binary array.
 
     Args:
-        maps: an array of maps from string to string, or nulls.
+        maps: an array of maps from string to string; rows may be null.
 
     Returns:
-        None if a string is null or too long, or a row has the same name twice.
+        The packed rows, or None if a string is null or too long, or a row has the same name twice.
     """
     try:
         entries = maps.cast(pa.map_(pa.string(), pa.string())).cast(pa.list_(_ENTRY))
@@ -64,7 +66,7 @@ def pack_maps(maps: Any) -> Any | None:
         texts.cast(pa.binary()),
     ]
     map_base, name_base = len(headers), len(headers) + largest_map + 1
-    # A row has one piece for its map header, and four for each entry; the header of a row without
+    # A row has one piece for its map header, and four for each entry. The header of a row without
     # entries is empty.
     ends = np.cumsum(1 + ENTRY_PIECES * counts)
     begins = ends - (1 + ENTRY_PIECES * counts)
@@ -119,7 +121,7 @@ def _to_arrow(numbers: I64) -> Any:
 
 @cache
 def _text_headers() -> Any:
-    """Return the MessagePack header of a string, for each length."""
+    """Return the MessagePack string header for each length."""
     short = [bytes([0xA0 | length]) for length in range(32)]
     middle = [bytes([0xD9, length]) for length in range(32, 256)]
     long = [b"\xda" + length.to_bytes(2, "big") for length in range(256, HEADERS_MAX)]
@@ -128,8 +130,8 @@ def _text_headers() -> Any:
 
 @cache
 def _map_headers() -> Any:
-    """Return the MessagePack header of a map, for each size; it is empty for size 0, because a
-    message without properties has no bytes.
+    """Return the MessagePack map header for each size. It is empty for size 0, because a message
+    without properties has no bytes for them.
     """
     short = [b"", *(bytes([0x80 | size]) for size in range(1, 16))]
     long = [b"\xde" + size.to_bytes(2, "big") for size in range(16, HEADERS_MAX)]

@@ -18,7 +18,7 @@ _BACKOFF = Backoff()
 async def retry_call(
     call: Callable[[], Awaitable[T]], *, timeout_ms: int, clock: Clock, rng: random.Random
 ) -> T:
-    """Repeat `call()` until it succeeds; raise a permanent error at once, and any error after
+    """Repeat `call()` until it succeeds. Raises a permanent error immediately, and any error after
     `timeout_ms`.
     """
     deadline_ms = clock.boot_ms() + timeout_ms

@@ -1,13 +1,14 @@
-"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt. There
-is no Python object per row.
+"""Checks and hashes the rows of a task, and cuts them into the same batches in each attempt,
+without a Python object per row.
 
     record batch ─▶ columns of rows: keys, values, properties, times, logical partitions
                  ─sort─▶ spans of lanes ─cut─▶ bodies of batches
 
-The bytes of a row are copied twice: when rows are sorted by lane, and into the body of the batch.
+The bytes of a row are copied twice: once when rows are sorted by lane, and once into the body of
+the batch.
 
 Invariants
-    Where batches are cut depends only on the rows, not on the record batches in which Spark passes
+    Where batches are cut only depends on the rows, not on the record batches in which Spark passes
     them, so a repeated task sends the same batches.
 """
 
@@ -37,7 +38,7 @@ from .packed_properties import pack_maps
 BATCH_ROWS = 8_192
 BATCH_BYTES = 256 << 10
 MICROS_MAX = MAX_I64 // 1_000
-"""The latest time of a message in microseconds since 1970; its negative is the earliest."""
+"""The latest time of a message, in microseconds since 1970; its negative is the earliest."""
 KEYLESS_RUN = 4_096
 """The number of consecutive rows without a key that go to the same logical partition."""
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -45,7 +46,7 @@ U16: TypeAlias = npt.NDArray[np.uint16]
 
 
 class RowColumns:
-    """Some rows, as columns; an optional column is None if the rows do not have it."""
+    """Some rows, stored as columns. An optional column is None if the rows do not have it."""
 
     def __init__(
         self,
@@ -101,10 +102,10 @@ class Span(NamedTuple):
 
     def split_by_bounds(self, bounds: Sequence[tuple[int, int]]) -> Iterator[tuple[int, Span]]:
         """
-        Yield the index and the rows of each range of logical partitions that has rows.
+        For each range of logical partitions that has rows, yield its index and its rows.
 
         Args:
-            bounds: ranges [start, end) that do not overlap.
+            bounds: non-overlapping ranges [start, end).
         """
         range_by_partition = np.full(LOGICAL_PARTITIONS, len(bounds), np.uint16)
         for number, (start, end) in enumerate(bounds):
@@ -134,7 +135,7 @@ class Body:
         Args:
             spans: the rows, one span after another.
             sent_at_ns: the time for rows without one, in nanoseconds since 1970.
-            previous_digest: the digest of all earlier rows of the lane.
+            previous_digest: the digest of all earlier rows in the lane.
         """
         self.spans = spans
         count = self.count = sum(end - start for _, start, end in spans)
@@ -160,7 +161,7 @@ class Body:
             properties=properties,
         )
         self.digest = crc32c.crc32c(memoryview(self.data)[8 * count :], previous_digest)
-        """The digest of all rows of the lane so far, without their times, which a repeated batch of
+        """The digest of all rows in the lane so far, without their times, which a repeated batch of
         a stream does not reproduce.
         """
 
@@ -186,8 +187,8 @@ def _lengths_and_data(
 
 
 class BatchCutter:
-    """Cuts the rows of a lane into batches of at most BATCH_ROWS rows and BATCH_BYTES bytes; a row
-    that is larger gets its own batch.
+    """Cuts the rows of a lane into batches of at most BATCH_ROWS rows and BATCH_BYTES bytes. A
+    larger row gets its own batch.
     """
 
     def __init__(self) -> None:
@@ -224,11 +225,11 @@ class RowReader:
     Turns the record batches of a task into rows.
 
     Args:
-        salt: identifies the task and its job, so that rows without a key go to the same
-            partitions in each attempt.
-        message_bytes_max: the subject's limit for a message, in bytes.
-        task: the number of the task, for errors.
-        allow_reserved: allow properties with names that are reserved for keylane.
+        salt: identifies the task and its job, so that rows without a key go to the same partitions
+            in each attempt.
+        message_bytes_max: the maximum size of a message in the subject, in bytes.
+        task: the number of the task, for error messages.
+        allow_reserved: allow properties whose names are reserved for keylane.
     """
 
     def __init__(
@@ -279,7 +280,7 @@ class RowReader:
         )
 
     def _keyless_partitions(self, count: int) -> U16:
-        """Return the logical partition that each of the next rows has if it has no key."""
+        """Return the logical partitions that the next rows get if they have no key."""
         first, last = self.row // KEYLESS_RUN, (self.row + count) // KEYLESS_RUN
         partition_of_run = [
             xxhash.xxh3_64_intdigest(self._salt + run.to_bytes(8, "little")) % LOGICAL_PARTITIONS
@@ -297,7 +298,7 @@ class RowReader:
         )
         if packed_column is not None:
             return Column(packed_column)
-        packed: list[bytes] = []  # row by row, to name the invalid one
+        packed: list[bytes] = []  # row by row, to find the invalid one
         for index, entries in enumerate(properties.to_pylist()):
             given = dict(entries or ())
             try:
@@ -313,7 +314,7 @@ class RowReader:
             )
         times_us: I64 = pc.cast(column, pa.int64()).to_numpy(zero_copy_only=False)
         is_out_of_range = (times_us > MICROS_MAX) | (times_us < -MICROS_MAX)
-        if is_out_of_range.any():  # their nanoseconds would overflow
+        if is_out_of_range.any():  # the nanoseconds would overflow
             raise self._row_error(
                 "timestamp",
                 int(np.argmax(is_out_of_range)),
@@ -351,8 +352,8 @@ class RowReader:
 
 
 def _has_no_reserved_name(properties: Any) -> bool:
-    """Return True if no property name is reserved for keylane; for a slice, rows outside of it are
-    checked too.
+    """Return True if no property name is reserved for keylane. For a slice, this also checks the
+    rows outside the slice.
     """
     try:
         check_not_reserved(pc.unique(properties.keys).to_pylist())

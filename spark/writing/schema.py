@@ -1,4 +1,4 @@
-"""Checks the columns of a DataFrame that is written, and their Spark types. Pure."""
+"""Checks the columns of a DataFrame to be written, and their Spark types. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCE_COLUMNS = {
     "stored": (TimestampType,),
     "producer": _BYTES,
 }
-"""The columns that say where a row was read, and their allowed types; they are not stored."""
+"""The columns that tell where a row was read, and their allowed types. They are not stored."""
 
 
 def check_columns(schema: StructType) -> None:
@@ -44,7 +44,7 @@ def check_columns(schema: StructType) -> None:
     Check the columns of a write.
 
     Raises:
-        RowsError: columns are unknown, missing or of a wrong type; the error lists all of them.
+        RowsError: columns are unknown, missing or of the wrong type; the error lists all of them.
     """
     problems = []
     if "value" not in schema.names:

@@ -1,15 +1,16 @@
-"""Decides which partition first gets the rows of a logical partition: the oldest with data. Pure.
+"""Decides which partition gets the rows of a logical partition first: the oldest one with data.
+Pure.
 
     1 [0, 512) expired ─┐
     2 [512, 1024) ──────┴▶ 3 [0, 1024)        shares: 3 has [0, 512); 2 has [512, 1024), then 3
 
-A share ends where the range of any older partition of the subject ends, even of an expired one. So
-partition 3 always has two shares, and a share has the same rows whichever older partitions have
-expired.
+A share ends wherever the range of an older partition of the subject ends, even if that partition
+has expired. So partition 3 always has two shares, and a share has the same rows no matter which
+older partitions have expired.
 
 Invariants
-    Shares cover each requested logical partition once.
-    The shares of a partition depend only on which partitions were planned before it, not on their
+    Shares cover each requested logical partition exactly once.
+    The shares of a partition only depend on which partitions were planned before it, not on their
     states.
     A partition has a higher id than its parents, because ids are assigned when partitions are
     planned.
@@ -29,7 +30,7 @@ _WITH_DATA = frozenset({PartitionState.OPEN, PartitionState.SEALED})
 
 
 class RangeShare(NamedTuple):
-    """The logical partitions `[start, end)` of a partition."""
+    """The logical partitions `[start, end)` whose rows go to a partition."""
 
     partition: Partition
     start: int
@@ -38,25 +39,27 @@ class RangeShare(NamedTuple):
 
 class KnownRanges:
     """
-    The known ranges of the partitions that a subject has ever had.
+    The known ranges of all partitions that a subject has ever had.
 
-    A partition of a route may continue partitions that the route no longer lists; then
-    `needs_history` returns True, and the caller reads the history.
+    A partition in a route may continue partitions that the route no longer lists. Then
+    `needs_history` returns True, and the caller fetches the history.
     """
 
     def __init__(self) -> None:
         self._ranges: dict[int, tuple[int, int]] = {}
         self._not_in_history: set[int] = set()
-        """Parents that the history lacks, such as the parents of a hidden subject's partitions."""
+        """Parents that are missing from the history, such as the parents of a hidden subject's
+        partitions.
+        """
 
     def add(self, partitions: Iterable[Partition]) -> None:
-        """Add the ranges of partitions, except planned ones, which may never open."""
+        """Add the ranges of partitions, except for planned ones, which may never open."""
         for each in partitions:
             if each.state is not PartitionState.PLANNED:
                 self._ranges[int(each.partition_id)] = each.range_start, each.range_end
 
     def needs_history(self, partitions: Iterable[Partition]) -> bool:
-        """Return True if the range of a parent is unknown, and the history may have it."""
+        """Return True if the range of a parent is unknown and may be in the history."""
         return bool(_parents(partitions) - self._ranges.keys() - self._not_in_history)
 
     def add_history(self, partitions: Collection[Partition], route: Collection[Partition]) -> None:
@@ -64,12 +67,12 @@ class KnownRanges:
         Add the ranges of all partitions that the subject has ever had.
 
         Args:
-            partitions: the partitions of the history.
-            route: the partitions of the route that was read before the history.
+            partitions: the partitions in the history.
+            route: the partitions in the route that was fetched before the history.
 
         Raises:
             StaleRouteError: the history lacks a partition of the route, so it belongs to a later
-                subject of the same name.
+                subject with the same name.
         """
         known_ids = {each.partition_id for each in partitions}
         for each in route:
@@ -80,7 +83,7 @@ class KnownRanges:
 
     def boundaries(self) -> list[int]:
         """Return, for each logical partition, the lowest id of a partition whose range begins or
-        ends there; `NO_BOUNDARY` if there is none.
+        ends there, or `NO_BOUNDARY` if there is none.
         """
         lowest = [NO_BOUNDARY] * (LOGICAL_PARTITIONS + 1)
         for partition_id, edges in self._ranges.items():
@@ -102,10 +105,10 @@ def oldest_shares(
 
     Args:
         known_ranges: the ranges of all ancestors of these partitions.
-        after_id: partitions with this or a lower id are ignored.
+        after_id: partitions with this id or a lower one are ignored.
 
     Raises:
-        StaleRouteError: no partition has a logical partition, because the route is changing.
+        StaleRouteError: a logical partition has no partition, because the route is changing.
     """
     start, end = bounds
     oldest: list[Partition | None] = [None] * (end - start)

@@ -1,9 +1,9 @@
 """`df.writeStream.format("keylane")`: stores the rows of a micro-batch once, however often Spark
-repeats it. Needs pyspark.
+repeats the batch. Requires pyspark.
 
 After a crash, Spark repeats a batch with the same query id, batch id and rows. Each task numbers
 its rows under a producer id derived from (query id, batch id, task number), so brokers recognize
-repeated rows. Rows are visible once they are stored, so the commit of a batch publishes nothing.
+repeated rows. Rows are visible as soon as they are stored, so committing a batch publishes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .task import write_task
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 except ImportError:
-    # PySpark 4.0 checks only whether a writer takes Arrow batches, not what it writes.
+    # PySpark 4.0 only checks whether a writer takes Arrow batches, not what it writes.
     from pyspark.sql.datasource import (  # type: ignore[assignment]
         DataSourceArrowWriter as DataSourceStreamArrowWriter,
     )
@@ -56,12 +56,12 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         cls, given_options: Mapping[str, str], schema: StructType, *, overwrite: bool
     ) -> KeylaneStreamWriter:
         """
-        Check the options, the columns and the subject; this blocks.
+        Check the options, the columns and the subject. This blocks.
 
         Raises:
-            ConfigError, RowsError: the options or the columns are invalid.
+            ConfigError, RowsError: the options or columns are invalid.
             SubjectUnknownError: the subject does not exist.
-            UnreachableError: no metaserver answers.
+            UnreachableError: no metaserver responds.
         """
         options = parse_write_options(given_options)
         invalid = [name for name in BATCH_ONLY if name in {each.lower() for each in given_options}]
@@ -84,7 +84,7 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         return cls(options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskDone:
-        """Write the rows of one task of a batch, and return its report."""
+        """Write the rows of one task of a batch, and return its commit message."""
         context = TaskContext.get()
         assert context is not None
         task = context.partitionId()
@@ -110,8 +110,8 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """Check a batch, whose rows are stored already; raise RowsError if two tasks may have had
-        rows of the same key.
+        """Check a batch whose rows are already stored. Raises RowsError if two tasks may have had
+        rows with the same key.
         """
         with readable_errors():
             check_sources([each.report for each in messages if isinstance(each, TaskDone)])
@@ -121,4 +121,6 @@ class KeylaneStreamWriter(DataSourceStreamArrowWriter):
         messages: list[WriterCommitMessage | None],
         batchId: int,  # noqa: N803 - PySpark's name
     ) -> None:
-        """Do nothing: when Spark repeats the batch, its stored rows are not stored twice."""
+        """Do nothing: if Spark repeats the batch, rows that are already stored are not stored
+        twice.
+        """

@@ -1,4 +1,4 @@
-"""Runs one attempt of a task, which stores the rows of record batches. Network only."""
+"""Runs one attempt of a task, which stores the rows of record batches. Performs network I/O."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ async def write_task(
     Args:
         identity: identifies the task; it is the same in each attempt, and different for each task.
         sent_at_ns: the time for rows without one, in nanoseconds since 1970.
-        subject_id: the id of the subject; 0: the subject that has the name when the task begins.
-        allow_reserved: True for rows of `keylane spark reprocess`, whose properties have names that
-            are reserved for keylane.
+        subject_id: the id of the subject; 0 for the subject that has the name when the task begins.
+        allow_reserved: True for rows from `keylane spark reprocess`, which have properties whose
+            names are reserved for keylane.
 
     Raises:
         RowsError: the rows cannot be written, or an earlier attempt had other rows.
-        KeylaneError: a broker or the metaserver refuses or does not answer in time, or another
+        KeylaneError: a broker or the metaserver refuses or does not respond in time, or another
             subject has the name.
     """
     sender = TaskSender(

@@ -1,3 +1,3 @@
-"""The base of a simulated cluster: an event loop in virtual time, machines, a network, disks, a
-database.
+"""The building blocks of a simulated cluster: an event loop in virtual time, machines, a network,
+disks, and a database.
 """

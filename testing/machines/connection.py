@@ -1,4 +1,4 @@
-"""A simulated connection of the data plane: two ordered queues of frames, until it breaks."""
+"""A simulated data-plane connection: two ordered queues of frames, until it breaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .machine import Machine
 
 
 class ServerEnd(Protocol):
-    """The server's end of a connection: a process that serves on a machine."""
+    """The server's end of a connection: a process that serves requests on a machine."""
 
     process: Process
     machine: Machine
@@ -45,15 +45,17 @@ class Carrier(Protocol):
         ...
 
     def draw_duplicate_delay_s(self) -> float:
-        """Return the latency, in seconds, of calls that arrive after their connection ended."""
+        """Return the latency, in seconds, of calls that arrive after their connection has ended."""
         ...
 
     def loses_message(self) -> bool:
-        """Return True if a message is lost."""
+        """Return True if the next message should be lost."""
         ...
 
     def serves_lost_calls(self) -> bool:
-        """Return True if a server still reads the calls in flight when their connection ended."""
+        """Return True if a server still reads the calls that were in flight when their connection
+        ended.
+        """
         ...
 
     def is_cut(self, source: str, target: str) -> bool:
@@ -62,7 +64,7 @@ class Carrier(Protocol):
 
 
 class _Pipe:
-    """One direction of a connection; `held_count` frames are held until a cut is healed."""
+    """One direction of a connection. `held_count` frames are held until a cut is healed."""
 
     def __init__(self, source: str, target: str) -> None:
         self.source = source
@@ -73,7 +75,7 @@ class _Pipe:
 
 
 class Connection:
-    """A connection between a client's channel and a listener; either end may be dead or paused."""
+    """A connection between a client's channel and a listener. Either end may be dead or paused."""
 
     def __init__(self, internet: Carrier, client: Process, server: ServerEnd) -> None:
         self.client = client
@@ -84,10 +86,10 @@ class Connection:
         self._to_server = _Pipe(client.name, server.process.name)
         self._to_client = _Pipe(server.process.name, client.name)
         self.cancellable_futures: dict[asyncio.Future[None], None] = {}
-        """The futures on which pending replies wait."""
+        """The futures that pending replies are waiting for."""
 
     def report_request(self, request: Request, *, is_open: bool) -> None:
-        """Report a request of the client; `is_open` if the channel is open."""
+        """Report a request from the client. `is_open` tells whether the channel is open."""
         self._internet.on_frame(self.client, request, is_open)
 
     def send_to_server(self, frame: bytes) -> None:
@@ -108,6 +110,7 @@ class Connection:
         loop.after(pipe.last_arrival_s - loop.now, self._on_arrival, pipe)
 
     def _on_arrival(self, pipe: _Pipe) -> None:
+        """Deliver the next frame of a pipe, or hold it if the link is cut."""
         if self.broken:
             return
         if self._internet.is_cut(pipe.source, pipe.target):
@@ -116,6 +119,7 @@ class Connection:
         self._deliver(pipe)
 
     def _deliver(self, pipe: _Pipe) -> None:
+        """Hand the oldest frame of a pipe to its receiver."""
         frame = pipe.frames.popleft()
         post = self._internet.loop.post
         if pipe is self._to_server:
@@ -127,14 +131,14 @@ class Connection:
             post(self.client, self.channel.receive, frame)
 
     def flush(self) -> None:
-        """Deliver the held frames after a cut was healed."""
+        """Deliver the held frames after a cut has been healed."""
         for pipe in (self._to_server, self._to_client):
             while pipe.held_count and not self._internet.is_cut(pipe.source, pipe.target):
                 pipe.held_count -= 1
                 self._deliver(pipe)
 
     def reset(self) -> None:
-        """Reset the connection: frames in flight are lost, and both ends are notified."""
+        """Reset the connection. Frames in flight are lost, and both ends are notified."""
         if self.broken:
             return
         self.broken = True
@@ -142,7 +146,8 @@ class Connection:
         if self._to_server.frames and internet.serves_lost_calls():
             later_s = internet.draw_duplicate_delay_s()
             for frame in self._to_server.frames:
-                # The server reads a call that was sent before the end; its reply is lost.
+                # The server reads a call that was sent before the connection ended; the reply is
+                # lost.
                 internet.loop.after(
                     later_s, internet.loop.post, self.server.process, self._serve, frame
                 )
@@ -160,13 +165,14 @@ class Connection:
 
     # ── in the server's process ───────────────────────────────────────────────────────────────────
     def _serve(self, frame: bytes) -> None:
+        """Handle a frame in the server's process."""
         assert self.server.data_service is not None
         correlation_id, request, payload = decode_request(frame)
         call = _ServedCall(self, correlation_id)
         try:
             if not self.server.data_service.begin(request, payload, call):
                 self.serve_in_task(correlation_id, request, payload)
-        except Exception as error:  # noqa: BLE001 - refused in the same way by the real server
+        except Exception as error:  # noqa: BLE001 - the real server refuses it in the same way
             call.refuse(error)
 
     def serve_in_task(self, correlation_id: int, request: Request, payload: memoryview) -> None:
@@ -180,7 +186,7 @@ class Connection:
         try:
             answer, data = await self.server.data_service.handle(request, payload)
             frame = encode_frame(correlation_id, answer, data)
-        except Exception as error:  # noqa: BLE001 - refused in the same way by the real server
+        except Exception as error:  # noqa: BLE001 - the real server refuses it in the same way
             self.send_refusal(correlation_id, error)
         else:
             self.send_to_client(frame)
@@ -190,7 +196,7 @@ class Connection:
         self._send(self._to_client, frame)
 
     def send_refusal(self, correlation_id: int, error: BaseException) -> None:
-        """Reply with an error; one that the real server would log is recorded as a fault."""
+        """Reply with an error. An error that the real server would log is recorded as a fault."""
         if not isinstance(error, KeylaneError):
             self._internet.loop.faults.append(error)
             error = InternalError()
@@ -317,7 +323,7 @@ class SimChannel:
             call.complete((answer, payload))
 
     def fail_pending(self, reason: str) -> None:
-        """Fail the pending calls, because the connection has ended."""
+        """Fail all pending calls, because the connection has ended."""
         if self._close_reason is None:
             self._close_reason = reason
             pending, self._pending = self._pending, {}

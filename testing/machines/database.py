@@ -1,8 +1,8 @@
-"""The metaserver's database in memory: SQLite with the metaserver's schema; its SQL functions run
-in place.
+"""The metaserver's database in memory: SQLite with the metaserver's schema. Transactions run
+directly in the event loop.
 
-One connection serves every cluster of a process, one after another: SQLAlchemy compiles each
-statement once, and a new cluster begins with a copy of the empty database.
+One connection serves all clusters of a process, one after another, so that SQLAlchemy compiles each
+statement only once. A new cluster starts with a copy of the empty database.
 """
 
 from __future__ import annotations
@@ -25,40 +25,44 @@ from ...protocol.clock import Clock
 P = ParamSpec("P")
 T = TypeVar("T")
 STATEMENTS_MAX = 5_000
-"""Compiled statements that SQLAlchemy and SQLite keep; more than the metaserver has."""
+"""The maximum number of compiled statements that SQLAlchemy and SQLite keep; more than the
+metaserver has.
+"""
 
 
 class CurrentClock:
-    """The clock of the current cluster's database machine; the connection outlives clusters."""
+    """The clock of the current cluster's database machine. The connection outlives clusters."""
 
     def __init__(self) -> None:
         self.machine: Clock | None = None
 
     def boot_ms(self) -> int:
-        """Return the milliseconds since the machine started."""
+        """Return the time since the machine booted, in milliseconds."""
         return 0 if self.machine is None else self.boot_ms_of(self.machine)
 
     def boot_ms_of(self, machine: Clock) -> int:
-        """Return the machine's boot clock. It is looked up at each call, because the connection
-        keeps the bound `boot_ms`.
+        """Return the machine's time since boot in milliseconds. The method is looked up on each
+        call, because the connection keeps the bound `boot_ms`.
         """
         return machine.boot_ms()
 
     def boot_ns(self) -> int:
-        """Return the nanoseconds since the machine started."""
+        """Return the time since the machine booted, in nanoseconds."""
         return self.boot_ms() * 1_000_000
 
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970."""
+        """Return the time in milliseconds since 1970."""
         return 0 if self.machine is None else self.machine.wall_ms()
 
     def wall_ns(self) -> int:
-        """Return the nanoseconds since 1970."""
+        """Return the time in nanoseconds since 1970."""
         return self.wall_ms() * 1_000_000
 
 
 class SharedConnection(NamedTuple):
-    """The connection of this process; `empty` is a database with the schema and no rows."""
+    """The shared connection of this process; `empty` is a database with the schema but without
+    rows.
+    """
 
     connection: Connection
     raw: sqlite3.Connection
@@ -67,8 +71,8 @@ class SharedConnection(NamedTuple):
 
 
 def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
-    """Return an empty database in memory and its one connection, which is closed together with the
-    engine, because SQLite would warn otherwise.
+    """Return an empty in-memory database and its only connection, which is closed together with the
+    engine to avoid a warning from SQLite.
     """
     raw = sqlite3.connect(":memory:", check_same_thread=False, cached_statements=STATEMENTS_MAX)
     engine = sa.create_engine(
@@ -84,7 +88,7 @@ def memory_engine(clock: Clock) -> tuple[sa.Engine, sqlite3.Connection]:
 
 @cache
 def shared_connection() -> SharedConnection:
-    """Return the connection of this process, created at the first call."""
+    """Return the shared connection of this process, which is created by the first call."""
     clock = CurrentClock()
     engine, raw = memory_engine(clock)
     with engine.begin() as connection:
@@ -93,12 +97,14 @@ def shared_connection() -> SharedConnection:
 
 
 def forget_database() -> None:
-    """Drop the connection after an interrupted run, because a transaction may still be open."""
+    """Drop the shared connection after an interrupted run, because a transaction may still be
+    open.
+    """
     shared_connection.cache_clear()
 
 
 class MemoryDatabase:
-    """One cluster's database; it outlives the metaserver's processes. See
+    """The database of one cluster, which outlives the metaserver's processes. See
     `metaserver.sql.database.Database`.
     """
 
@@ -112,7 +118,7 @@ class MemoryDatabase:
     def transact(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a transaction now."""
+        """Run a transaction immediately."""
         with self._connection.begin():
             return work(self._connection, *args, **kwargs)
 
@@ -126,12 +132,12 @@ class MemoryDatabase:
     write_urgent = renew = read = write
 
     async def problem(self) -> str:
-        """Return why the database is not writable; it always is."""
+        """Return why the database is not writable; this is always empty."""
         return ""
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Do nothing, because a database in memory opens no connections."""
+        """Do nothing, because an in-memory database opens no connections."""
 
     def describe_silence(self) -> str:
-        """Return the time without a reply from the database, which is always 0."""
+        """Return how long the database has not replied, which is always 0."""
         return ""

@@ -1,9 +1,9 @@
-"""A disk in memory with a page cache: data that was not synced may be lost, kept in part, or torn
-at a crash.
+"""An in-memory disk with a page cache. In a crash, data that was not synced may be lost, kept in
+part, or torn.
 
-It keeps the contract of `keylane.broker.storage.files.Files`. `crash_at` is the number of the
-changing operation in which `Crashed` is raised, and `disk_after_crash` returns what the machine
-finds when it starts again.
+It implements `keylane.broker.storage.files.Files`. `crash_at` is the number of the write operation
+in which `Crashed` is raised, and `disk_after_crash` returns the disk that the machine finds when it
+starts again.
 """
 
 from __future__ import annotations
@@ -22,27 +22,29 @@ from ...protocol.errors import (
 )
 
 BLOCK_BYTES = 512
-"""Bytes that the disk writes completely or not at all, unless a test asks for smaller blocks."""
+"""The number of bytes that the disk writes completely or not at all, unless a test asks for smaller
+blocks.
+"""
 
 
 class Crashed(SystemExit):
-    """The machine has crashed. Event loops propagate this from any task, and no keylane code
+    """The machine has crashed. Event loops let this propagate from any task, and no keylane code
     catches it.
     """
 
 
 class _Content:
-    """One file: the bytes that programs see, the synced bytes, and the unsynced writes."""
+    """A file: the bytes that programs see, the synced bytes, and the unsynced writes."""
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = bytearray(data)
         self.written: list[tuple[int, bytes]] = []
         self.torn = False
-        """True if the last write has lost one of its blocks, and nothing else is missing."""
+        """True if the last write lost one of its blocks, but nothing else is missing."""
         self.reserved_to = 0
-        """End of the bytes that were reserved since the last sync; the disk notes all of them or
-        none.
+        """The end of the bytes that were reserved since the last sync. Either all of them survive a
+        crash, or none.
         """
 
     def sync(self) -> None:
@@ -57,7 +59,7 @@ class _Content:
         self.reserved_to = 0
 
     def surviving_bytes(self, rng: random.Random, block_bytes: int) -> bytes:
-        """Return the synced bytes, with some of the blocks written since."""
+        """Return the synced bytes, plus some of the blocks that were written since."""
         survival_chance = 1.0 if self.torn else rng.choice((0.0, 0.5, 0.9, 1.0))
         surviving = bytearray(self.synced)
         if self.reserved_to and rng.random() < survival_chance:
@@ -90,7 +92,7 @@ class SimAppendFile:
         data = b"".join(buffers)
         free_bytes = self._disk.free_space
         if self._disk.failing_operation == "write":
-            data = data[: len(data) // 2]  # a short write, and then the error
+            data = data[: len(data) // 2]  # a short write, followed by the error
         is_full = False
         if free_bytes is not None:
             writable_bytes = self.reserved + max(free_bytes, 0)
@@ -133,7 +135,7 @@ class SimAppendFile:
         """See `AppendFile.fdatasync`."""
         self._disk.step("fdatasync")
         if self._disk.failing_operation == "fdatasync":
-            # Linux does the same: the pages are marked clean, but are not on the disk.
+            # Linux does the same: the pages are marked clean, but they are not on the disk.
             self._content.written.clear()
             self._content.reserved_to = 0
             raise FlushFailedError(f"fdatasync {self._path}: Input/output error", path=self._path)
@@ -169,26 +171,27 @@ class SimAppendFile:
 
 
 class SimDisk:
-    """See the module; use it as `Files`."""
+    """The simulated disk, which can be used as `Files`."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self.block_bytes = block_bytes
         self.contents: dict[str, _Content] = {}
         self.folders: set[str] = {""}
         self._durable_names: dict[str, dict[str, _Content]] = {"": {}}
-        """Durable names by folder."""
+        """The durable file names in each folder."""
         self.total_space = 1 << 41
         self.free_space: int | None = None
-        """Bytes left; None: enough."""
+        """The number of free bytes; None for unlimited space."""
         self.reserves = False
-        """True if files can reserve bytes after their end."""
+        """True if files can reserve space beyond their end."""
         self.failing_operation = ""
-        """Operation that fails from now on: "write", "fdatasync" or "remove"."""
+        """The operation that fails from now on: "write", "fdatasync" or "remove"."""
         self.steps = 0
         self.syncs = 0
         self.crash_at: int | None = None
         self.tear_next = False
-        """True if the machine stops in the next write of several blocks, which loses one of them.
+        """True if the machine stops during the next write of several blocks, which loses one of
+        them.
         """
         self.on_step: Callable[[str], None] = lambda _name: None
         self._locked = False
@@ -202,7 +205,7 @@ class SimDisk:
             raise Crashed(name)
 
     def disk_after_crash(self, rng: random.Random) -> SimDisk:
-        """Return the disk as it is after the crash, for the next boot."""
+        """Return the disk as the next boot finds it after the crash."""
         disk = SimDisk(self.block_bytes)
         disk.reserves = self.reserves
         disk.folders = set(self.folders)
@@ -265,7 +268,7 @@ class SimDisk:
         """See `Files.open_append`."""
         if _folder(path) not in self.folders:
             raise StorageError(f"open {path}: No such file or directory", path=path)
-        if path in self.protected:  # the answer for a user who is not root
+        if path in self.protected:  # as for a user who is not root
             raise DataFolderError(f"open {path}: Permission denied", path=path)
         if path not in self.contents:
             self.step("create")

@@ -1,11 +1,11 @@
-"""An event loop in virtual time that runs many simulated processes, each in order, interleaved by a
-seed.
+"""An event loop in virtual time that runs many simulated processes. Each runs in order; the seed
+determines how they are interleaved.
 
-A process is a context variable: the tasks, timers and callbacks that a process creates belong to
-it. Within a process callbacks run first in, first out, as asyncio promises; between processes the
-random generator chooses. Time stands still while anything can run, and jumps to the next timer
-when nothing can. A process's timers run at the rate of its clock; a paused process runs what was
-due when it is resumed; a dead one never runs again.
+The current process is stored in a context variable, so the tasks, timers and callbacks that a
+process creates belong to it. Within a process, callbacks run first in, first out, as asyncio
+promises. Between processes, the random number generator chooses. Time stands still while anything
+can run, and jumps to the next timer when nothing can. The timers of a process run at the rate of
+its clock. A paused process runs what is due when it is resumed; a dead one never runs again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
 STEPS_MAX = 200_000
-"""Most steps in one virtual second, several times what most seeds need altogether: a loop that does
-not let time pass is a fault.
+"""The maximum number of steps in one virtual second, several times what most seeds need in total. A
+loop that does not let time advance is a fault.
 """
 FAULTS_OF_CODE = (TypeError, AttributeError, NameError, ImportError, AssertionError)
-"""Exceptions with which no task may end, even if nobody asks for its result."""
+"""Exceptions with which no task may end, even if nobody retrieves its result."""
 
 
 class StuckError(Exception):
-    """No process can ever run again, or time no longer passes."""
+    """No process can ever run again, or time no longer advances."""
 
 
 class Process:
@@ -42,38 +42,42 @@ class Process:
         self.name = name
         self.rate = rate
         self.owner: Any = None
-        """Host to which the program belongs, if any."""
+        """The host that the program belongs to, if any."""
         self.on_stop: dict[Callable[[], None], None] = {}
-        """Callbacks that ask it to stop."""
+        """Callbacks that ask the process to stop."""
         self.alive = True
         self.paused = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        """Event loop in which its code runs; None: that of the simulation."""
+        """The event loop in which the code of the process runs; None for that of the simulation."""
         self.threads: list[Process] = []
         """Other threads of the same program, which end with it."""
         self.ready: deque[events.Handle] = deque()
         self.queued = False
-        """True while the loop has it in its list."""
+        """True while the process is in the loop's queue."""
         self.context = context or contextvars.Context()
         self.context.run(PROCESS.set, self)
 
     def kill(self) -> None:
-        """Kill the process: none of its callbacks runs again."""
+        """Kill the process. None of its callbacks runs again."""
         for thread in self.threads:
             thread.kill()
         self.alive = False
         self.dropped_handles = list(self.ready)
-        """Callbacks that never run; kept, so that none of them is destroyed before the end."""
+        """Callbacks that will never run. They are kept so that none of them is destroyed before the
+        end.
+        """
         self.ready.clear()
 
 
 CANCELLATIONS_MAX = 200
-"""Cancellations of a coroutine that is ended; one that ignores all of them is closed."""
+"""The maximum number of times that a coroutine is cancelled to end it; one that ignores all
+cancellations is closed.
+"""
 
 
 def _end_coroutine(coro: Any) -> None:
-    """End a coroutine where it stands: it is cancelled there, and in each await that its clean-up
-    begins.
+    """End a coroutine where it currently waits, by cancelling it there and in each await of its
+    cleanup.
     """
     try:
         for _ in range(CANCELLATIONS_MAX):
@@ -81,24 +85,24 @@ def _end_coroutine(coro: Any) -> None:
                 return
             coro.throw(asyncio.CancelledError())
         coro.close()
-    except BaseException:  # noqa: BLE001 - errors of a half-ended coroutine do not matter
+    except BaseException:  # noqa: BLE001 - errors in a half-ended coroutine do not matter
         return
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """See the module."""
+    """The event loop; see the module docstring."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__()
         self.now = 0.0
-        """True time in seconds."""
+        """The true time in seconds."""
         self._second_began_s = 0.0
         self._steps_at_second = 0
         self.steps = 0
         self.faults: list[BaseException | str] = []
         """Uncaught exceptions."""
         self.threads: list[asyncio.AbstractEventLoop] = []
-        """Event loops of the processes' other threads."""
+        """The event loops of the processes' other threads."""
         self.world = Process("world")
         self.world.context.run(PROCESS.set, self.world)
         self._rng = rng
@@ -118,7 +122,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── the methods of an asyncio loop ────────────────────────────────────────────────────────────
     def time(self) -> float:
-        """Return the time by the clock of the running process."""
+        """Return the time according to the clock of the running process."""
         return self.now * self._current.rate
 
     def call_soon(  # type: ignore[override]
@@ -127,7 +131,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.Handle:
-        """See asyncio."""
+        """See `asyncio.loop.call_soon`."""
         handle = events.Handle(callback, args, self, context)
         self._queue(handle._context.get(PROCESS, self.world), handle)  # type: ignore[attr-defined]
         return handle
@@ -141,7 +145,7 @@ class SimLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> events.TimerHandle:
-        """See asyncio."""
+        """See `asyncio.loop.call_at`."""
         timer = events.TimerHandle(when, callback, args, self, context)
         process = timer._context.get(PROCESS, self.world)  # type: ignore[attr-defined]
         self._push_timer(when / process.rate, timer, process)
@@ -153,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Run the function in place, because the simulation has no threads."""
+        """Run the function immediately, because the simulation has no threads."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -163,12 +167,12 @@ class SimLoop(asyncio.BaseEventLoop):
 
     # ── the methods for the simulation ────────────────────────────────────────────────────────────
     def post(self, process: Process, callback: Callable[..., Any], *args: Any) -> None:
-        """Schedule `callback` in a process, unless that is dead."""
+        """Schedule `callback` in a process, unless the process is dead."""
         if process.alive:
             self._queue(process, events.Handle(callback, args, self, process.context))
 
     def after(self, seconds: float, callback: Callable[..., Any], *args: Any) -> None:
-        """Schedule `callback` outside all processes after `seconds` of true time."""
+        """Schedule `callback` outside all processes, after `seconds` of true time."""
         handle = events.Handle(callback, args, self, self.world.context)
         self._push_timer(self.now + seconds, handle, self.world)
 
@@ -230,8 +234,8 @@ class SimLoop(asyncio.BaseEventLoop):
             raise StuckError("time no longer passes")
 
     def on_exit(self, process: Process, _error: SystemExit) -> None:
-        """Note that a process raised SystemExit; here only a machine that stops in the middle of a
-        write does.
+        """Handle a SystemExit raised in a process. In a simulation, this only happens if a machine
+        stops in the middle of a write.
         """
         assert not process.alive
 
@@ -250,15 +254,15 @@ class SimLoop(asyncio.BaseEventLoop):
             self._queue(process, handle)
 
     def dispose(self) -> None:
-        """End all tasks at their current await, without running them further."""
+        """End all tasks at their current await without running them further."""
         with warnings.catch_warnings():
-            # Coroutines that something begins while it ends here never run.
+            # Coroutines that are started while a task ends here never run.
             warnings.simplefilter("ignore", RuntimeWarning)
             running_loop = events._get_running_loop()
-            events._set_running_loop(self)  # without it, a clean-up would begin its own loop
+            events._set_running_loop(self)  # without it, a cleanup would start its own loop
             for loop in (self, *self.threads):
                 ended_tasks: set[asyncio.Task[Any]] = set()
-                # A clean-up may begin further tasks.
+                # A cleanup may start more tasks.
                 while remaining_tasks := asyncio.all_tasks(loop) - ended_tasks:
                     for task in remaining_tasks:
                         task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A simulated machine that may be up or down, with inaccurate clocks, and SIGTERM for simulated
-processes, on which `Consumer.run` waits without using real signals.
+"""A simulated machine with inaccurate clocks, which may be up or down, and a simulated SIGTERM,
+which lets `Consumer.run` wait for a signal without using real ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .loop import PROCESS, Process, SimLoop
 class Machine:
     """
     A simulated machine. `rate` is the speed of its clocks: 1.05 gains five seconds in a hundred.
-    The boot clock jumps only at a boot; the wall clock jumps by `wall_jump_ms`.
+    The boot clock only jumps when the machine boots; the wall clock jumps by `wall_jump_ms`.
     """
 
     def __init__(self, loop: SimLoop, name: str, *, rate: float, boot_s: float) -> None:
@@ -28,19 +28,19 @@ class Machine:
         self._zero = 0.0
 
     def boot_ns(self) -> int:
-        """Return the nanoseconds since it started."""
+        """Return the time since the machine booted, in nanoseconds."""
         return self._boot_ns + int((self.loop.now - self._zero) * self.rate * 1e9)
 
     def boot_ms(self) -> int:
-        """Return the milliseconds since it started."""
+        """Return the time since the machine booted, in milliseconds."""
         return self.boot_ns() // 1_000_000
 
     def wall_ms(self) -> int:
-        """Return the milliseconds since 1970, by its wall clock."""
+        """Return the time in milliseconds since 1970, according to the machine's wall clock."""
         return 1_700_000_000_000 + self.wall_jump_ms + int(self.loop.now * self.rate * 1000)
 
     def wall_ns(self) -> int:
-        """Return the nanoseconds since 1970, by its wall clock."""
+        """Return the time in nanoseconds since 1970, according to the machine's wall clock."""
         return self.wall_ms() * 1_000_000
 
     def reboot(self, boot_s: float) -> None:
@@ -51,7 +51,7 @@ class Machine:
 
 
 class SimStopSignals:
-    """Replaces `keylane.rpc.stop_signals.StopSignals` for the process that creates it."""
+    """Replaces `keylane.rpc.stop_signals.StopSignals` in the process that creates it."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
@@ -71,7 +71,9 @@ class SimStopSignals:
 
 
 def send_stop(process: Process) -> bool:
-    """Send SIGTERM to a process; return False if it has no handler, so the default must end it."""
+    """Send SIGTERM to a process. Return False if the process has no handler, so that the caller
+    must end it.
+    """
     listeners = list(process.on_stop)
     for stop in listeners:
         stop()

@@ -1,4 +1,5 @@
-"""A network between simulated processes: delay, loss, late and doubled calls, one-way cuts, resets.
+"""A network between simulated processes, with delays, losses, late and duplicate calls, one-way
+cuts, and resets.
 
     data plane     like TCP: in order until it breaks; a cut holds what is in flight, and healing
                    delivers it or breaks the connection; a server may read what arrived on a
@@ -6,8 +7,8 @@
     control calls  each on its own: late, twice, lost on the way there, or lost on the way back,
                    after their effect
 
-Handlers are the real ones: `BrokerService.handle` for frames, the tables of `ControlRoute` for
-control calls; bytes cross the network.
+The handlers are the real ones: `BrokerService.handle` for frames, and `ControlRoute` tables for
+control calls. Everything crosses the network as bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class NetworkConditions:
-    """The current delays and fault probabilities of the network; probabilities are per message."""
+    """The current delays and fault probabilities of the network. Probabilities are per message."""
 
     delay_s: float = 0.001
     late_chance: float = 0.0
@@ -52,23 +53,23 @@ class NetworkConditions:
     loss_chance: float = 0.0
     duplicate_chance: float = 0.0
     orphan_chance: float = 0.0
-    """The probability that calls in flight when their connection ended are still served, perhaps
-    much later.
+    """The probability that calls that were in flight when their connection ended are still served,
+    possibly much later.
     """
     held_chance: float = 0.5
-    """The probability that data in flight when a link is cut arrives after the cut instead of
+    """The probability that data in flight when a link is cut arrives after the cut, instead of
     breaking its connection.
     """
 
 
 @cache
 def _compile_pattern(path: str) -> re.Pattern[str]:
-    """Return a pattern that matches a path with the names in braces filled in."""
+    """Return a pattern that matches a path with its placeholders filled in."""
     return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
 
 
 class Listener:
-    """A process that serves at an address."""
+    """A process that serves requests at an address."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Listener:
         self._routes = [(route, _compile_pattern(route.endpoint.path)) for route in routes]
 
     def find(self, method: str, path: str) -> tuple[ControlRoute, dict[str, str]]:
-        """Return the route of a call, and the names in its path."""
+        """Return the route for a call, and the values of the placeholders in its path."""
         for route, pattern in self._routes:
             match = pattern.fullmatch(path)
             if match is not None and route.endpoint.method == method:
@@ -100,15 +101,15 @@ class Internet:
         self.conditions = NetworkConditions()
         self.listeners: dict[str, Listener] = {}
         self.machines: dict[str, Machine] = {}
-        """The machine of each address that was ever used."""
+        """The machine for each address that was ever used."""
         self.cut_links: set[tuple[str, str]] = set()
         self.connections: list[Connection] = []
         self.messages = 0
         self._held_calls: list[tuple[str, str, Callable[[], None]]] = []
         self.on_call: Callable[[Process, str], None] = lambda _process, _call: None
-        """A callback for each control call and each new connection, as text, before it is sent."""
+        """Called with each control call and each new connection, as text, before it is sent."""
         self.on_frame: Callable[[Process, Request, bool], None] = lambda *_: None
-        """A callback for each request on a connection, with True if the connection is open."""
+        """Called with each request on a connection, and with True if the connection is open."""
 
     def listen(self, address: str, listener: Listener) -> None:
         """Register a process that serves at an address."""
@@ -116,8 +117,8 @@ class Internet:
         self.machines[address] = listener.machine
 
     def remove_process(self, process: Process, *, machine_down: bool) -> None:
-        """Remove a process that ended: its address refuses calls and its connections break, unless
-        its machine is down.
+        """Remove a process that has ended. Its address refuses calls and its connections break,
+        unless its machine is down.
         """
         for address, listener in list(self.listeners.items()):
             if listener.process is process:
@@ -141,12 +142,14 @@ class Internet:
         return self.conditions.late_s * self.rng.random()
 
     def serves_lost_calls(self) -> bool:
-        """Return True if a server still reads the calls in flight when their connection ended."""
+        """Return True if a server still reads the calls that were in flight when their connection
+        ended.
+        """
         chance = self.conditions.orphan_chance
         return bool(chance) and self.rng.random() < chance
 
     def loses_message(self) -> bool:
-        """Return True if a message is lost."""
+        """Return True if the next message should be lost."""
         chance = self.conditions.loss_chance
         return bool(chance) and self.rng.random() < chance
 
@@ -155,7 +158,9 @@ class Internet:
         return (source, target) in self.cut_links
 
     def carry(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        """Deliver a message once; at a cut it is held until the cut is healed, or lost."""
+        """Deliver a message once. If the link is cut, the message is held until the cut is healed,
+        or lost.
+        """
         self.messages += 1
 
         def on_arrival() -> None:
@@ -172,7 +177,7 @@ class Internet:
         self.cut_links.add((source, target))
 
     def heal_link(self, source: str, target: str) -> None:
-        """Unblock messages in this direction; held messages arrive, or break their connection."""
+        """Unblock messages in this direction. Held messages arrive, or break their connection."""
         self.cut_links.discard((source, target))
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
@@ -188,7 +193,7 @@ class Internet:
                 self._held_calls.append(call)
 
     def break_link(self, source: str, target: str) -> None:
-        """Heal a link, after breaking its connections."""
+        """Heal a link after breaking its connections."""
         for connection in list(self.connections):
             if {connection.client.name, connection.server.process.name} == {source, target}:
                 connection.reset()
@@ -204,7 +209,7 @@ class Internet:
 
 
 class SimNetwork:
-    """One process's access to the internet; see `keylane.rpc.network.Network`."""
+    """The network as seen by one process; see `keylane.rpc.network.Network`."""
 
     def __init__(self, internet: Internet, process: Process) -> None:
         self._internet = internet
@@ -269,7 +274,7 @@ class SimNetwork:
         timeout_ms: int,
         new_connection: bool = False,
     ) -> T:
-        """See `Network.control`; every call has a connection of its own."""
+        """See `Network.control`. Every call has its own connection."""
         del new_connection
         self._internet.on_call(self._process, f"{method} {path}")
         encoded_body = encode_body(body)
@@ -325,7 +330,7 @@ class _ControlCall:
         listener = internet.listeners.get(self._address)
         target = self._address if listener is None else listener.process.name
         if internet.rng.random() < internet.conditions.loss_chance:
-            # The connection broke on the way there.
+            # The connection broke before the call arrived.
             internet.loop.after(
                 internet.draw_delay_s(), internet.loop.post, self._client, self._complete, -1, b""
             )
@@ -337,6 +342,7 @@ class _ControlCall:
             self._future.set_result((status, data))
 
     def _reply(self, source: str, status: int, data: bytes) -> None:
+        """Send a reply to the client; status 0 means that the connection was refused."""
         internet = self._internet
         internet.carry(
             source,
@@ -345,6 +351,7 @@ class _ControlCall:
         )
 
     def _arrive(self) -> None:
+        """Serve the call at its address, or refuse it if nothing listens there."""
         internet = self._internet
         listener = internet.listeners.get(self._address)
         if listener is None:
@@ -371,7 +378,7 @@ class _ControlCall:
             status, data = 400, encode_json(ErrorBody.of(InvalidRequestError(str(error))))
         except KeylaneError as error:
             status, data = status_of(error), encode_json(ErrorBody.of(error))
-        except Exception as error:  # noqa: BLE001 - an error that the real server logs is a fault
+        except Exception as error:  # noqa: BLE001 - an error that the real server would log is a fault
             self._internet.loop.faults.append(error)
             status, data = 500, encode_json(ErrorBody.of(InternalError()))
         self._reply(listener.process.name, status, data)
