@@ -1,5 +1,5 @@
-"""Answers requests about the messages that consumer groups have parked: from owners by frames, and
-from operators by HTTP.
+"""Answers requests about parked messages: from the owners of partitions, by frames, and from
+operators, by HTTP.
 
     ChangeParked ─▶ check ─▶ apply
         ─▶ PARKED record, with the cursor after it, in one commit ─▶ durable
@@ -144,7 +144,7 @@ class Parking:
             raise InvalidRequestError("an owner may not make this change")
         await self._apply_changes(partition, group, changes, request.next_tries)
         if group.in_flight is not None and group.in_flight.remove_acked(group.acked):
-            # A message that must be handled alone may be next.
+            # The next message may have to be handled alone.
             self._store.wake(partition.partition_id)
         return ParkedChanged(group.parked_version), b""
 
@@ -182,15 +182,15 @@ class Parking:
                 replace(row, state=ParkState.PARKED) if row.state is ParkState.REDRIVING else row
                 for row in rows
             ]
-            # The session that redrives may have ended, so this one lists the keys again with its
-            # next ack, because that answers with a higher version.
+            # The session that redrives may have ended, so this one lists the keys again after its
+            # next ack, whose answer has a higher version.
             version -= 1
         answer = ParkedKeys(version, next_row if has_more else None, ancestors)
         return answer, encode_parked(rows)
 
     def _is_redriver(self, group: Group, session: str) -> bool:
-        """Return True if this session redrives the group's parked messages. In a shared group only
-        one of the sessions does.
+        """Return True if this session redrives the group's parked messages. In a shared group, only
+        one session does.
         """
         if not group.lock.is_shared:
             return True
@@ -226,7 +226,7 @@ class Parking:
         first_logical = partition.facts.partition.range_start
 
         def is_adopted_key(key: ParkKey) -> bool:
-            # Loose messages go to the child with the parent's first logical partition.
+            # Loose messages go to the child that has the parent's first logical partition.
             logical = logical_partition_of(key)
             if logical == NO_LOGICAL_PARTITION:
                 logical = first_logical
@@ -239,10 +239,11 @@ class Parking:
 
     def _check_folder_accepted(self, partition: HostedPartition) -> None:
         """
-        Raise BusyError if no metaserver has accepted this data folder: it may be an older copy.
+        Raise BusyError if no metaserver has accepted this data folder, because it may be an older
+        copy.
 
-        Called when the owner of a child asks about a group that has not drained the parent here.
-        In an accepted folder, that means the group has parked nothing.
+        Called when the owner of a child asks about a group that has not drained the parent here. In
+        an accepted folder, this means that the group has parked nothing.
         """
         if self._folder_ownership is not None and not self._folder_ownership.accepted:
             raise BusyError(
@@ -252,6 +253,7 @@ class Parking:
             )
 
     async def _handle_leave(self, request: LeaveParked, _payload: memoryview) -> Handled:
+        """Record that a child no longer needs the messages that are parked on this ancestor."""
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         group = partition.groups.get(request.group)
@@ -260,8 +262,8 @@ class Parking:
         if group is None or group.parked is None or not group.parked.keeps_for_children:
             return ParkedChanged(0), b""
         if request.token < group.lock.fence:
-            # Only this partition was reset after the owner was granted the child, so it may have
-            # parked messages again.
+            # Only this partition was reset after the child was granted to its owner, so messages
+            # may have been parked here again.
             raise FencedError(token=request.token, current_token=group.lock.fence)
         includes_loose = request.start <= partition.facts.partition.range_start < request.end
         change = Unneeded(request.start, request.end, includes_loose)
@@ -294,8 +296,8 @@ class Parking:
         )
 
     def _has_owner(self, group: Group) -> bool:
-        """Return True while a session holds the lock. The reported times of retries are valid only
-        then, because a new owner retries at once.
+        """Return True while a session holds the lock. Only then are the reported retry times valid,
+        because a new owner retries immediately.
         """
         return group.lock.holder_at(self._clock.boot_ms()) is not None
 
@@ -322,8 +324,8 @@ class Parking:
         )
 
     async def change_key(self, body: ChangeParkedKey, params: Params) -> ParkedList:
-        """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
-        nothing.
+        """Redrive a parked key, or skip some of its messages, durably. Repeating the call has no
+        effect.
         """
         await check_folder_ownership(self._folder_ownership)
         partition, group = self._find_named_group(params, body.group)
@@ -333,7 +335,7 @@ class Parking:
             raise NotFoundError(Reason.PARKED_KEY_UNKNOWN, partition_id=partition.partition_id)
         _check_adoption_finished(parked)
         await self._apply_changes(partition, group, changes)
-        # The log's end only rises, even over restarts, so no version is used twice.
+        # The end of the log only rises, even across restarts, so no version is used twice.
         parked.version = max(parked.version + 1, self._store.log.end)
         self._store.wake(partition.partition_id)
         return build_parked_list(parked, group.name, 0, 0)
@@ -389,7 +391,7 @@ class Parking:
 
 
 def _check_adoption_finished(parked: Parked | None) -> None:
-    """Raise StaleRouteError while a parent's messages are only partly adopted: if the owner ended
+    """Raise StaleRouteError if a parent's messages are only partly adopted: if the owner stopped
     now, the next one would adopt all of them again.
     """
     if parked is not None and parked.partly_adopted_parents:

@@ -6,11 +6,12 @@ another.
                                         └────────────┘
 
 Invariants
-    Messages of a key are in one batch, in the order of the request. A batch is stored whole or not
-    at all. With an idempotency key, every partition of the messages' ranges that is sealed by the
+    All messages of a key are in one batch, in the order of the request. A batch is stored whole or
+    not at all. With an idempotency key, every partition of the messages' ranges that is sealed by
+    the
     route is queried first: it returns the receipts of an earlier request, and stores nothing, even
-    if its broker has not sealed it yet. The queries are skipped if there was certainly no earlier
-    request, as for the first attempt of a scheduled delivery.
+    if its broker has not sealed it yet. The queries are skipped if it is certain that there was no
+    earlier request, as in the first attempt of a scheduled delivery.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ from ..rpc.server import ControlRoute, Params, Reply, check_params, status_of
 from .peers import Peers
 
 WAIT_MS = 10_000
-"""How long a request waits for a newer route, for example while a partition is split, in
+"""How long a request waits for a newer route, for example while a partition is being split, in
 milliseconds.
 """
 ANYWHERE = -1
-"""A special logical partition: the message may go to any open partition."""
+"""Stands for any logical partition: the message may go to any open partition."""
 
 
 @dataclass(slots=True)
 class _PostRequest:
-    """The messages of a request, with the receipts of those that are already stored."""
+    """The messages of a request, and the receipts of those that are already stored."""
 
     subject: str
     messages: list[PostedMessage]
@@ -79,7 +80,7 @@ class _PostRequest:
     tried: bool = True
     """True if an earlier request with the same idempotency key may have stored some messages."""
     static: bool = False
-    """True if the subject is static, according to the route used last."""
+    """True if the subject is static, according to the last route that was used."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +151,7 @@ class MessagePosting:
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
     async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
-        """Choose a logical partition for scheduled messages, preferably of this broker; see
+        """Choose a logical partition for scheduled messages, preferably one on this broker; see
         `Subjects.choose_logical_partition`.
         """
         route = await self._peers.route_by_id(subject, subject_id)
@@ -175,7 +176,9 @@ class MessagePosting:
         subject_id: int,
         tried: bool,
     ) -> None:
-        """Store scheduled messages in the partition of `logical`; see `Subjects.store`."""
+        """Store scheduled messages in the partition that contains `logical`; see
+        `Subjects.store`.
+        """
         producer = keyed_producer(key, messages)
         targets = [logical] * len(messages)
         post = _PostRequest(
@@ -184,7 +187,7 @@ class MessagePosting:
         await self._store(post)
 
     async def _store(self, post: _PostRequest) -> None:
-        """Store every message, and fetch newer routes while the cached one is stale."""
+        """Store all messages, fetching newer routes while the cached one is stale."""
         deadline_ms = self._clock.boot_ms() + WAIT_MS
         subject_id = post.subject_id or 0
         if post.subject_id is None:
@@ -200,7 +203,7 @@ class MessagePosting:
                 isinstance(each, MessageTooLargeError) for each in errors
             ):
                 # The limit may have changed since the route was fetched, and none of these messages
-                # is stored.
+                # has been stored.
                 limit_confirmed = True
                 try:
                     route = await self._peers.fetch_route(post.subject, subject_id=subject_id)
@@ -211,8 +214,8 @@ class MessagePosting:
             remaining_ms = deadline_ms - self._clock.boot_ms()
             if final or remaining_ms <= 0:
                 raise max(final or errors, key=lambda error: error.fate is Fate.UNKNOWN)
-            # An unreachable broker may have a new address; only a sealed partition certainly
-            # has a newer route.
+            # An unreachable broker may have a new address; only a sealed partition is certain to
+            # have a newer route.
             unreachable = all(isinstance(error, NotSentError) for error in errors)
             newer_route = await self._peers.fetch_route(
                 post.subject,
@@ -225,7 +228,7 @@ class MessagePosting:
             route = newer_route
 
     async def _store_with_route(self, post: _PostRequest, route: Route) -> list[KeylaneError]:
-        """Store the pending messages with this route, and return the errors of the partitions that
+        """Store the pending messages using this route, and return the errors of the partitions that
         failed.
         """
         post.static = route.static
@@ -239,7 +242,7 @@ class MessagePosting:
             errors = [
                 error
                 for error in await self._append_all(post, sealed_errors, sequence=ASKED)
-                if not isinstance(error, SequenceGapError)  # it stored nothing for this key
+                if not isinstance(error, SequenceGapError)  # it has stored nothing for this key
             ]
             if errors:
                 return errors
@@ -253,7 +256,9 @@ class MessagePosting:
     def _split_by_partition(
         self, post: _PostRequest, route: Route
     ) -> dict[int, tuple[Partition, list[int]]]:
-        """Return partition id → the open partition, and the indexes of its pending messages."""
+        """Return a dict that maps each partition id to the open partition and the indexes of its
+        pending messages.
+        """
         indices_by_partition: dict[int, tuple[Partition, list[int]]] = {}
         open_partitions = route.open_partitions()
         any_partition = self._choose_partition(open_partitions)
@@ -275,8 +280,8 @@ class MessagePosting:
         return indices_by_partition
 
     def _choose_partition(self, open_partitions: Iterable[Partition]) -> Partition | None:
-        """Choose a random partition for messages without a key: preferably of this broker, then of
-        a broker with a known address.
+        """Choose a random partition for messages without a key. Prefer partitions of this broker,
+        then those of a broker whose address is known.
         """
         ranked_partitions: dict[int, list[Partition]] = defaultdict(list)
         for partition in open_partitions:
@@ -339,12 +344,12 @@ class MessagePosting:
 
 
 def _is_stale_route(error: KeylaneError) -> bool:
-    """Return True if a retry with a newer route may help, because nothing was stored."""
+    """Return True if retrying with a newer route may help, because nothing was stored."""
     return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
 def _partly_stored_reply(post: _PostRequest, error: KeylaneError) -> Reply:
-    """Return the reply for a partly stored request, or raise `error` if nothing is stored."""
+    """Return the reply for a partly stored request. If nothing is stored, raise `error`."""
     stored_count = len(post.messages) - len(post.pending())
     if not stored_count:
         raise error

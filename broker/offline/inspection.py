@@ -35,7 +35,7 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """The size of an unfinished write at the end of the log, which the next start cuts."""
+    """The size of an unfinished write at the end of the log, which the next start will truncate."""
     snapshot_position: int = 0
     """The log position of the newest snapshot; 0 if there is none."""
     scheduled: int = 0

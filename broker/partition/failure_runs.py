@@ -1,5 +1,5 @@
-"""Records how and when each loose message has failed: runs of offsets with the same facts, and
-interned error texts. Pure.
+"""Records how and when each loose message has failed: stores runs of offsets with the same facts,
+and interns error texts. Pure.
 
     put, forget ─▶ FailureRuns: [first offset, since, at, fault, next try],
                    one row for adjacent messages with the same facts
@@ -29,29 +29,29 @@ class Mark(NamedTuple):
     """The known facts about the messages of a run; 0 means unknown."""
 
     since_ms: int
-    """When they were parked, by the broker's calendar, in milliseconds since 1970."""
+    """When they were parked, by the broker's wall clock, in milliseconds since 1970."""
     at_ms: int
-    """When they failed last, by the consumer's calendar, in milliseconds since 1970."""
+    """When they last failed, by the consumer's wall clock, in milliseconds since 1970."""
     fault: int
     """The number of the fault in `FaultTable`."""
     next_ms: int = 0
-    """When they are retried, as their owner reported, in milliseconds since 1970."""
+    """When they will be retried, as reported by their owner, in milliseconds since 1970."""
 
 
 UNKNOWN = Mark(0, 0, UNKNOWN_FAULT)
 MarkedRange = tuple[int, int, Mark]
-"""The start, the end, and the facts about the messages in between."""
+"""The start and end of a range, and the facts about its messages."""
 
 
 class NextTries(NamedTuple):
-    """The times of the next tries of messages, by row."""
+    """The retry times of messages, by row."""
 
     starts: array[int]
     next_times: array[int]
     end: int
 
     def rows(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the start, end and time of each row with a known time."""
+        """Yield the start, the end and the retry time of each row that has one."""
         ends = [*self.starts, self.end][1:]
         for start, end, next_ms in zip(self.starts, ends, self.next_times, strict=True):
             if next_ms:
@@ -78,7 +78,7 @@ class FailureRuns:
         self._faults = array("q")
         self._next_try_times = array("q")
         self._head_index = 0
-        """The index of the first row; the ones before it are removed."""
+        """The index of the first row. The rows before it have been removed."""
         self._end = 0
         """The offset after the last run."""
 
@@ -133,7 +133,7 @@ class FailureRuns:
         return marked_ranges
 
     def rows(self, first: int, count: int) -> Iterator[MarkedRange]:
-        """Yield up to `count` rows, beginning with the `first`th, as contiguous ranges."""
+        """Yield up to `count` rows, beginning with row `first`, as contiguous ranges."""
         begin = self._head_index + first
         for row in range(begin, min(begin + count, len(self._starts))):
             is_last = row + 1 == len(self._starts)
@@ -145,8 +145,8 @@ class FailureRuns:
         Set the facts about `[start, end)`.
 
         Args:
-            parked: the parked messages. If a row only covers a gap between them after the change,
-                its next try is removed.
+            parked: the parked messages. If a row covers only a gap between them after the change,
+                its retry time is removed.
         """
         first_row = bisect_left(self._starts, start, self._head_index)
         end_row = bisect_left(self._starts, end, first_row)
@@ -180,8 +180,8 @@ class FailureRuns:
             self._head_index = 0
 
     def clear_marks(self, start: int, end: int, parked: OffsetRuns) -> None:
-        """Forget the facts about `[start, end)`, which has no `parked` message any more, and about
-        the gap around it.
+        """Forget the facts about `[start, end)`, which no longer contains a `parked` message, and
+        about the gap around it.
         """
         low, high = parked.gap_around(start, end)
         low = min(start, self._starts[self._head_index]) if low is None and self else low or start
@@ -190,7 +190,7 @@ class FailureRuns:
             self.set_mark(low, high, UNKNOWN)
 
     def clear_next_tries(self) -> NextTries:
-        """Forget the times of the next tries, and return them."""
+        """Forget the retry times, and return them."""
         starts, next_times = (
             self._starts[self._head_index :],
             self._next_try_times[self._head_index :],
@@ -200,7 +200,7 @@ class FailureRuns:
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest known time of a next try, in milliseconds since 1970, or None."""
+        """The earliest known retry time, in milliseconds since 1970, or None."""
         return min(
             (at_ms for at_ms in self._next_try_times[self._head_index :] if at_ms), default=None
         )
@@ -240,8 +240,8 @@ class FailureRuns:
             self._splice(self._head_index, self._head_index + quarter, [(start, UNKNOWN)])
 
     def pack(self) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-        """Return the columns as bytes, 8 per row: the first offset, the time of parking, that of
-        the last failure, the fault, and the time of the next try.
+        """Return the columns as bytes, 8 per row: the first offset, the time of parking, the time
+        of the last failure, the fault, and the retry time.
         """
         starts, parked_times, failure_times, faults, next_tries = (
             column[self._head_index :].tobytes() for column in self._columns
@@ -272,7 +272,9 @@ def _merge_marks(mark: Mark, other: Mark) -> Mark:
 
 
 class FaultTable:
-    """Interns the types and texts of failures under numbers; `UNKNOWN_FAULT` means none."""
+    """Assigns a number to each distinct failure, with its type and text. `UNKNOWN_FAULT` stands for
+    none.
+    """
 
     __slots__ = ("_by_number", "_char_count", "_last_number", "_numbers")
 
@@ -287,7 +289,7 @@ class FaultTable:
         return len(self._numbers)
 
     def intern(self, fault: Fault | None) -> int:
-        """Return the number of a fault, and add the fault if it is new."""
+        """Return the number of a fault, after adding the fault if it is new."""
         if fault is None:
             return UNKNOWN_FAULT
         number = self._numbers.get(fault)
@@ -314,7 +316,7 @@ class FaultTable:
         return Failure(fault.kind, fault.text, fault.client, mark.at_ms, fault.attempts)
 
     def intern_failure(self, failure: Failure | None) -> int:
-        """Return the number of a failure's fault, and add the fault if it is new."""
+        """Return the number of a failure's fault, after adding the fault if it is new."""
         if failure is None:
             return UNKNOWN_FAULT
         return self.intern(Fault(failure.kind, failure.text, failure.client, failure.attempts))
@@ -326,11 +328,11 @@ class FaultTable:
 
     def prune(self, used_numbers: set[int]) -> dict[int, int]:
         """
-        Forget unused faults, then the texts of the oldest faults, then the oldest faults, until a
-        quarter of the capacity is free.
+        Forget first the unused faults, then the texts of the oldest faults, then the oldest faults
+        themselves, until a quarter of the capacity is free.
 
         Returns:
-            Number → the number that replaces it.
+            A dict that maps each changed number to the number that replaces it.
         """
         for number in self._by_number.keys() - used_numbers:
             self._forget(number)
@@ -367,7 +369,7 @@ class FaultTable:
 
     @classmethod
     def from_items(cls, numbered_faults: Iterable[tuple[int, Fault]]) -> FaultTable:
-        """Create the object from the result of `list_numbered`."""
+        """Create a table from the result of `list_numbered`."""
         faults = cls()
         for number, fault in numbered_faults:
             faults._add(number, fault)

@@ -4,7 +4,7 @@ at the end. A million runs take 16 MB. Pure.
 Invariants
     Runs are sorted, with at least one offset between two of them.
     Removing the first runs does not move the others: a head index rises, and the arrays are
-    compacted occasionally.
+    compacted from time to time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OffsetRuns:
         return len(self._starts) - self._head_index
 
     def page(self, first: int, count: int) -> Iterator[Range]:
-        """Iterate over up to `count` runs, beginning with the `first`th."""
+        """Iterate over up to `count` runs, beginning with run `first`."""
         low = self._head_index + first
         return zip(self._starts[low : low + count], self._ends[low : low + count], strict=True)
 
@@ -63,7 +63,7 @@ class OffsetRuns:
 
     def gap_around(self, start: int, end: int) -> tuple[int | None, int | None]:
         """Return the bounds of the gap around `[start, end)`, which must not intersect the set: the
-        end of the run before it and the start of the run after it, or None.
+        end of the previous run and the start of the next run, or None where there is none.
         """
         index = bisect_right(self._ends, start, self._head_index)
         low = self._ends[index - 1] if index > self._head_index else None
@@ -142,7 +142,7 @@ class OffsetRuns:
 
 
 def _gaps(runs: Iterable[Range], start: int, end: int) -> Iterator[Range]:
-    """Yield the parts of `[start, end)` that lie outside of the sorted runs."""
+    """Yield the parts of `[start, end)` that lie outside the sorted runs."""
     for low, high in runs:
         if start < low:
             yield start, min(low, end)

@@ -1,5 +1,5 @@
-"""Holds the parked messages of one key by source partition, with their failures and their edits by
-operators, and encodes the image of all keys. Pure.
+"""Holds the parked messages of one key by source partition, with their failures and operators'
+edits, and encodes the image of all keys. Pure.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .failure_runs import UNKNOWN, UNKNOWN_FAULT, FailureRuns, Mark, exceeds_run
 from .offset_runs import OffsetRuns
 
 Row = tuple[int, int, int]
-"""(source, start, end) of parked messages."""
+"""The source, start and end of a range of parked messages."""
 MessageRef = tuple[int, int]
-"""(source, offset) of a message."""
+"""The source and offset of a message."""
 MarkedRow = tuple[int, int, int, Mark]
-"""(source, start, end) of messages, and how they failed."""
+"""The source, start and end of a range of messages, and how they failed."""
 NO_LOGICAL_PARTITION = -1
 """Stands for the logical partition of loose messages, which have none."""
 
@@ -45,7 +45,7 @@ def logical_partition_of(key: ParkKey) -> int:
 
 
 def is_unneeded(change: Unneeded, logical: int) -> bool:
-    """Return True if a child no longer needs messages of a logical partition."""
+    """Return True if a child no longer needs the messages of a logical partition."""
     return change.loose if logical == NO_LOGICAL_PARTITION else change.start <= logical < change.end
 
 
@@ -81,16 +81,16 @@ class ParkedKey:
         self.since_ms = since_ms
         self.failure: Failure | None = None
         self.owner_token = 0
-        """The token of the owner that handles messages of the key without a stored redrive, so the
-        key stays parked if the owner crashes; 0 if there is none.
+        """The token of the owner that handles messages of the key without a stored redrive, so that
+        the key stays parked if the owner crashes; 0 if there is none.
         """
         self.offsets_by_source: dict[int, OffsetRuns] = {}
-        """Source → offsets, sorted by source, which is the order of the messages."""
+        """Maps sources to offsets. Sorted by source, which is the order of the messages."""
         self.messages = 0
         self.edits: dict[MessageRef, EditedMessage] = {}
-        """(source, offset) → the message with which an operator replaced it."""
+        """Maps each (source, offset) to the message with which an operator replaced it."""
         self.failures: dict[int, FailureRuns] = {}
-        """Source → how its messages failed; only for loose messages."""
+        """Maps each source to how its messages failed. Only for loose messages."""
 
     def is_being_handled(self, token: int) -> bool:
         """Return True if the owner with this token may be handling messages of the key."""
@@ -102,11 +102,13 @@ class ParkedKey:
         return runs is not None and bool(runs.intersection(ref[1], ref[1] + 1))
 
     def count_rows(self) -> int:
-        """Return the number of ranges, but at least 1."""
+        """Return the number of ranges, or 1 if there are none."""
         return max(1, sum(runs.run_count for runs in self.offsets_by_source.values()))
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
-        """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
+        """Yield up to `count` ranges, beginning with range `first`. The oldest messages come
+        first.
+        """
         for source, runs in self.offsets_by_source.items():
             if first < runs.run_count:
                 for start, end in runs.page(first, count):
@@ -129,7 +131,7 @@ class ParkedKey:
         return new_ranges
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
-        """Remove messages of a source, and return the ranges that were parked."""
+        """Remove messages of a source, and return the ranges that had been parked."""
         runs = self.offsets_by_source.get(source)
         if runs is None:
             return []
@@ -147,8 +149,8 @@ class ParkedKey:
         return removed_ranges
 
     def copy_sources(self, sources: Collection[int]) -> ParkedKey:
-        """Return a copy with only these sources, none of them being handled. It shares the runs,
-        so the original must no longer be changed.
+        """Return a copy with only these sources, in which no message is being handled. The copy
+        shares the runs, so the original must not be changed any more.
         """
         copy = ParkedKey(self.since_ms)
         copy.state = self.state
@@ -204,7 +206,7 @@ class ParkedKey:
                 yield from marked_rows
 
     def list_marks(self, first: int, count: int) -> Iterator[MarkedRow]:
-        """Yield up to `count` failure marks, beginning with the `first`th."""
+        """Yield up to `count` failure marks, beginning with mark `first`."""
         for source, runs in self.failures.items():
             if first < len(runs):
                 for marked_range in runs.rows(first, count):
@@ -220,21 +222,23 @@ class ParkedKey:
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest time of a next try as reported by the owner, in milliseconds since 1970, or
-        None if unknown.
+        """The earliest retry time reported by the owner, in milliseconds since 1970, or None if
+        unknown.
         """
         times = [runs.next_ms for runs in self.failures.values()]
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def set_next_try(self, ref: MessageRef, at_ms: int) -> Callable[[], None]:
-        """Record when a message is retried, if it is parked. Return a function that undoes it."""
+        """Record when a message will be retried, if it is parked. Return a function that undoes
+        this.
+        """
         source, offset = ref
         previous = self.failure_marks(source, ((offset, offset + 1),)) if self.contains(ref) else []
         self.set_failure_marks([(*each[:3], each[3]._replace(next_ms=at_ms)) for each in previous])
         return partial(self.set_failure_marks, previous)
 
     def forget_next_tries(self) -> Callable[[], None]:
-        """Forget the times of next tries. Return a function that undoes it."""
+        """Forget the retry times. Return a function that undoes this."""
         forgotten = {source: runs.clear_next_tries() for source, runs in self.failures.items()}
 
         def undo() -> None:
@@ -275,7 +279,7 @@ class ParkedKey:
 def clip_marks(
     source: int, marks: Iterable[MarkedRow], ranges: Iterable[Range]
 ) -> Iterator[MarkedRow]:
-    """Clip a source's marks to these ranges, without next tries."""
+    """Clip a source's marks to these ranges, and drop their retry times."""
     runs = FailureRuns()
     for _, start, end, mark in marks:
         runs.set_mark(start, end, mark._replace(next_ms=0))
@@ -291,8 +295,8 @@ def decode_mark(
     Decode the mark of an adopted key.
 
     Args:
-        fault_numbers: the numbers of the faults that were sent with it.
-        keeps_tries: keep the time of the next try, because the owner is the same.
+        fault_numbers: the numbers of the faults that were sent with the key.
+        keeps_tries: keep the retry time, because the owner is still the same.
     """
     index = encoded.fault
     fault = fault_numbers[index] if 0 <= index < len(fault_numbers) else UNKNOWN_FAULT
@@ -302,8 +306,8 @@ def decode_mark(
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that a group has parked on a partition, as it is stored. Trailing fields with
-    their defaults are not written.
+    """Everything that a group has parked on a partition, as it is stored. Trailing fields that have
+    their default values are not written.
     """
 
     keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
@@ -329,7 +333,7 @@ _decode = msgspec.msgpack.Decoder(ParkedImage).decode
 def image_of_keys(
     keys: Mapping[ParkKey, ParkedKey], faults: list[tuple[int, Fault]]
 ) -> ParkedImage:
-    """Return an image of the keys, which does not have any other state yet."""
+    """Return an image that contains the keys but no other state yet."""
     failures = [
         (key, source, runs.end, runs.pack())
         for key, parked in keys.items()
@@ -366,12 +370,12 @@ def encode_image(image: ParkedImage) -> bytes:
 
 
 def decode_image(image: bytes) -> ParkedImage:
-    """Decode the fields of an image, or raise msgspec.MsgspecError."""
+    """Decode the fields of an image. Raises msgspec.MsgspecError."""
     return _decode(image)
 
 
 def decode_keys(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
-    """Decode the keys of an image without their edited messages, or raise ValueError."""
+    """Decode the keys of an image, without their edited messages. Raises ValueError."""
     keys: dict[ParkKey, ParkedKey] = {}
     for key, state, since_ms, failure, offsets in image.keys:
         parked = keys[key] = ParkedKey(since_ms)
