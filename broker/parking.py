@@ -242,8 +242,8 @@ class Parking:
         Raise BusyError if no metaserver has accepted this data folder, because it may be an older
         copy.
 
-        Called when the owner of a child asks about a group that has not drained the parent here. In
-        an accepted folder, this means that the group has parked nothing.
+        Called when the owner of a child asks about a group that has not drained the parent here.
+        In an accepted folder, this means that the group has parked nothing.
         """
         if self._folder_ownership is not None and not self._folder_ownership.accepted:
             raise BusyError(

@@ -16,10 +16,10 @@ Pure.
     └─────────────────┴─────────────────┴──────────────────┴────────────────────┴────────────────┘
 
 Invariants
-    The lengths add up exactly to the size of the body; otherwise the whole batch is refused. The
-    lengths of a packed batch add up to its unpacked size, so a broker knows that size without
-    unpacking. After unpacking, a batch is subject to the same limits as any other. Only the
-    writer's two joins and the reader's slicing loop over messages in Python.
+    The lengths add up exactly to the size of the body; otherwise the whole batch is refused.
+    The lengths of a packed batch add up to its unpacked size, so a broker knows that size without
+    unpacking. After unpacking, a batch is subject to the same limits as any other.
+    Only the writer's two joins and the reader's slicing loop over messages in Python.
 
 The columns are laid out like the buffers of Arrow arrays; see `arrow/columns.py`.
 """

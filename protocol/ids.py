@@ -2,8 +2,8 @@
 
 Invariants
     A name that passed `check_name` is safe in a URL, a log line and a table. No name is used as a
-    path on disk. An `Offset` counts messages, and a `Position` counts bytes; the type checker keeps
-    them apart.
+    path on disk.
+    An `Offset` counts messages, and a `Position` counts bytes; the type checker keeps them apart.
 """
 
 from __future__ import annotations

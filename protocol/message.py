@@ -138,10 +138,11 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     One message as it is stored. A `Message[Order]` comes from a client that has a codec for
     `Order`.
 
-    `offset` counts messages in the partition, from 0. `fencing_token` is the token of `lease`,
-    whose partition may differ from `partition_id`: a handler passes `lease` to the system that it
-    writes to, which can then refuse writes from an earlier owner. `packed_properties` and
-    `delivery` are for the client: a program reads `properties`, and acks with `ack`.
+    `offset` counts messages in the partition, from 0.
+    `fencing_token` is the token of `lease`, whose partition may differ from `partition_id`: a
+    handler passes `lease` to the system that it writes to, which can then refuse writes from an
+    earlier owner. `packed_properties` and `delivery` are for the client: a program reads
+    `properties`, and acks with `ack`.
     """
 
     subject: str

@@ -1,9 +1,9 @@
 """Sets of offsets as half-open ranges, and cursors with the acked ranges above them. Pure.
 
 Invariants
-    The ranges of a set are sorted, with at least one offset between any two of them. `cursor` is
-    the first offset that is not acked. At least one offset lies between the cursor and the ranges
-    above it; when that gap is filled, the cursor rises.
+    The ranges of a set are sorted, with at least one offset between any two of them.
+    `cursor` is the first offset that is not acked. At least one offset lies between the cursor and
+    the ranges above it; when that gap is filled, the cursor rises.
 """
 
 from __future__ import annotations

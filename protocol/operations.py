@@ -6,9 +6,10 @@ lineage. Pure.
       └─an operator cancels─▶ CANCELED
 
 A state names the step in progress. Before the first seal, the operation has not changed anything
-and can be canceled; after it, the operation can only be completed. CANCELED: the children are never
-opened, and brokers that host a child seal it. FENCE: the route has changed, and a broker that was
-silent must seal its partitions when it is available again.
+and can be canceled; after it, the operation can only be completed.
+CANCELED: the children are never opened, and brokers that host a child seal it.
+FENCE: the route has changed, and a broker that was silent must seal its partitions when it is
+available again.
 """
 
 from __future__ import annotations

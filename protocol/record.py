@@ -12,8 +12,8 @@
      └─────────────────────┴────────────────┴────────────────┴───────────────────┘
   96   body: length - 96 bytes                                      little-endian
 
-    header_crc = CRC-32C of bytes [8, 96), body_crc among them; body_crc = CRC-32C of the body. The
-    producer fills in all fields but base_offset, position and appended_at_ms, which the broker
+    header_crc = CRC-32C of bytes [8, 96), body_crc among them; body_crc = CRC-32C of the body.
+    The producer fills in all fields but base_offset, position and appended_at_ms, which the broker
     stamps.
 
 Invariants

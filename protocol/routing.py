@@ -5,8 +5,9 @@
 
 Invariants
     For every k in 1..1024, the ranges of `split_ranges(k)` cover [0, 1024) without gaps or
-    overlaps, and their sizes differ by at most one. A route has exactly one OPEN partition for each
-    logical partition. A lower version never replaces a higher one.
+    overlaps, and their sizes differ by at most one.
+    A route has exactly one OPEN partition for each logical partition. A lower version never
+    replaces a higher one.
 
 QMQ rounds 1024/k, which leaves gaps or fails for most k. i*1024//k is exact.
 """

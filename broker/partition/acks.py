@@ -1,9 +1,9 @@
 """Applies acks to a consumer group's progress on a partition. Pure.
 
 Invariants
-    Only stored messages are acked. A request acks either all of its ranges or none. The cursor
-    never falls, and never passes an unacked message. Only an operator's reset may set it to another
-    offset (`store/group_changes.py`).
+    Only stored messages are acked. A request acks either all of its ranges or none.
+    The cursor never falls, and never passes an unacked message. Only an operator's reset may set
+    it to another offset (`store/group_changes.py`).
 """
 
 from __future__ import annotations

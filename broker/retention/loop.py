@@ -1,9 +1,9 @@
 """The retention loop: reads disk usage and segment ages, lets `policy.py` decide, and removes
 segments. Does disk I/O.
 
-    ages, disk usage ─▶ policy.py ─▶ first position that is still needed ─▶ partitions described in
-      these segments are rewritten ─▶ first offsets are raised ─▶ segments are removed ─▶ the index
-      forgets them ─▶ a snapshot
+    ages, disk usage ─▶ policy.py ─▶ first position that is still needed
+      ─▶ partitions described in these segments are rewritten ─▶ first offsets are raised
+      ─▶ segments are removed ─▶ the index forgets them ─▶ a snapshot
 
 `docs/ARCHITECTURE.md` explains each step and its reason.
 

@@ -5,9 +5,9 @@ through `Files`, in one thread at a time.
 
 Invariants
     A frame is synced before the next one is written; if the process crashes before the sync, the
-    next start does it. An unfinished write can only follow the frames of the last segment. The
-    oldest segment is removed first, so a record that settles a message is not removed before the
-    message.
+    next start does it. An unfinished write can only follow the frames of the last segment.
+    The oldest segment is removed first, so a record that settles a message is not removed before
+    the message.
 
 `JournalWriter` runs on one event loop, and writes records in the order of the calls: all records
 that wait for the disk become one frame with one sync.

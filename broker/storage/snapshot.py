@@ -14,10 +14,10 @@ only the log that follows it. Does disk I/O through `Files`.
         images
 
 Invariants
-    A file is replaced atomically and durably; a damaged file counts as missing. A snapshot at
-    position p contains the effects of all records below p. It may contain effects of later durable
-    records; replaying these records again has no effect. The newest two full snapshots are kept,
-    each with the incremental ones that follow it.
+    A file is replaced atomically and durably; a damaged file counts as missing.
+    A snapshot at position p contains the effects of all records below p. It may contain effects of
+    later durable records; replaying these records again has no effect. The newest two full
+    snapshots are kept, each with the incremental ones that follow it.
 """
 
 from __future__ import annotations

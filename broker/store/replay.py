@@ -22,8 +22,9 @@ Terms of damage recovery
     stopped       a damaged partition: it takes no appends, and reads end before the lost offsets
 
 Invariants
-    Without damage, replaying from any snapshot gives the same state. A partition that is not known
-    to be complete is stopped, and a problem reports the position. Other partitions are served.
+    Without damage, replaying from any snapshot gives the same state.
+    A partition that is not known to be complete is stopped, and a problem reports the position.
+    Other partitions are served.
 
 The index has no gaps, because offsets have none. A lost batch has a unit of its own if its header
 is known; otherwise a unit that points to the damage covers its offsets. Reading such a unit fails

@@ -1,8 +1,8 @@
 """The interface of consume queues, which find the batches of a partition in the commit log. Pure.
 
 Invariants
-    Consume queues are derived data: they may be deleted, and are then rebuilt from the log. They
-    contain each durable batch once, in the order of offsets, without gaps.
+    Consume queues are derived data: they may be deleted, and are then rebuilt from the log.
+    They contain each durable batch once, in the order of offsets, without gaps.
     Times never decrease within a partition: a batch with an earlier time than the previous one gets
     the previous batch's time.
 """

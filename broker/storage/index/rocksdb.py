@@ -1,16 +1,17 @@
 """Consume queues in RocksDB, for brokers with very many partitions. The library does the disk I/O.
 
-    dispatch ─▶ one atomic batch: the units, their partitions' ends, the log position checkpoint ─▶
-    one sync of the write-ahead log the disk is full ─▶ units wait in memory ─▶ space is free again
-    ─▶ the database is reopened,
+    dispatch ─▶ one atomic batch: the units, their partitions' ends, the log position
+    checkpoint ─▶ one sync of the write-ahead log
+    the disk is full ─▶ units wait in memory ─▶ space is free again ─▶ the database is reopened,
         and the units are written
 
 The tables are in rocksdb_tables.py, and the units in memory are in rocksdb_waiting.py.
 
 Invariants
-    Units, bounds and position change together, in one write batch. The write-ahead log is enabled,
-    and synced only at a checkpoint. So a checkpoint costs one sync and creates no small tables.
-    After a crash, only the units since the last checkpoint are dispatched again.
+    Units, bounds and position change together, in one write batch.
+    The write-ahead log is enabled, and synced only at a checkpoint. So a checkpoint costs one sync
+    and creates no small tables. After a crash, only the units since the last checkpoint are
+    dispatched again.
 
 The ends of many partitions are read with one multi-get. Units are read with an iterator, because
 the key of a unit is only known from the unit before it.
