@@ -869,5 +869,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
 
 
 def only_reads(method: str, path: str) -> bool:
-    """Return True if a call with this method and path changes nothing."""
+    """Return True if a call with this method and path does not change anything."""
     return method == "GET" or path == PARTITION_BOUNDS.path

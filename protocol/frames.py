@@ -380,7 +380,7 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
     """The payload contains whole batches. The first one may begin below the requested offset."""
 
     first_offset: int
-    """First offset of the partition that is still stored."""
+    """The first offset of the partition that is still stored."""
     next_offset: int
     """The offset that follows the partition's last durable message."""
     upto: int
@@ -494,7 +494,7 @@ class Welcome(Frame, frozen=True, array_like=True, tag=86):
     """The broker accepts this client."""
 
     version: str
-    """Version of the broker."""
+    """The version of the broker."""
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):

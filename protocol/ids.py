@@ -39,7 +39,7 @@ MAX_I64 = 2**63 - 1
 NO_PRODUCER = 0
 """The producer id of a batch without a producer, which the broker does not deduplicate."""
 KEYED_IDS = 1 << 63
-"""Lowest producer id that is derived from an idempotency key. Producers draw lower ones."""
+"""The lowest producer id that is derived from an idempotency key. Producers draw lower ones."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
 """The length of the longest partition name: a subject's name with the suffix that `partition_name`

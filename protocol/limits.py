@@ -19,7 +19,7 @@ check only larger messages against the subject's limit.
 """
 PROPERTIES_BYTES_MAX = 1 << 16
 TAGS_WANTED_MAX = 100
-"""Maximum number of tags in the filter of one consumer. A broker searches each batch for each
+"""The maximum number of tags in the filter of one consumer. A broker searches each batch for each
 tag.
 """
 TAG_BYTES_MAX = 200
@@ -35,8 +35,8 @@ lengths.
 """
 
 UNPACKED_RATIO_MAX = 64
-"""Maximum ratio of a batch's unpacked size to its stored size. It limits how much a reader unpacks
-from one response.
+"""The maximum ratio of a batch's unpacked size to its stored size. It limits how much a reader
+unpacks from one response.
 """
 
 FRAME_BYTES_MAX = 4 << 20
@@ -47,7 +47,7 @@ frame.
 PULL_BYTES_MAX = 2 << 20
 PULL_WAIT_MS_MAX = 30_000
 PULL_ANSWERS_MAX = 32
-"""Maximum number of responses to one pull."""
+"""The maximum number of responses to one pull."""
 PART_BYTES_MAX = 4 << 10
 """The maximum size of a response to a pull, in bytes, if another response may follow."""
 
@@ -75,9 +75,9 @@ POSTED_MESSAGES_MAX = 5_000
 a batch.
 """
 READ_MESSAGES_MAX = 1_000
-"""Maximum number of messages in one HTTP response."""
+"""The maximum number of messages in one HTTP response."""
 SCHEDULED_LISTED_MAX = 1_000
-"""Maximum number of scheduled messages in one HTTP response."""
+"""The maximum number of scheduled messages in one HTTP response."""
 IDEMPOTENCY_KEY_CHARS_MAX = 200
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
@@ -103,13 +103,15 @@ BATCHES_IN_FLIGHT_MAX = 8
 repeats of that many of the most recent batches.
 """
 UNREACHED_MAX = 16
-"""Maximum number of broker groups that a heartbeat reports as unreachable."""
+"""The maximum number of broker groups that a heartbeat reports as unreachable."""
 GROUPS_PER_SUBJECT_MAX = 1_000
 """The maximum number of consumer groups of one subject. A broker stores the progress of each group
 on each partition.
 """
 GROUPLESS_PARTITIONS_MAX = 256
-"""Maximum number of partitions that a broker's report lists as lacking their consumer groups."""
+"""The maximum number of partitions that a broker's report lists as lacking their consumer
+groups.
+"""
 ACK_RANGES_MAX = 10_000
 """The maximum number of ranges of acked messages above a cursor. At this limit, the consumer stops
 pulling.
@@ -128,7 +130,7 @@ IN_FLIGHT_RANGES_MAX = 10_000
 the broker stops handing out messages.
 """
 IN_FLIGHT_PER_SESSION_MAX = 100_000
-"""Maximum number of messages of one partition that one session has in flight."""
+"""The maximum number of messages of one partition that one session has in flight."""
 READ_WAIT_MS = 5_000
 """How long a read without a group waits for messages, in milliseconds. A hung or replaced broker is
 detected after this time.

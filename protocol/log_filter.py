@@ -30,13 +30,13 @@ class Repeats:
     """A repeated failure. Times are in milliseconds since boot."""
 
     since_ms: int
-    """Time of the first occurrence."""
+    """The time of the first occurrence."""
     count: int = 0
-    """Number of occurrences."""
+    """The number of occurrences."""
     due_ms: int = 0
     """Earliest time of the next line; 0 before the first line."""
     gap_ms: int = 0
-    """Minimum time between the last line and the next; 0 before the first line."""
+    """The minimum time between the last line and the next; 0 before the first line."""
     open: bool = False
     """True if the failure has been logged but its end has not."""
 

@@ -323,7 +323,7 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     messages of its key may be stored after it.
     """
     queue: int | None = None
-    """Number of the logic queue; None if the subject is not static."""
+    """The number of the logic queue; None if the subject is not static."""
     logic_offset: int | None = None
     """The offset in the logic queue; None if the subject is not static or `offset` is -1."""
 
@@ -332,7 +332,7 @@ class TableReceipt(msgspec.Struct, frozen=True):
     """The result of `send_arrow`."""
 
     stored: int
-    """Number of stored rows."""
+    """The number of stored rows."""
     refused: dict[int, str]
     """Maps the numbers of skipped rows to the reasons. Used only with `partial=True`."""
 

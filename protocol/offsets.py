@@ -128,7 +128,7 @@ class AckedOffsets:
 
     @property
     def range_count(self) -> int:
-        """Number of acked ranges above the cursor."""
+        """The number of acked ranges above the cursor."""
         return len(self._above)
 
     def count_unacked(self, start: int, end: int) -> int:

@@ -235,7 +235,7 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 FILLED_BY_CHARS_MAX = 200
 REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
-"""Maximum number of partitions of a replaced subject whose ends are compared."""
+"""The maximum number of partitions of a replaced subject whose ends are compared."""
 
 
 class HideSubject(Struct, frozen=True, kw_only=True):

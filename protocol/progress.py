@@ -17,7 +17,7 @@ from .routing import ConsumeStrategy
 
 GROUPS_AT_ONCE_MAX = 1_024
 PARTITIONS_TOLD_MAX = 256
-"""Maximum number of partitions in one TellGroups call."""
+"""The maximum number of partitions in one TellGroups call."""
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 """Milliseconds since 1970."""
@@ -56,7 +56,7 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     at_ms: AtMs | None = None
     """With TIME, milliseconds since 1970 by the brokers' wall clocks."""
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
-    """Number of a logic queue of a static subject."""
+    """The number of a logic queue of a static subject."""
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
     shift: Annotated[int, Meta(ge=-MAX_I64, le=MAX_I64)] | None = None
     """With SHIFT, which requires `dry_run`: a repeated call would shift again, so the plan is
@@ -81,7 +81,7 @@ class PendingReset(Struct, frozen=True, kw_only=True):
     begun: bool
     """True if cursors may already be set. The reset can then no longer be canceled."""
     waits_for: tuple[str, ...] = ()
-    """Names of the consumers that have not handed over all their partitions."""
+    """The names of the consumers that have not handed over all their partitions."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):
@@ -141,7 +141,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     acked_above: int
     """The number of messages acked above the cursor."""
     lag: int
-    """Number of messages that are not acked."""
+    """The number of messages that are not acked."""
     holder: str | None = None
     """The session that holds the pull lock."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
@@ -163,8 +163,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     was restarted, until the owner reports it again.
     """
     suspects: int = 0
-    """Number of unacked messages that two successive owners were handling when they ended without a
-    hand-over.
+    """The number of unacked messages that two successive owners were handling when they ended
+    without a hand-over.
     """
     left_to_children: bool = False
     """True if the partition has parked messages that its children will adopt once the group has

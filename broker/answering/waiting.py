@@ -94,7 +94,7 @@ class LongPolls:
             await self.wait(request.partition_id, remaining_ms)
 
     def wake(self, partition_id: int) -> None:
-        """End all waits on a partition."""
+        """The end all waits on a partition."""
         callbacks = self._callbacks.pop(partition_id, None)
         if callbacks is not None:
             for callback in callbacks.values():

@@ -511,7 +511,7 @@ class HostedPartition:
         return Group(name)
 
     def check_not_forgotten(self, name: str, token: int) -> None:
-        """Raise FencedError if the token was granted to a deleted group of this name."""
+        """Raise FencedError if the token was granted to a deleted group with this name."""
         if token <= self.forgotten.get(name, 0):
             raise FencedError(
                 f"consumer group {name!r} with this token was deleted",

@@ -43,7 +43,7 @@ the decision.
 
 Invariants
     No record of the group or the partition that was decided earlier follows this record in the log.
-    Tokens up to that of the deletion never belong to a later group of the same name. A dropped
+    Tokens up to that of the deletion never belong to a later group with the same name. A dropped
     partition's id is never hosted again.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served

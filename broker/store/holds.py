@@ -234,7 +234,7 @@ class MessageHolds:
         expiries_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
     def _end_hold(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
-        """End a hold durably, if the job has one."""
+        """The end a hold durably, if the job has one."""
         if job not in partition.holds:
             return self._commit.wait_flushed()
         end_future = self._write_hold(partition, HoldBody(job, 0, 0))

@@ -35,7 +35,7 @@ A class stands for one way in which a program can react to an error. If a class 
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is not a keylane server
-    │   └── UnfinishedError            a part of it was done; a repeat finishes it
+    │   └── UnfinishedError            a part of it was done; repeating it finishes it
     ├── DeliveryError                  a producer gave up on messages
     │   ├── GivenUpError               raised by flush and close for unawaited futures
     │   ├── DeliveryTimeoutError, KeyHaltedError    producer.resume(error) resumes the key
@@ -54,7 +54,8 @@ A class stands for one way in which a program can react to an error. If a class 
 `fate` says whether the failed request may have been done. A request that is NOT_DONE may always be
 repeated. One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
 does by (producer id, epoch, sequence). Names of classes may change; a code never does (golden
-test). Source: Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
+test). Modelled on Kafka's Errors table, Maelstrom's definite and indefinite errors, and
+litestream's hints.
 """
 
 from __future__ import annotations

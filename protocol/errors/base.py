@@ -30,7 +30,7 @@ K = TypeVar("K", bound="KeylaneError")
 
 class Detail(Generic[V]):
     """
-    A typed attribute of an error that returns the detail of the same name.
+    A typed attribute of an error, which returns the detail with the same name.
 
     The value is None if the error has no such detail, or if a peer sent a value of another type.
     Text details convert any value to text.

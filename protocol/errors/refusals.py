@@ -15,7 +15,7 @@ class ConfigError(KeylaneError):
     summary = "the settings cannot work"
     hint = "Nothing was started. Fix everything that the message names, then try again."
     problems = Detail(int)
-    """Number of problems."""
+    """The number of problems."""
     path = Detail(str)
     """The settings file that cannot be read."""
     subject = Detail(str)
@@ -103,7 +103,7 @@ class InvalidRequestError(RefusedError):
     """This is 1 if the server does not have the call."""
     kind = Detail(str)
     name = Detail(str)
-    """First 80 characters of the name that was given."""
+    """The first 80 characters of the name that was given."""
     offset = Detail(str)
     origin = Detail(str)
     host = Detail(str)
@@ -111,7 +111,7 @@ class InvalidRequestError(RefusedError):
     problem = Detail(str)
     """The problem that ended a TLS handshake, as worded by OpenSSL."""
     base_offset = Detail(int)
-    """Offset of the first message that was stored under the key."""
+    """The offset of the first message that was stored under the key."""
     next_offset = Detail(int)
     subject = Detail(str)
     group = Detail(str)
@@ -152,7 +152,7 @@ class ConflictError(RefusedError):
     broker_group = Detail(str)
     queues = Detail(int)
     client = Detail(str)
-    """Name of the other consumer."""
+    """The name of the other consumer."""
     group = Detail(str)
     begun = Detail(bool)
     """True if cursors may already be set, so the reset can no longer be canceled."""
@@ -204,7 +204,7 @@ class SubjectDeletedError(RefusedError):
     )
     subject = Detail(str)
     left = Detail(int)
-    """Number of partitions that brokers have not dropped yet."""
+    """The number of partitions that brokers have not dropped yet."""
 
 
 class GroupDeletedError(RefusedError):
@@ -218,7 +218,7 @@ class GroupDeletedError(RefusedError):
     subject = Detail(str)
     group = Detail(str)
     left = Detail(int)
-    """Number of partitions whose brokers have not forgotten the group yet."""
+    """The number of partitions whose brokers have not forgotten the group yet."""
 
 
 class StaleRouteError(RefusedError):
@@ -230,7 +230,7 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """End offset of the partition."""
+    """The end offset of the partition."""
 
 
 class WrongBrokerError(RefusedError):
@@ -356,7 +356,7 @@ class BusyError(RefusedError):
     left_ms = Detail(int)
     """The maximum remaining time of a running reset, in milliseconds."""
     sessions = Detail(int)
-    """Number of live consumers."""
+    """The number of live consumers."""
     partition_id = Detail(int)
     scheduled_id = Detail(str)
 
@@ -386,7 +386,7 @@ class OffsetOutOfRangeError(RefusedError):
     offset = Detail(int)
     """Requested offset."""
     first_offset = Detail(int)
-    """First offset that is still stored."""
+    """The first offset that is still stored."""
     next_offset = Detail(int)
     """The offset that follows the last readable one."""
 
@@ -426,7 +426,7 @@ class UnpackError(CorruptBatchError):
         "OFFSET --live"
     )
     count = Detail(int)
-    """Number of messages in the batch, the first of which is at `offset`."""
+    """The number of messages in the batch, the first of which is at `offset`."""
     size_bytes = Detail(int)
     """Sum of its lengths, in bytes."""
     unpacked_bytes = Detail(int)
@@ -496,7 +496,7 @@ class SchemaError(RefusedError):
 
     table = Detail(str)
     version = Detail(int)
-    """Version of the tables."""
+    """The version of the tables."""
     wanted = Detail(int)
 
 
@@ -524,7 +524,7 @@ class DataLossError(OffsetOutOfRangeError):
     unknown.
     """
     rows = Detail(int)
-    """Number of lost rows; None if it is unknown."""
+    """The number of lost rows; None if it is unknown."""
     stored_before_ms = Detail(int)
     """The time before which all lost rows were stored, in milliseconds since 1970."""
 
@@ -539,15 +539,15 @@ class PublishError(RefusedError):
     or its id is unknown.
     """
     filled_by = Detail(str)
-    """Name of the other job."""
+    """The name of the other job."""
     groups = Detail(str)
     """The names of the groups, separated by commas."""
     group = Detail(str)
     partition_id = Detail(int)
     from_offset = Detail(int)
-    """Offset of the first message that is missing."""
+    """The offset of the first message that is missing."""
     messages = Detail(int)
-    """Number of messages of this partition that are missing."""
+    """The number of messages of this partition that are missing."""
 
 
 class RowsError(RefusedError):
@@ -558,7 +558,7 @@ class RowsError(RefusedError):
     subject = Detail(str)
     """The hidden subject."""
     rows = Detail(int)
-    """Number of rows of this partition that retention has removed."""
+    """The number of rows of this partition that retention has removed."""
     row = Detail(int)
     offset = Detail(int)
     column = Detail(str)

@@ -92,13 +92,13 @@ class GroupPolicy(Struct, frozen=True, kw_only=True):
     on_full: FullPolicy | None = None
     """With PARK, what happens to a key beyond the limit of parked keys."""
     tries_max: TriesMax | None = None
-    """Number of attempts for a message before `on_failure` applies."""
+    """The number of attempts for a message before `on_failure` applies."""
     backoff_first_ms: FirstMs | None = None
     """The pause after the first attempt, in milliseconds. Must be set together with
     `backoff_max_ms`.
     """
     backoff_max_ms: MaxMs | None = None
-    """Longest pause between two attempts, in milliseconds."""
+    """The longest pause between two attempts, in milliseconds."""
 
 
 class OperatorSwitch(enum.StrEnum):

@@ -22,7 +22,7 @@ class CreateToken(Struct, frozen=True, kw_only=True):
 
     principal: str
     label: Label = ""
-    """Description of the token, for display."""
+    """The description of the token, for display."""
     begins_at_ms: Instant = 0
     """The wall-clock time from which the token is valid, in milliseconds since 1970; 0 means
     now.
@@ -42,7 +42,7 @@ class TokenView(Struct, frozen=True, kw_only=True):
     ends_at_ms: int
     revoked_at_ms: int = 0
     state: str
-    """State of the token: valid, revoked, ended, or not yet valid."""
+    """The state of the token: valid, revoked, ended, or not yet valid."""
 
 
 class MadeToken(Struct, frozen=True, kw_only=True):
@@ -125,13 +125,13 @@ class AuditEvent(Struct, frozen=True, kw_only=True):
     """
 
     at_ms: _Number
-    """Time of the server's wall clock, in milliseconds since 1970."""
+    """The time of the server's wall clock, in milliseconds since 1970."""
     who: _Text
     """The principal that acted; "" if it is unknown."""
     remote: _Text
-    """Address of the caller's host."""
+    """The address of the caller's host."""
     did: _Text
-    """Name of the call, with the names of its parameters but not their values."""
+    """The name of the call, with the names of its parameters but not their values."""
     subject: _Text
     group: _Text
     outcome: _Text
@@ -184,7 +184,7 @@ class SetQuota(Struct, frozen=True, kw_only=True):
     each broker.
     """
     subjects: int = 0
-    """Number of subjects that may match the pattern; 0: no limit."""
+    """The number of subjects that may match the pattern; 0 means no limit."""
     scheduled_bytes: int = 0
     """The size of scheduled messages at each broker, in bytes, for all subjects that match the name
     or pattern together; 0 means no limit.

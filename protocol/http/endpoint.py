@@ -38,7 +38,7 @@ class Endpoint(Generic[A_co]):
     means any content.
     """
     response_type: str = "application/json"
-    """Content type of the response."""
+    """The content type of the response."""
     idempotent: bool = False
     """True for a POST that may be retried when its outcome is unknown. A GET may always be
     retried.

@@ -12,9 +12,9 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     address: str
     problem: str = ""
     log_end: int = 0
-    """End of the log in its data folder, in bytes."""
+    """The end of the log in its data folder, in bytes."""
     known_log_end: int = 0
-    """End of the broker group's log in its last accepted report, in bytes."""
+    """The end of the broker group's log in its last accepted report, in bytes."""
     advice: str = ""
     """Advice for an operator."""
 
@@ -67,7 +67,7 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     name: str
     """The name of the cluster; "" if it is not named in any settings."""
     version: str
-    """Lowest version of all members, which determines the formats that are written. It never
+    """The lowest version of all members, which determines the formats that are written. It never
     decreases.
     """
     members: tuple[MemberView, ...]

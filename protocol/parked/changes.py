@@ -52,13 +52,13 @@ PARKED_KEYS_MAX = 10_000
 fetches all of them when it starts.
 """
 PARKED_MESSAGES_MAX = 1_000_000
-"""Maximum number of parked messages of a group on one partition, and of dead letters. Each takes 16
-bytes of the broker's memory.
+"""The maximum number of parked messages of a group on one partition, and of dead letters. Each
+takes 16 bytes of the broker's memory.
 """
 PARKED_ROWS_MAX = 5_000
-"""Maximum number of ranges of offsets in one request or response."""
+"""The maximum number of ranges of offsets in one request or response."""
 EDITS_MAX = 1_000
-"""Maximum number of edited messages of a group on one partition. A child may adopt more."""
+"""The maximum number of edited messages of a group on one partition. A child may adopt more."""
 EDITS_BYTES_MAX = 16 << 20
 """The maximum total size of their values and properties, which the broker keeps in memory, in
 bytes.
@@ -99,7 +99,7 @@ class Failure(Struct, frozen=True, array_like=True):
     """The name of the error's class."""
     text: Annotated[str, Meta(max_length=FAILURE_TEXT_CHARS_MAX)]
     client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
-    """Name of the consumer."""
+    """The name of the consumer."""
     at_ms: int
     """The time by the consumer's wall clock, in milliseconds since 1970."""
     attempts: int
@@ -225,9 +225,11 @@ class FailureMark(Struct, frozen=True, array_like=True):
     start: int
     end: int
     since_ms: int
-    """Time at which they were parked, by the broker's wall clock, in milliseconds since 1970."""
+    """The time at which they were parked, by the broker's wall clock, in milliseconds since
+    1970.
+    """
     at_ms: int
-    """Time of the last failure, by the consumer's wall clock, in milliseconds since 1970."""
+    """The time of the last failure, by the consumer's wall clock, in milliseconds since 1970."""
     fault: int
     """The index of their failure in `faults`; -1 if unknown."""
     next_ms: int = 0

@@ -140,12 +140,12 @@ class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     clock, in milliseconds since 1970.
     """
     attempts: int
-    """Number of failed attempts, including those of earlier owners."""
+    """The number of failed attempts, including those of earlier owners."""
     kind: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
     """The class name of its last error, or RUNNING if it hangs."""
     text: Annotated[str, Meta(max_length=FAILURE_TEXT_CHARS_MAX)]
     client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
-    """Name of the consumer."""
+    """The name of the consumer."""
     at_ms: int
     """The time of the last failure, or of the last check that found it hanging. Same unit as
     `since_ms`.

@@ -38,7 +38,7 @@ class HoldView(Struct, frozen=True, kw_only=True):
 
     job: str
     from_offset: int
-    """Offset of the first protected message."""
+    """The offset of the first protected message."""
     ttl_ms: int
     left_ms: int
     """The time until it expires unless it is renewed, in milliseconds."""

@@ -60,7 +60,7 @@ class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str = ""
     """The code of the earlier run that produced it; "" stands for the code of the manifest."""
     parked: Count = 0
-    """Number of messages without a row, because the function failed for them."""
+    """The number of messages without a row, because the function failed for them."""
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     output: SubjectOutput | UnsetType = UNSET
     """The output subject; unset if the output consists of Parquet files."""
     earlier_codes: tuple[str, ...] | UnsetType = UNSET
-    """Codes of earlier runs, whose pieces remain valid."""
+    """The codes of earlier runs, whose pieces remain valid."""
 
     @property
     def mark(self) -> str:
@@ -121,7 +121,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parked(self) -> int:
-        """Number of messages without a row, in all pieces."""
+        """The number of messages without a row, in all pieces."""
         return sum(piece.parked for piece in self.pieces)
 
     @property
