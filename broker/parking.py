@@ -135,6 +135,7 @@ class Parking:
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     async def _handle_change(self, request: ChangeParked, payload: memoryview) -> Handled:
+        """Apply changes that an owner has made to its group's parked messages, durably."""
         partition, group = check_owner(self._store.state, request, self._clock.boot_ms())
         try:
             changes = decode_changes(payload)
@@ -161,6 +162,9 @@ class Parking:
         )
 
     async def _handle_list(self, request: ListParked, _payload: memoryview) -> Handled:
+        """Return a page of the parked keys to the owner. In a shared group, only one session sees
+        keys as being redriven.
+        """
         _, group = check_owner(self._store.state, request, self._clock.boot_ms())
         if request.first < 0:
             raise InvalidRequestError(f"first must not be negative: {request.first}")
@@ -208,6 +212,9 @@ class Parking:
         return ParkedRows(tuple(page.rows), page.messages, tuple(page.edited)), b""
 
     async def _handle_take(self, request: TakeParked, _payload: memoryview) -> Handled:
+        """Freeze the parked messages of a drained parent, and return a page of them to a child's
+        owner, which adopts them.
+        """
         partition = self._store.state.partition(request.partition_id)
         partition.check_fences_known()
         group = partition.groups.get(request.group)
@@ -341,6 +348,7 @@ class Parking:
         return build_parked_list(parked, group.name, 0, 0)
 
     async def _handle_edit(self, request: EditParked, payload: memoryview) -> Handled:
+        """Replace the value of a parked message on behalf of an operator, durably."""
         partition, group = self._find_group(request.partition_id, request.group)
         value, at_ms = bytes(payload), self._clock.wall_ms()
         try:

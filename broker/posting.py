@@ -300,6 +300,9 @@ class MessagePosting:
         *,
         sequence: int = 0,
     ) -> list[KeylaneError]:
+        """Send the batches of all partitions concurrently, and return the errors of those that
+        failed.
+        """
         results = await asyncio.gather(
             *(
                 self._append(post, partition, indices, sequence)

@@ -98,6 +98,7 @@ class MessageReading:
         return await self._read_with_route(newer_route, request)
 
     async def _read_with_route(self, route: Route, request: _ReadRequest) -> MessagePage:
+        """Read a page, using this route to find the partition."""
         partition, offset = _locate(route, request)
         logic_start = partition.logic_start if request.queue is not None else 0
         physical = offset if offset == FIRST else offset - logic_start
@@ -176,6 +177,7 @@ def _locate(route: Route, request: _ReadRequest) -> tuple[Partition, int]:
 
 
 def _locate_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
+    """Return the partition of a queue that contains a logic offset, and the offset."""
     if not route.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=route.subject)
     chain = _chain(route, queue)

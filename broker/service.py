@@ -202,6 +202,7 @@ class BrokerService:
         )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
+        """Raise the fence of a group to the caller's token, durably, and grant the pull lock."""
         check_session(request.session)
         is_shared = isinstance(request, AcquireShared)
         token, session = request.token, SHARED if is_shared else request.session
@@ -272,6 +273,7 @@ class BrokerService:
         return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
+        """Hand out free messages of a shared group, after waiting for some if necessary."""
         partition, group = self._check_owner(request)
         bytes_max = check_shared(request)
         session = request.session
@@ -449,6 +451,7 @@ class BrokerService:
         return check_owner(self._store.state, request, self._clock.boot_ms())
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
+        """Release the pull lock or, in a shared group, the messages in flight to the session."""
         partition, group = self._check_owner(request)
         if group.lock.is_shared:
             group.current_in_flight().release_session(request.session)

@@ -38,7 +38,7 @@ class OrderStrategy(enum.StrEnum):
     How producers treat keyed messages while their partition does not respond. This is a setting of
     the subject.
 
-    STRICT, the default, waits. BEST_TRIED sends them to another partition after some seconds, and
+    STRICT, the default, waits. BEST_TRIED sends them to another partition after a few seconds, and
     marks their receipts as reordered. Messages without a key have no order: under both strategies
     they go to a partition that responds.
     """

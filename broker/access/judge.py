@@ -5,7 +5,7 @@ capability.
 
 If the key is unknown, a metaserver is asked once: it may have started to sign with that key since
 it last sent news. A broker that cannot reach a metaserver keeps using the news it has, because
-capabilities expire by themselves. Meanwhile operators can use the tokens from the servers'
+capabilities expire by themselves. In the meantime, operators can use the tokens from the servers'
 settings: the broker knows its own token, and the hashes of the others.
 """
 

@@ -106,8 +106,8 @@ def decide_append(
     Decide whether a batch is stored.
 
     Args:
-        is_clashed: two clients have used the producer's current epoch (SequenceReusedError), so
-            nothing more is stored in this epoch.
+        is_clashed: True if two clients have used the producer's current epoch
+            (SequenceReusedError), so nothing more is stored in this epoch.
 
     Returns:
         None if the batch must be stored, Duplicate if it is already stored.

@@ -121,6 +121,7 @@ class _Page:
 def _build_pages(
     parked: Parked, predicate: Callable[[ParkKey], bool], first: int
 ) -> Iterator[tuple[list[AdoptedKey], int | None]]:
+    """Yield the pages of `build_adoption_page`, each with the first row of the next page."""
     page, row = _Page(), 0
     keys = [(key, parked_key) for key, parked_key in parked.items() if predicate(key)]
     for count_parts, build_part in (
@@ -160,6 +161,7 @@ def _adopted_key(
     faults: tuple[Fault, ...] = (),
     marks: tuple[FailureMark, ...] = (),
 ) -> AdoptedKey:
+    """Return a key with the given rows, edits and marks, for adoption by a child."""
     parked_key = parked.get(key)
     assert parked_key is not None
     return AdoptedKey(
@@ -303,8 +305,9 @@ def build_parked_list(
     Return up to `count` keys, beginning with row `first`, limited by PARKED_PAGE_BYTES.
 
     Args:
-        retrying: include the messages that wait for a retry, grouped by their number of tries.
-        next_tries: include the retry times, which are valid only while there is an owner.
+        retrying: True to include the messages that wait for a retry, grouped by their number of
+            tries.
+        next_tries: True to include the retry times, which are valid only while there is an owner.
     """
     views: list[ParkedView] = []
     size_bytes, has_more = 0, False
@@ -358,7 +361,7 @@ def list_offsets_with_failures(
     Args:
         after: the source and offset of the first message that may be returned.
         count: the maximum number of ranges; the page also ends at PARKED_PAGE_BYTES.
-        next_tries: include the retry times, which are valid only while there is an owner.
+        next_tries: True to include the retry times, which are valid only while there is an owner.
     """
     parked_key = parked.get(key)
     if parked_key is None:

@@ -296,7 +296,7 @@ def decode_mark(
 
     Args:
         fault_numbers: the numbers of the faults that were sent with the key.
-        keeps_tries: keep the retry time, because the owner is still the same.
+        keeps_tries: True to keep the retry time, because the owner is still the same.
     """
     index = encoded.fault
     fault = fault_numbers[index] if 0 <= index < len(fault_numbers) else UNKNOWN_FAULT

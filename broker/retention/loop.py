@@ -60,7 +60,7 @@ from .policy import (
 log = logging.getLogger("keylane.broker")
 
 _REFUSED, _REMOVED_EARLY = "full", "early"
-"""Keys for log_filter events: messages are refused, and messages are removed early."""
+"""The keys under which `LogFilter` counts refused messages and early removals."""
 CHECK_MS = 10_000
 """The interval between two checks, in milliseconds, as in RocketMQ."""
 SLICE = 500

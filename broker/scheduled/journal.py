@@ -76,8 +76,8 @@ class ScheduledJournal:
         Open the journal, and call `on_frame` with every frame, the oldest first.
 
         Args:
-            must_cut: truncate an unfinished write, and make the last frame durable. If False,
-                nothing is changed.
+            must_cut: True to truncate an unfinished write, and to make the last frame durable. If
+                False, nothing is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -111,6 +111,9 @@ class ScheduledJournal:
         is_last: bool,
         must_cut: bool,
     ) -> None:
+        """Read a segment, and pass its frames to `on_frame`. An unfinished write is truncated if
+        `must_cut` is true.
+        """
         path = segment_path(segment)
         size = self._files.size(path) or 0
         data = self._files.pread(path, 0, size)
@@ -338,6 +341,7 @@ class JournalWriter:
         return done
 
     async def _write(self) -> None:
+        """Write the queued records, a frame at a time, until the queue is empty."""
         while self._queue:
             batch: list[_PendingWrite] = []
             size_bytes = 0

@@ -9,7 +9,7 @@ written. Pure.
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
     segment, position: the position of the frame, so that a copy in another place is not valid
     the last byte of the magic is the format: 2 if the frame has a ScheduledForSubject or a
-    DroppedMessages, else 1
+    DroppedMessages, otherwise 1
 
 A frame is written and synced as a whole, so its records become durable together or not at all.
 """

@@ -289,6 +289,9 @@ class ScheduleIndex:
         return batches
 
     def _next_batch(self, ready: deque[bytes], now_ms: int) -> list[ScheduledEntry]:
+        """Take the next batch from a subject's due messages. Those that are no longer due wait
+        again.
+        """
         batch: list[ScheduledEntry] = []
         size = 0
         while ready and len(batch) < DELIVERY_COUNT_MAX:

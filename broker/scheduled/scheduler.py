@@ -280,6 +280,7 @@ class Scheduler:
         )
 
     async def _add_writing(self, messages: Sequence[ScheduledMessageRecord]) -> None:
+        """Write new messages to the journal, counting them as pending until they are durable."""
         size = sum(message.size for message in messages)
         subject, shares = messages[0].subject, self._pending_amounts
 

@@ -258,6 +258,7 @@ class Store:
         return base_offset, False
 
     def _on_stored(self, partition: HostedPartition, entry: Entry) -> None:
+        """Make a stored batch readable, and wake the calls that wait for it."""
         next_offset = entry.base_offset + entry.count
         partition.readable_offset = next_offset
         self.traffic.count_stored(

@@ -57,8 +57,8 @@ class TailCache:
 
     def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """
-        Return consecutive batches, beginning with the one whose base offset is `offset`: at least
-        one, and at most `bytes_max` bytes.
+        Return consecutive batches, beginning with the one whose base offset is `offset`: up to
+        `bytes_max` bytes, but at least one batch.
 
         Returns:
             Their headers and bodies in order, and the offset that follows their last message; or an

@@ -15,7 +15,7 @@ from ..errors import InvalidRequestError
 from .rights import matches
 
 BYTES_PER_S_MIN: Final = 256 << 10
-"""The minimum rate, at which even the largest message takes only some seconds."""
+"""The minimum rate, at which even the largest message takes only a few seconds."""
 MAX: Final = 1 << 40
 EVERYBODY: Final = "*"
 """The principal whose quota applies to every principal that has no quota of its own."""

@@ -29,7 +29,7 @@ A class stands for one way in which a program can react to an error. If a class 
     │   ├── CorruptBatchError, FrameError
     │   │   └── UnpackError            a batch was packed wrongly
     │   ├── CodecError
-    │   ├── FolderRefusedError         a broker must not use this data folder any more
+    │   ├── FolderRefusedError         a broker must no longer use this data folder
     │   └── PublishError, RowsError, JobError             hidden subjects, writes and jobs of Spark
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done

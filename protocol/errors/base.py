@@ -159,6 +159,7 @@ def _rebuild(
     fate: Fate,
     hint: str,
 ) -> K:
+    """Recreate an error with its own fate and hint. Used by copies and pickles."""
     error = create_error(kind, reason, message, details)
     if error.fate is not fate:
         error.fate = fate

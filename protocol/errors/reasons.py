@@ -1233,7 +1233,7 @@ class Reason(enum.Enum):
             "a new checkpointLocation."
         ),
     )
-    """A task of a write was run twice, and produced different rows the second time. Nothing of the
+    """A task of a write was run twice, and produced different rows the second time. No part of the
     job is published.
     """
     ROW_ORDER = (
@@ -1257,7 +1257,7 @@ class Reason(enum.Enum):
             "text) and timestamp."
         ),
     )
-    """Columns or values cannot be sent. Nothing of the job is published."""
+    """Columns or values cannot be sent. No part of the job is published."""
     ROWS_REMOVED = (
         1319,
         "RowsError",
@@ -1268,7 +1268,7 @@ class Reason(enum.Enum):
             "then write the rows again."
         ),
     )
-    """Retention has removed rows of a hidden subject before they were published. Nothing of the job
+    """Retention has removed rows of a hidden subject before they were published. No part of the job
     is published.
     """
     # JobError

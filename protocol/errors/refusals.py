@@ -551,7 +551,7 @@ class PublishError(RefusedError):
 
 
 class RowsError(RefusedError):
-    """The rows that Spark writes cannot be stored in order. Nothing of the job is published."""
+    """The rows that Spark writes cannot be stored in order. No part of the job is published."""
 
     task = Detail(int)
     partition_id = Detail(int)

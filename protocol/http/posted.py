@@ -111,6 +111,7 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
 
 
 def _requested_key(params: Mapping[str, str]) -> bytes | None:
+    """Return the order key that a request gives in its query or a header, or None."""
     given_names = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
     if len(given_names) > 1:
         raise InvalidRequestError(f"the key is given more than once: {', '.join(given_names)}")

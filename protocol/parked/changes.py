@@ -14,7 +14,7 @@ record.
 Words
     key         an order key; b"": messages without one; None: dead letters, of any key; a number:
                 messages that wait for retry
-    loose       messages under any other key than an order key: they are independent of each other
+    loose       messages under a key that is not an order key: they are independent of each other
     dead key    a key that exceeded the limit of parked keys: it is kept with all its messages, in
                 their order, as dead letters
     for retry   messages of any key that failed that number of times, and are retried when due; a

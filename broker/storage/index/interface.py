@@ -83,8 +83,8 @@ class ConsumeQueues(Protocol):
         Return the units of contiguous batches, beginning with the one that contains `offset`, or an
         empty list if there is none.
 
-        All batches begin before offset `end`. At least one is returned, and at most `bytes_max`
-        bytes or FIND_UNITS_MAX batches.
+        All batches begin before offset `end`. They cover up to `bytes_max` bytes or FIND_UNITS_MAX
+        batches, but at least one batch.
         """
         ...
 

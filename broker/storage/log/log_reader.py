@@ -98,7 +98,7 @@ class BatchReader:
 
     def read(self, partition_id: int, offset: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         """
-        Read at least one batch, and at most `bytes_max` bytes.
+        Read up to `bytes_max` bytes of batches, but at least one batch.
 
         The first batch contains the message at `offset`; the last begins before offset `end`.
 
