@@ -13,7 +13,7 @@ from ..protocol.errors import WrongBrokerError
 
 
 class FolderOwnership(Protocol):
-    """What a `Registration` knows about the data folder: whether the metaservers accept it."""
+    """Says whether the metaservers accept the data folder. Implemented by `Registration`."""
 
     @property
     def set_aside(self) -> str:

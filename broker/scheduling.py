@@ -91,7 +91,7 @@ class Scheduling:
         """
         Args:
             random_bits: returns a random number with the given number of bits, for ids.
-            check_writable: raises BrokerReadOnlyError while the broker accepts no messages.
+            check_writable: raises BrokerReadOnlyError while the broker does not accept messages.
         """
         self._scheduler = scheduler
         self._peers = peers

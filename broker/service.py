@@ -118,7 +118,7 @@ class BrokerService:
         }
 
     def register_handler(self, kind: type[Request], handler: FrameHandler) -> None:
-        """Register a handler for the requests of this type, which another object answers."""
+        """Register another object's handler for requests of this type."""
         self._handlers[kind] = handler
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:

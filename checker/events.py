@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    The outcome of a message as its producer knows it:
+    The outcome of a message, as known to its producer:
 
         stored      it is in the log
         not done    it is not in the log

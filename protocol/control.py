@@ -171,7 +171,7 @@ class AcceptFolder(Struct, frozen=True, kw_only=True):
 
     address: ShortText = ""
     dry_run: bool = False
-    """Return the folder that would be accepted, without changing anything."""
+    """True to return the folder that would be accepted, without changing anything."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
@@ -487,8 +487,8 @@ class DeleteGroup(Struct, frozen=True, kw_only=True):
     """Delete a consumer group. Repeating the call returns the progress of the deletion."""
 
     force: bool = False
-    """Delete the group even if it has live consumers. Their sessions end, and their tokens are
-    refused.
+    """True to delete the group even if it has live consumers. Their sessions end, and their tokens
+    are refused.
     """
     group_id: Count = 0
     """The group id from an earlier response, which protects a later group with the same name; 0
@@ -516,7 +516,7 @@ class DeleteSubject(Struct, frozen=True, kw_only=True):
     """
 
     force: bool = False
-    """Delete the subject even if it has live consumers. Their sessions end."""
+    """True to delete the subject even if it has live consumers. Their sessions end."""
     subject_id: Count = 0
     """The subject id from an earlier response, which protects a later subject with the same name; 0
     means the current subject with this name.

@@ -70,11 +70,11 @@ class CapabilityJudge:
     Verifies callers' capabilities and tokens.
 
     Args:
-        ask_news: requests the access news from a metaserver.
+        fetch_news: requests the access news from a metaserver.
         own_token: returns the broker's own token; None if it has none.
         operators: the operators that were saved before the last shutdown; see
             `AccessNews.operators`.
-        keep: saves changed operators for the next start.
+        save_operators: saves changed operators for the next start.
     """
 
     def __init__(

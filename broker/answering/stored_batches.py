@@ -34,7 +34,7 @@ def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
 def batches_up_to(
     partition: HostedPartition, end: int, parked_version: int = 0, *, more: bool = False
 ) -> Batches:
-    """Return the reply to a pull or read that received the messages before offset `end`; `more`
+    """Build the reply to a pull or read that receives the messages before offset `end`. `more`
     means that another reply follows.
     """
     return Batches(

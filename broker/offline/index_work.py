@@ -129,8 +129,8 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files, on_position: OnPosition = _ignore) -> list[IndexReport]:
-    """Compare each index with the log, and the indexes with each other. Problems are in the
-    reports.
+    """Compare each index with the log, and the indexes with each other. The reports list the
+    problems.
     """
     reports = []
     with ExitStack() as stack:

@@ -155,7 +155,8 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Call `visit` with the records, and `on_hole` with the holes, of a locked folder's log, in order.
+    Read the log of a locked folder in order, calling `visit` with its records and `hole` with its
+    holes.
 
     The walk begins with the segment that contains position `start`.
 

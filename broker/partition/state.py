@@ -46,7 +46,7 @@ class BrokerState:
         self.problems: list[str] = []
         """Descriptions of damage, the newest last."""
         self.repaired_by_restart: set[str] = set()
-        """The problems that the next start repairs. Snapshots omit them."""
+        """The problems that will be repaired at the next start. Snapshots omit them."""
         self.retained = 0
         """The start of the log for which the first offsets are valid. If the log begins later, they
         are raised when the broker starts.

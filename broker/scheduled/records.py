@@ -124,7 +124,9 @@ Record = (
 
 
 def record_bytes(record: Record) -> int:
-    """Return the maximum or approximate size of a record in the journal, in bytes."""
+    """Return the size of a record in the journal, in bytes: either the maximum or an
+    approximation.
+    """
     if isinstance(record, ScheduledMessageRecord):
         return record.size
     if isinstance(record, Canceled):

@@ -252,7 +252,7 @@ class Scheduler:
 
     def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
-        Check that new messages of one subject exceed no limit.
+        Check that new messages of one subject do not exceed any limit.
 
         Raises:
             OverloadedError: the broker is full, or the subject has used its share.

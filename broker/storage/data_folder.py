@@ -149,7 +149,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
-    Give a new opening of a locked and claimed data folder a name, durably.
+    Begin a new opening of a locked and claimed data folder, whose name is stored durably.
 
     If the disk rejects writes, return the previous opening: the broker can still serve reads.
     """

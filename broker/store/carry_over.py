@@ -114,8 +114,8 @@ class CarryOver:
         return removed_count
 
     async def remove_oldest_segment(self) -> int:
-        """Call `rewrite_described` and `remove_segments` for the oldest segment. Return the log's
-        new first position.
+        """Rewrite the partitions that are described by the oldest segment, then remove the segment.
+        Return the log's new first position.
         """
         next_base = self._log.bases[1]
         await self.rewrite_described(next_base)

@@ -216,7 +216,7 @@ class StorageError(KeylaneError):
 
 
 class CorruptLogError(StorageError):
-    """The log is damaged, not just by an incomplete write at its end."""
+    """The log is damaged, and not only by an incomplete write at its end."""
 
     code = 1301
     retry = RetryRule.NEVER

@@ -1177,7 +1177,9 @@ class Reason(enum.Enum):
             "(Admin.publish_subject, starts), or delete it."
         ),
     )
-    """A subject is replaced, and the request does not state where its consumer groups continue."""
+    """A subject is to be replaced, but the request does not state where its consumer groups
+    continue.
+    """
     COMMIT_UNKNOWN = (
         1317,
         "PublishError",

@@ -73,7 +73,7 @@ class RefusedError(KeylaneError):
 
 
 class UsageError(RefusedError):
-    """A client is used where it is not open, or in two ways that exclude each other."""
+    """A client is used where it is not open, or in two mutually exclusive ways."""
 
     unacked = Detail(int)
     """The number of unacked messages of the other task; None if that task is waiting for a
@@ -92,7 +92,7 @@ class MessageTooLargeError(RefusedError):
 
 
 class InvalidRequestError(RefusedError):
-    """A request is invalid in every state of the system."""
+    """A request is invalid, regardless of the state of the system."""
 
     code = 1104
     summary = "the request makes no sense"

@@ -127,7 +127,7 @@ class SetGroup(Struct, frozen=True, kw_only=True):
     backoff_first_ms: FirstMs | None = None
     backoff_max_ms: MaxMs | None = None
     forget: bool = False
-    """Clear the stored policy before setting the fields."""
+    """True to clear the stored policy before setting the fields."""
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ from ....protocol.record import Header
 
 
 class LostRecord(NamedTuple):
-    """What is known about a lost record: its header, and its body if the trail has it."""
+    """A record as known from the trail or from its own header: the header, and the body if the
+    trail has it.
+    """
 
     header: Header
     body: bytes | None
