@@ -17,10 +17,10 @@
     stamps.
 
 Invariants
-    Reading a record returns it as it was written, or Short (the write was cut off), or Wrong (the
-    bytes are damaged).
-    Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers
-    the body.
+    Reading a record returns it as it was written, or IncompleteRecord (the write was cut off), or
+    InvalidRecord (the bytes are damaged).
+    Every bit is covered by a checksum: header_crc covers the header and body_crc, and body_crc
+    covers the body.
     body_crc is the producer's and never changes: the broker stamps only the header.
 
 With two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch. Kafka

@@ -13,7 +13,7 @@ class AwaitedCall:
     """
     A `PromptCall` with a single reply, which a task awaits.
 
-    Stored messages are read by `handle`, in the awaiting task, because only a task can wait for
+    Reading messages is left to `handle`, in the awaiting task, because only a task can wait for
     room.
 
     Args:

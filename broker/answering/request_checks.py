@@ -48,7 +48,7 @@ def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
 
 def check_begun(request: Ack, partition: HostedPartition) -> None:
     """
-    Check the messages of an ack whose handling has begun.
+    Check the messages whose handling is about to begin once an ack is durable.
 
     Raises:
         InvalidRequestError: one of them is not stored, or its number of crashes is invalid.

@@ -76,7 +76,7 @@ def decide_park_changes(
         acked: the progress of the group.
         next_offset: the offset that follows the last message that may be parked.
         token: the group's fence. Messages that an earlier owner was handling do not count as being
-            handled..
+            handled.
 
     Raises:
         StaleRouteError: the children have adopted these messages.

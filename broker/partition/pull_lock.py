@@ -37,7 +37,7 @@ SHARED = "*"
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """Return the session with which an operator's reset presents its token."""
+    """Return the session that an operator's reset uses with its token."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 

@@ -313,8 +313,8 @@ class Scheduler:
         Raises:
             NotFoundError: the message is unknown, or no longer known.
             BusyError: its delivery did not end within `DELIVERY_S`.
-            BrokerReadOnlyError, CorruptLogError: it is not canceled.
-            StorageError: the fate says whether it is canceled.
+            BrokerReadOnlyError, CorruptLogError: the message was not canceled.
+            StorageError: the fate says whether the message was canceled.
         """
         self._writer.check()
         if (write := self._pending_messages.get(scheduled_id)) is not None:

@@ -98,7 +98,7 @@ def codes() -> dict[int, str]:
 
 
 def wire_text(text: str) -> str:
-    """Make `text` decodable by every peer: truncate it to TEXT_CHARS_MAX characters, and remove
+    """Make `text` decodable by every peer: truncate it to TEXT_CHARS_MAX characters, and replace
     lone surrogates.
     """
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()

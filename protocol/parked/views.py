@@ -118,8 +118,8 @@ def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
 KEY_DIGEST_CHARS_MAX = 64
 
 HANGS_MS = 10_000
-"""The time in milliseconds after which a handler that has not returned, or a program that has not
-acked a message, counts as hanging.
+"""The time after which a handler that has not returned, or a program that has not acked a message,
+counts as hanging, in milliseconds.
 """
 RUNNING = "running"
 """The `FailingMessage.kind` of a hanging message: the handler has not returned, or the program has

@@ -1,14 +1,14 @@
 """Finds the partitions whose rows have replaced messages, and the partitions that a backfill makes
 redundant. Pure.
 
-P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
-                                                                     H between P and C
+    P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
+                                                                         H between P and C
 
-backfill of P up to its end      ─▶ all rows of H are made from messages that it contains:
-                                    live reading continues after them
-backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset
-                                    separates them
-backfill without a message of P  ─▶ H is read from its first row
+    backfill of P up to its end      ─▶ all rows of H are made from messages that it contains:
+                                        live reading continues after them
+    backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset
+                                        separates them
+    backfill without a message of P  ─▶ H is read from its first row
 """
 
 from __future__ import annotations
