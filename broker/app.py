@@ -81,7 +81,7 @@ POLL_S = 0.01
 
 async def wait_for_predecessor(settings: BrokerSettings) -> None:
     """
-    Wait at most `takeover_ms` until no other process uses the data folder and the port.
+    Wait until no other process uses the data folder and the port, for at most `takeover_ms`.
 
     This reserves neither: the first process to take them wins, and any other is refused.
 
@@ -89,7 +89,7 @@ async def wait_for_predecessor(settings: BrokerSettings) -> None:
         AddressError: the broker can never listen on this address.
     """
     is_logged = False
-    with suppress(TimeoutError):  # starting then fails with the precise error
+    with suppress(TimeoutError):  # the start then fails with the precise error
         async with asyncio.timeout(settings.takeover_ms / 1000):
             while is_locked(str(settings.data)) or not _is_free(settings):
                 if not is_logged and settings.takeover_ms:
@@ -109,8 +109,8 @@ def _is_free(settings: BrokerSettings) -> bool:
 
 
 SWITCH_S = 0.0005
-"""The interpreter's thread switch interval in seconds: how long a thread whose disk operation has
-ended waits for a busy event loop. With Python's default of 5 ms the disk would idle.
+"""The interpreter's thread switch interval in seconds: how long a thread that has finished a disk
+operation waits for a busy event loop. With Python's default of 5 ms the disk would idle.
 """
 GC_THRESHOLDS = (10_000, 4, 200)
 """The thresholds of the garbage collector. Messages create no reference cycles, so it rarely needs
@@ -126,7 +126,7 @@ class RunningBroker:
     identity: FolderIdentity
     store: Store
     adopt: Callable[[BrokerSettings], None]
-    """Applies the settings that may change in a running broker: `settings.RELOADED`."""
+    """Applies those settings that may change while the broker runs: `settings.RELOADED`."""
 
 
 class _Folder(NamedTuple):
@@ -139,7 +139,7 @@ class _Folder(NamedTuple):
 
 
 class Pools(NamedTuple):
-    """Run blocking calls of the store and of the scheduled messages in threads."""
+    """Runs blocking calls of the store and of the scheduled messages in threads."""
 
     commit: RunBlocking
     read: RunBlocking
@@ -167,8 +167,8 @@ async def running_broker(
     rng: random.Random | None = None,
 ) -> AsyncIterator[RunningBroker]:
     """
-    Recover the store, listen, and report to the metaserver; stop in reverse order at the end of the
-    block.
+    Recover the store, listen, and report to the metaserver. At the end of the block, stop in
+    reverse order.
 
     The metaserver need not be reachable. A caller that passes a `network` must close it.
 
@@ -253,10 +253,10 @@ async def serving_broker(
     Run a broker like `running_broker`, but with the given files, threads and network.
 
     Args:
-        rng: draws the broker's id and the backoff pauses.
+        rng: draws the broker's id and the backoff delays.
         naming_rng: draws the name of this opening and the ids of scheduled messages; no two
             openings may draw the same values.
-        on_claimed: called once the folder is locked and known to belong to this broker, before
+        on_claimed: called once the folder is locked and is known to belong to this broker, before
             the store is read.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -400,7 +400,7 @@ def _open_guard(
     if not settings.is_guarded:
         return None
     from .access.audit_sender import AuditSender
-    from .access.broker_guard import BrokerGuard  # only a guarded broker needs its library
+    from .access.broker_guard import BrokerGuard  # only a guarded broker needs this library
     from .access.judge import CapabilityJudge
 
     judge = CapabilityJudge(
@@ -435,7 +435,7 @@ def _create_scheduling(
     clock: Clock,
     random_bits: DrawBits,
 ) -> Scheduling:
-    """Create the handler of scheduled messages, and register it for their frames at `service`."""
+    """Create the handler of scheduled messages, and register it at `service` for its frames."""
     scheduling = Scheduling(
         opened.scheduler,
         peers,
@@ -503,7 +503,7 @@ def _build_report(
     untold: tuple[int, ...],
     is_accepted: bool,
 ) -> BrokerHeartbeat:
-    """Return the broker's report. Omit earlier openings if the last report was accepted."""
+    """Build the broker's report. Earlier openings are omitted if the last report was accepted."""
     identity, store, opening, _ = opened
     reason = store.commit.refusal_reason
     return BrokerHeartbeat(
@@ -526,7 +526,7 @@ def _build_report(
 def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served_network: ServedNetwork
 ) -> Network:
-    """Return a network that sends the broker's token. The stack closes it."""
+    """Return a network that sends the broker's token. It is closed by the stack."""
     token = TokenFile(settings.token_file) if settings.token_file else None
     network = served_network.outgoing(token)
     stack.push_async_callback(network.close)
@@ -559,8 +559,8 @@ def _create_pools(
 def _thread_pool(
     stack: contextlib.AsyncExitStack, threads: int, name: str
 ) -> Callable[..., Awaitable[Any]]:
-    """Return a function that runs other functions in a new pool of `threads` threads. The stack
-    shuts the pool down.
+    """Return a function that runs other functions in a new pool of `threads` threads. The pool is
+    shut down by the stack.
     """
     pool = ThreadPoolExecutor(threads, name)
     stack.callback(pool.shutdown)
@@ -592,10 +592,11 @@ async def run_broker(
     on_running: Callable[[RunningBroker], None] = lambda _broker: None,
 ) -> None:
     """
-    Serve until `stop` is set. Tunes the whole process, so it must not have other work.
+    Serve until `stop` is set. Tunes the whole process, which must not do any other work.
 
     Args:
-        ready: called with the address once the broker listens; it may not be registered yet.
+        ready: called with the address once the broker listens. It may not be registered yet at that
+            time.
         on_running: called with the broker before `ready` is called.
     """
     async with running_broker(settings) as broker:

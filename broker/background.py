@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 LIVE_MS = 100
-"""How long the reads of jobs are throttled after a request of a live client, in milliseconds."""
+"""How long the reads of jobs are throttled after a request from a live client, in milliseconds."""
 LIVE_BYTES_PER_SECOND = 64 << 20
 LIVE_ANSWER_BYTES = 256 << 10
 WAIT_MS_MAX = 1_000
@@ -25,7 +25,7 @@ class BackgroundBudget:
 
     def __init__(self) -> None:
         self.last_live_at_ms = -1 - LIVE_MS
-        """When the last request of a live client arrived, in milliseconds of the boot clock."""
+        """When the last request from a live client arrived, in milliseconds since boot."""
         self._next_read_at_ms = 0.0
 
     def wait_ms(self, now_ms: int) -> float:
@@ -35,7 +35,7 @@ class BackgroundBudget:
         return min(max(0.0, self._next_read_at_ms - now_ms), WAIT_MS_MAX)
 
     def reserve(self, wanted_bytes: int, now_ms: int) -> int:
-        """Reserve bandwidth for an answer, and return the number of bytes that it may have."""
+        """Reserve bandwidth for an answer, and return the maximum size of the answer in bytes."""
         if now_ms > self.last_live_at_ms + LIVE_MS:
             return wanted_bytes
         bytes_max = min(wanted_bytes, LIVE_ANSWER_BYTES)

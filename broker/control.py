@@ -1,7 +1,7 @@
-"""Answers control calls to a broker: host, describe and seal partitions, set cursors, and others.
+"""Answers control calls to a broker: host, describe and seal partitions, set cursors, and so on.
 
-Also finds the bounds of partitions, from which jobs plan their reads: the first and the end offset,
-and the offsets of times and of consumer groups.
+Also finds the bounds of partitions, which jobs use to plan their reads: the first offset and the
+end offset, and the offsets that correspond to given times and consumer groups.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ from .store.group_changes import drop_partition, forget_group, register_groups_a
 from .store.store import DURABLE, Store
 
 SEARCHES_MAX = 5
-"""How often the search for a future time is repeated when messages are stored during it."""
+"""How often the search for a time in the future is repeated because messages are stored in the
+meantime.
+"""
 
 
 async def bounds_of(
@@ -65,12 +67,12 @@ async def bounds_of(
     """
     Return the bounds of a partition.
 
-    The times are looked up first. Messages stored meanwhile only widen the bounds, so every offset
-    found lies within them.
+    The times are looked up first. Messages that are stored in the meantime can only widen the
+    bounds, so they contain every offset that was found.
 
     Args:
-        removed_from_ms: returns the time from which retention may remove a message that was stored
-            at a given time.
+        removed_from_ms: takes the time at which a message was stored, and returns the time from
+            which retention may remove it.
 
     Raises:
         CorruptLogError: the index of the partition is damaged.
@@ -96,11 +98,11 @@ async def bounds_of(
 
 async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int:
     """
-    Return the offset of the first message at this time or later, or the end offset if there is
-    none.
+    Return the offset of the first message stored at this time or later, or the end offset if there
+    is none.
 
-    Messages that are stored during the search may be earlier or later than `at_ms`, so the search
-    is then repeated.
+    If messages are stored during the search, it is repeated, because their times may be before or
+    after `at_ms`.
     """
     for _ in range(SEARCHES_MAX):
         end = partition.readable_offset
@@ -113,14 +115,16 @@ async def _first_at(store: Store, partition: HostedPartition, at_ms: int) -> int
 
 
 LISTED_MAX = 500
-"""The number of partitions in an answer. More would block the event loop for too long."""
+"""The maximum number of partitions in an answer. More would block the event loop for too long."""
 GROUPS_LISTED_MAX = 2_000
-"""The number of consumer groups after which an answer ends, for the same reason."""
+"""The number of consumer groups after which no further partition is added to an answer, for the
+same reason.
+"""
 
 
 class BrokerControl:
-    """Answers control calls from a store. `registration`, `retention` and `refusal` return the
-    current problem, or "".
+    """Answers control calls from a store's state. `registration`, `retention` and `refusal` return
+    the current problem, or "" if there is none.
     """
 
     def __init__(
@@ -152,7 +156,8 @@ class BrokerControl:
         self._scheduled = scheduled
         self._metaservers = metaservers
         self._hosted_ids: list[int] = []
-        """The sorted ids of the hosted partitions, cached for `_hosted_ids_version` of the table.
+        """The sorted ids of the hosted partitions, as of version `_hosted_ids_version` of the
+        table.
         """
         self._hosted_ids_version = -1
 
@@ -176,8 +181,8 @@ class BrokerControl:
         ]
 
     async def host(self, body: HostPartition, _params: Params) -> PartitionStatus:
-        """Host a partition of this broker group, durably. A repeated call succeeds while the
-        partition is unused.
+        """Host a partition of this broker group, and return once this is durable. A repeated call
+        succeeds while the partition is unused.
         """
         if body.partition.broker_group != self._broker_group:
             raise WrongBrokerError(
@@ -198,8 +203,8 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms())
 
     async def list(self, _body: object, params: Params) -> PartitionStatusList:
-        """Return a page of the hosted partitions by id: at most `limit` ids above `after_id`, but
-        fewer if they have many groups.
+        """Return a page of the hosted partitions, sorted by id: at most `limit` partitions with ids
+        above `after_id`, and fewer if they have many groups.
         """
         after_id = whole_number(params, "after", -1, low=-1)
         limit = whole_number(params, "limit", LISTED_MAX, low=1, high=LISTED_MAX)
@@ -237,8 +242,8 @@ class BrokerControl:
         )
 
     async def find_offset(self, _body: object, params: Params) -> FoundOffset:
-        """Return the offset of the first message stored at or after a time (bound lower), or after
-        it (bound upper).
+        """Return the offset of the first message stored at or after a time (lower bound), or after
+        it (upper bound).
         """
         partition = self._store.state.partition(partition_id_of(params))
         text, bound = params.get("at_ms", ""), params.get("bound", TimeBound.LOWER)
@@ -255,8 +260,8 @@ class BrokerControl:
         )
 
     async def bounds(self, body: AskBounds, _params: Params) -> BoundsList:
-        """Return the bounds of partitions, and the offsets of times and groups in them. Partitions
-        that are not hosted are omitted.
+        """Return the bounds of partitions, and the offsets that correspond to times and groups.
+        Partitions that are not hosted are omitted.
         """
         return BoundsList(
             broker_group=self._broker_group,
@@ -269,9 +274,9 @@ class BrokerControl:
 
     async def seal(self, _body: object, params: Params) -> PartitionStatus:
         """
-        Seal a partition, durably. A repeated call changes nothing.
+        Seal a partition, durably. Repeating the call has no effect.
 
-        With `?empty=1` the call is refused if the partition has messages, because it is then not
+        With `?empty=1`, the call is refused if the partition has messages, because it is then not
         the one that the caller has hosted.
         """
         await check_folder_ownership(self._folder_ownership)
@@ -293,8 +298,8 @@ class BrokerControl:
         return partition.status(now_ms=self._clock.boot_ms(), group=body.group)
 
     async def register_groups(self, body: RegisterGroups, params: Params) -> Done:
-        """Register groups that have not read the partition yet, durably. Retention then keeps
-        messages for them.
+        """Register groups that have not read the partition yet, durably. From then on, retention
+        keeps messages for them.
         """
         await check_folder_ownership(self._folder_ownership)
         await self._register(partition_id_of(params), body)
@@ -337,8 +342,8 @@ class BrokerControl:
         )
 
     async def forget(self, body: ForgetGroup, params: Params) -> ForgottenGroup:
-        """Forget a deleted consumer group on a partition, durably. A repeated call changes
-        nothing.
+        """Forget a deleted consumer group on a partition, durably. Repeating the call has no
+        effect.
         """
         await check_folder_ownership(self._folder_ownership)
         partition = self._store.state.partition(partition_id_of(params))
@@ -354,7 +359,7 @@ class BrokerControl:
         return self._store.holds.build_reply(partition)
 
     async def drop(self, body: DropPartition, params: Params) -> Done:
-        """Drop a partition of a deleted subject, durably. A repeated call changes nothing."""
+        """Drop a partition of a deleted subject, durably. Repeating the call has no effect."""
         await check_folder_ownership(self._folder_ownership)
         await drop_partition(
             self._store, partition_id_of(params), body, now_ms=self._clock.boot_ms()
@@ -362,8 +367,8 @@ class BrokerControl:
         return Done()
 
     async def _check_ready(self) -> Health:
-        """Return the readiness for clients: `health`, and a metaserver must have accepted the
-        broker.
+        """Return whether the broker is ready for clients: `health` must be good, and a metaserver
+        must have accepted the broker.
         """
         health = await self.health(None, {})
         problem = self._registration()
@@ -372,8 +377,8 @@ class BrokerControl:
         return health
 
     async def health(self, _body: object, _params: Params) -> Health:
-        """Return the health. A broker is ready if it accepts writes, and the metaserver does not
-        refuse it.
+        """Return the broker's health. A broker is ready if it accepts writes and is not refused by
+        the metaserver.
         """
         read_only = self._store.commit.refusal_reason
         refusal = self._refusal()
@@ -407,7 +412,9 @@ class BrokerControl:
 
 
 def _seal_problem(store: Store, partition: HostedPartition) -> str:
-    """Return why a seal would be refused, not counting overload; "" if it would be accepted."""
+    """Return the reason why a seal would be refused, ignoring overload; "" if it would be
+    accepted.
+    """
     if partition.sealed:
         return ""
     try:
@@ -420,7 +427,7 @@ def _seal_problem(store: Store, partition: HostedPartition) -> str:
 
 
 def partition_id_of(params: Params) -> int:
-    """Return the partition id in the path of a call, or raise InvalidRequestError."""
+    """Return the partition id from the path of a call. Raises InvalidRequestError."""
     partition_id = parse_number(params["id"])
     if partition_id is None:
         raise InvalidRequestError(f"not a partition id: {params['id'][:40]!r}")

@@ -1,7 +1,8 @@
-"""Checks that the broker group still belongs to this data folder, as the metaservers say. Pure.
+"""Checks that this data folder still belongs to the broker group, according to the metaservers.
+Pure.
 
 A broker that is started on an older copy of a data folder may have the same address as the broker
-of the newer folder, so clients may call it.
+of the newer folder, so clients might call it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from ..protocol.errors import WrongBrokerError
 
 
 class FolderOwnership(Protocol):
-    """What a `Registration` knows about the data folder: whether the metaservers accept it."""
+    """Says whether the metaservers accept the data folder. Implemented by `Registration`."""
 
     @property
     def set_aside(self) -> str:
-        """Why the broker group belongs to another folder; "" if no metaserver has said so."""
+        """The reason why the broker group belongs to another folder; "" if no metaserver has said
+        so.
+        """
         ...
 
     @property

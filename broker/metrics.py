@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("keylane.broker")
 SCANNED_MAX = 20_000
-"""The number of partitions that are examined in one scrape."""
+"""The maximum number of partitions that are examined in one scrape."""
 SCANNED_PER_TURN = 500
-"""The number of partitions scanned between two yields to the event loop: about a millisecond."""
+"""The number of partitions that are scanned before yielding to the event loop: about a
+millisecond.
+"""
 AGED_MAX = 1_000
-"""The number of partitions for which one scrape reads the age of the oldest unacked message."""
+"""The maximum number of partitions for which one scrape reads the age of the oldest unacked
+message.
+"""
 SERIES_MS = 10_000
-"""The time in milliseconds between two searches for removed subjects."""
+"""The interval between two searches for removed subjects, in milliseconds."""
 OTHERS: Labels = (("subject", OTHER),)
 
 
@@ -90,8 +94,8 @@ class _LagScan:
 
 
 class _MonotonicSum:
-    """A sum of counters, reported as a counter that never falls although counters may be removed,
-    for example with a deleted subject.
+    """A sum of counters that is reported as a counter. It never decreases, although counters may be
+    removed, for example when a subject is deleted.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,7 @@ class _MonotonicSum:
         self._sum = 0.0
 
     def update(self, new_sum: float) -> float:
-        """Return the value to report: it rises with the sum, and stays the same when the sum
+        """Return the value to report. It rises with the sum, and stays the same when the sum
         falls.
         """
         self.reported_sum += max(0.0, new_sum - self._sum)
@@ -127,7 +131,9 @@ class BrokerMetrics:
         self._clock = clock
         self._waiting = waiting
         self._others: dict[str, _MonotonicSum] = {}
-        """Metric family → the combined sample of the subjects without their own."""
+        """Maps each metric family to the combined sample of the subjects that have no sample of
+        their own.
+        """
 
     async def collect(self) -> Iterable[Metric]:
         """Scan the partitions, and return all metrics."""
@@ -153,7 +159,9 @@ class BrokerMetrics:
         return scan
 
     def _measure_ages(self, laggards: list[_Lagging]) -> dict[Labels, float]:
-        """Return (subject, group) → the age of its oldest unacked message in seconds. Blocks."""
+        """Return a dict that maps (subject, group) to the age of its oldest unacked message in
+        seconds. Blocks.
+        """
         now_ms = self._clock.wall_ms()
         ages: dict[Labels, float] = {}
         for lagging_group in laggards:
@@ -165,7 +173,7 @@ class BrokerMetrics:
                     bytes_max=1,
                 )
             except StorageError:
-                continue  # the damage is reported by the read that needs the message
+                continue  # the read that needs the message reports the damage
             if units:
                 labels = (("subject", lagging_group.subject), ("group", lagging_group.group))
                 age_s = max(0, now_ms - units[0].appended_at_ms) / 1000
@@ -259,7 +267,7 @@ class BrokerMetrics:
 
 
 async def expire_series_loop(store: Store, clock: Clock) -> None:
-    """Remove the series of dropped subjects every SERIES_MS, until cancelled."""
+    """Remove the series of dropped subjects every SERIES_MS. Runs until cancelled."""
     while True:
         try:
             await expire_series(store, now_ms=clock.boot_ms())

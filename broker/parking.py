@@ -190,8 +190,8 @@ class Parking:
         return answer, encode_parked(rows)
 
     def _is_redriver(self, group: Group, session: str) -> bool:
-        """Return True if this session redrives the group's parked messages. In a shared group only
-        one of the sessions does.
+        """Return True if this session redrives the group's parked messages. In a shared group, only
+        one session does.
         """
         if not group.lock.is_shared:
             return True
@@ -245,10 +245,11 @@ class Parking:
 
     def _check_folder_accepted(self, partition: HostedPartition) -> None:
         """
-        Raise BusyError if no metaserver has accepted this data folder: it may be an older copy.
+        Raise BusyError if no metaserver has accepted this data folder, because it may be an older
+        copy.
 
         Called when the owner of a child asks about a group that has not drained the parent here.
-        In an accepted folder, that means the group has parked nothing.
+        In an accepted folder, this means that the group has parked nothing.
         """
         if self._folder_ownership is not None and not self._folder_ownership.accepted:
             raise BusyError(
@@ -303,8 +304,8 @@ class Parking:
         )
 
     def _has_owner(self, group: Group) -> bool:
-        """Return True while a session holds the lock. The reported times of retries are valid only
-        then, because a new owner retries at once.
+        """Return True while a session holds the lock. Only then are the reported retry times valid,
+        because a new owner retries immediately.
         """
         return group.lock.holder_at(self._clock.boot_ms()) is not None
 
@@ -331,8 +332,8 @@ class Parking:
         )
 
     async def change_key(self, body: ChangeParkedKey, params: Params) -> ParkedList:
-        """Redrive a parked key, or skip some of its messages, durably. A repeated call changes
-        nothing.
+        """Redrive a parked key, or skip some of its messages, durably. Repeating the call has no
+        effect.
         """
         await check_folder_ownership(self._folder_ownership)
         partition, group = self._find_named_group(params, body.group)
@@ -398,7 +399,7 @@ class Parking:
 
 
 def _check_adoption_finished(parked: Parked | None) -> None:
-    """Raise StaleRouteError while a parent's messages are only partly adopted: if the owner ended
+    """Raise StaleRouteError if a parent's messages are only partly adopted: if the owner stopped
     now, the next one would adopt all of them again.
     """
     if parked is not None and parked.partly_adopted_parents:

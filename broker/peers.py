@@ -1,6 +1,6 @@
-"""Forwards data calls to the broker that has the partition, which the metaserver's routes name.
+"""Forwards data calls to the broker that hosts the partition, according to the metaserver's routes.
 
-HTTP requests may arrive at any broker. Requests for partitions of this broker are answered from its
+HTTP requests may arrive at any broker. Requests for this broker's partitions are answered from its
 own store; all others are sent to the broker that hosts the partition.
 """
 
@@ -23,11 +23,11 @@ from ..rpc.race import wait_for_shared
 from .service import BrokerService
 
 ROUTES_MAX = 10_000
-"""The number of cached routes; the least recently changed ones are evicted. A stale route is
-harmless: a broker refuses messages for a partition that is not open.
+"""The maximum number of cached routes. The least recently changed ones are evicted. A stale route
+is harmless: a broker refuses messages for a partition that is not open.
 """
 PEERS_MAX = 1_000
-"""The number of open connections to other brokers."""
+"""The maximum number of open connections to other brokers."""
 
 
 class _CachedRoute(NamedTuple):
@@ -53,9 +53,11 @@ class Peers:
         self._routes: OrderedDict[str, _CachedRoute] = OrderedDict()
         self._fetch_numbers = itertools.count()
         self._pending_fetches: dict[str, asyncio.Task[Route]] = {}
-        """Subject → the fetch of its unknown route, shared by all concurrent requests."""
+        """Maps each subject whose route is unknown to the fetch of that route, which all concurrent
+        requests share.
+        """
         self._pending_creations: dict[str, asyncio.Task[Route]] = {}
-        """Subject → the fetch of its newest route, which may create the subject."""
+        """Maps each subject to the fetch of its newest route, which may create the subject."""
         self._clients: dict[str, BrokerClient] = {}
 
     async def route(self, subject: str) -> Route:
@@ -72,8 +74,8 @@ class Peers:
         return await _fetch_once(self._pending_fetches, subject, self.fetch_route)
 
     async def route_to_send(self, subject: str) -> Route:
-        """Return the route for sending, which may be stale. An unknown subject is created if
-        auto-create allows it.
+        """Return the route for sending, which may be stale. If the subject is unknown and
+        auto-create allows it, the subject is created.
         """
         try:
             return await self.route(subject)
@@ -93,8 +95,8 @@ class Peers:
 
     async def route_by_id(self, subject: str, subject_id: int) -> Route:
         """
-        Return the route of the subject with this id, not of a later one with the same name. The
-        route may be stale; no subject is created.
+        Return the route of the subject with this id, rather than of a later one with the same name.
+        The route may be stale; no subject is created.
 
         Args:
             subject_id: the id, or 0 if it is unknown.
@@ -142,11 +144,11 @@ class Peers:
 
     def _cache_route(self, subject: str, route: Route, fetch_number: int) -> Route:
         """
-        Cache a fetched route unless the cached one is newer. Return the newest known route of the
-        fetched subject.
+        Cache a fetched route unless the cached one is newer. Return the newest known route of that
+        subject.
 
         Versions of one subject only rise. Versions of two subjects with the same name cannot be
-        compared, so there the later fetch wins.
+        compared, so in that case the later fetch wins.
         """
         cached = self._routes.get(subject)
         if cached is not None:
@@ -200,7 +202,9 @@ async def _fetch_once(
     subject: str,
     fetch: Callable[[str], Coroutine[Any, Any, Route]],
 ) -> Route:
-    """Return the result of the pending fetch of a subject's route, or begin a fetch."""
+    """Return the result of the pending fetch of a subject's route. If there is none, start a
+    fetch.
+    """
     fetch_task = pending.get(subject)
     if fetch_task is None:
         fetch_task = pending[subject] = asyncio.create_task(fetch(subject))

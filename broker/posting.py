@@ -6,11 +6,12 @@ another.
                                         └────────────┘
 
 Invariants
-    Messages of a key are in one batch, in the order of the request. A batch is stored whole or not
-    at all. With an idempotency key, every partition of the messages' ranges that is sealed by the
+    All messages of a key are in one batch, in the order of the request. A batch is stored whole or
+    not at all. With an idempotency key, every partition of the messages' ranges that is sealed by
+    the
     route is queried first: it returns the receipts of an earlier request, and stores nothing, even
-    if its broker has not sealed it yet. The queries are skipped if there was certainly no earlier
-    request, as for the first attempt of a scheduled delivery.
+    if its broker has not sealed it yet. The queries are skipped if it is certain that there was no
+    earlier request, as in the first attempt of a scheduled delivery.
 """
 
 from __future__ import annotations
@@ -54,16 +55,16 @@ from ..rpc.server import ControlRoute, Params, Reply, check_params, status_of
 from .peers import Peers
 
 WAIT_MS = 10_000
-"""How long a request waits for a newer route, for example while a partition is split, in
+"""How long a request waits for a newer route, for example while a partition is being split, in
 milliseconds.
 """
 ANYWHERE = -1
-"""A special logical partition: the message may go to any open partition."""
+"""Stands for any logical partition: the message may go to any open partition."""
 
 
 @dataclass(slots=True)
 class _PostRequest:
-    """The messages of a request, with the receipts of those that are already stored."""
+    """The messages of a request, and the receipts of those that are already stored."""
 
     subject: str
     messages: list[PostedMessage]
@@ -79,7 +80,7 @@ class _PostRequest:
     tried: bool = True
     """True if an earlier request with the same idempotency key may have stored some messages."""
     static: bool = False
-    """True if the subject is static, according to the route used last."""
+    """True if the subject is static, according to the last route that was used."""
     receipts: list[PostReceipt | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +155,7 @@ class MessagePosting:
         return Posted(receipts=[receipt for receipt in post.receipts if receipt is not None])
 
     async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
-        """Choose a logical partition for scheduled messages, preferably of this broker; see
+        """Choose a logical partition for scheduled messages, preferably one on this broker; see
         `Subjects.choose_logical_partition`.
         """
         route = await self._peers.route_by_id(subject, subject_id)
@@ -188,7 +189,7 @@ class MessagePosting:
         await self._store(post)
 
     async def _store(self, post: _PostRequest) -> None:
-        """Store every message, and fetch newer routes while the cached one is stale."""
+        """Store all messages, fetching newer routes while the cached one is stale."""
         deadline_ms = self._clock.boot_ms() + WAIT_MS
         subject_id = post.subject_id or 0
         if post.subject_id is None:
@@ -229,7 +230,7 @@ class MessagePosting:
             route = newer_route
 
     async def _store_with_route(self, post: _PostRequest, route: Route) -> list[KeylaneError]:
-        """Store the pending messages with this route, and return the errors of the partitions that
+        """Store the pending messages using this route, and return the errors of the partitions that
         failed.
         """
         post.static = route.static
@@ -257,7 +258,9 @@ class MessagePosting:
     def _split_by_partition(
         self, post: _PostRequest, route: Route
     ) -> dict[int, tuple[Partition, list[int]]]:
-        """Return partition id → the open partition, and the indexes of its pending messages."""
+        """Return a dict that maps each partition id to the open partition and the indexes of its
+        pending messages.
+        """
         indices_by_partition: dict[int, tuple[Partition, list[int]]] = {}
         open_partitions = route.open_partitions()
         any_partition = self._choose_partition(open_partitions)
@@ -283,8 +286,8 @@ class MessagePosting:
         return indices_by_partition
 
     def _choose_partition(self, open_partitions: Iterable[Partition]) -> Partition | None:
-        """Choose a random partition for messages without a key: preferably of this broker, then of
-        a broker with a known address.
+        """Choose a random partition for messages without a key. Prefer partitions of this broker,
+        then those of a broker whose address is known.
         """
         ranked_partitions: dict[int, list[Partition]] = defaultdict(list)
         for partition in open_partitions:
@@ -347,12 +350,12 @@ class MessagePosting:
 
 
 def _is_stale_route(error: KeylaneError) -> bool:
-    """Return True if a retry with a newer route may help, because nothing was stored."""
+    """Return True if retrying with a newer route may help, because nothing was stored."""
     return isinstance(error, NotSentError) or error.retry is RetryRule.AFTER_NEW_ROUTE
 
 
 def _partly_stored_reply(post: _PostRequest, error: KeylaneError) -> Reply:
-    """Return the reply for a partly stored request, or raise `error` if nothing is stored."""
+    """Return the reply for a partly stored request. If nothing is stored, raise `error`."""
     stored_count = len(post.messages) - len(post.pending())
     if not stored_count:
         raise error

@@ -35,22 +35,22 @@ from .peers import Peers
 
 COUNT_DEFAULT = 100
 READ_BYTES = 1 << 20
-"""The size of the batches that are read for one answer, in bytes. A larger single batch is read
-whole.
+"""The maximum size of the batches that are read for one answer, in bytes. A single batch that is
+larger is read whole.
 """
 FIRST = -1
-"""A special offset: that of the first stored message."""
+"""Stands for the offset of the first stored message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ReadRequest:
-    """The parameters of a request; at most one of `partition_id` and `queue` is given."""
+    """The parameters of a request. At most one of `partition_id` and `queue` is given."""
 
     subject: str
     partition_id: int | None
     queue: int | None
     offset: int
-    """An offset of the partition, a logic offset of the queue, or FIRST."""
+    """An offset in the partition, a logic offset in the queue, or FIRST."""
     count: int
 
 
@@ -71,8 +71,8 @@ class MessageReading:
         Raises:
             InvalidRequestError, SubjectUnknownError, PartitionUnknownError, ConflictError,
             NotFoundError
-            OffsetOutOfRangeError: nothing is stored at this offset; the details have the first and
-                the end offset.
+            OffsetOutOfRangeError: nothing is stored at this offset. The details contain the first
+                offset and the end offset.
             UnreachableError: the broker of the partition does not answer.
         """
         request = _parse_request(params)
@@ -91,13 +91,14 @@ class MessageReading:
         else:
             if request.queue is None or not page.sealed or page.messages:
                 return page
-            # The queue may continue in a partition that the cached route lacks.
+            # The queue may continue in a partition that is not in the cached route.
             newer_route = await self._peers.fetch_route(request.subject)
             if newer_route == route:
                 return page
         return await self._read_with_route(newer_route, request)
 
     async def _read_with_route(self, route: Route, request: _ReadRequest) -> MessagePage:
+        """Read a page, using this route to find the partition."""
         partition, offset = _locate(route, request)
         logic_start = partition.logic_start if request.queue is not None else 0
         physical = offset if offset == FIRST else offset - logic_start
@@ -154,8 +155,8 @@ def _parse_request(params: Params) -> _ReadRequest:
 
 
 def _locate(route: Route, request: _ReadRequest) -> tuple[Partition, int]:
-    """Return the requested partition, or the one of the requested queue that has the offset; and
-    the offset, unchanged.
+    """Return the requested partition, or the partition of the requested queue that contains the
+    offset, along with the unchanged offset.
     """
     if request.queue is not None:
         return _locate_in_queue(route, request.queue, request.offset)
@@ -176,6 +177,7 @@ def _locate(route: Route, request: _ReadRequest) -> tuple[Partition, int]:
 
 
 def _locate_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, int]:
+    """Return the partition of a queue that contains a logic offset, and the offset."""
     if not route.static:
         raise ConflictError(Reason.SUBJECT_NOT_STATIC, subject=route.subject)
     chain = _chain(route, queue)
@@ -194,7 +196,7 @@ def _locate_in_queue(route: Route, queue: int, offset: int) -> tuple[Partition, 
 
 
 def _chain(route: Route, queue: int) -> list[Partition]:
-    """Return the partitions of a queue that have data, in logic order."""
+    """Return the partitions of a queue that have data, in the order of the queue."""
     chain = [
         partition
         for partition in route.partitions
@@ -207,7 +209,7 @@ def _chain(route: Route, queue: int) -> list[Partition]:
 def _offset_after_loss(
     route: Route, partition: Partition, request: _ReadRequest, next_offset: int, answer: Batches
 ) -> int | None:
-    """Return where the queue continues after a loss, as a logic offset, if the partition was read
+    """Return the logic offset at which the queue continues after a loss, if the partition was read
     to its end and a loss follows; otherwise None.
     """
     if request.queue is None or not answer.sealed or next_offset < answer.next_offset:

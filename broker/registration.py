@@ -1,4 +1,4 @@
-"""Reports a broker to the metaserver at regular intervals. Network I/O, through `MetaClient`.
+"""Reports a broker to the metaserver at regular intervals. Does network I/O through `MetaClient`.
 
 report changed, or a quarter of the ttl has passed ─▶ send it at the next interval
 report unchanged ─▶ skip this interval
@@ -30,9 +30,9 @@ log = logging.getLogger("keylane.broker")
 
 WAITS = Backoff(first_ms=50, max_ms=1_000)
 FIRST_REPORT_MS_MAX = 2_000
-"""The longest time in milliseconds that a client's call waits for the broker's first report."""
+"""The maximum time that a client's call waits for the broker's first report, in milliseconds."""
 START_MS = 5_000
-"""How long after the start an unreachable metaserver is logged at INFO instead of WARNING, in
+"""For how long after the start an unreachable metaserver is logged at INFO instead of WARNING, in
 milliseconds.
 """
 
@@ -43,12 +43,14 @@ class Metaserver(Protocol):
     async def broker_heartbeat(
         self, body: BrokerHeartbeat, *, within_ms: int | None = None
     ) -> BrokerWelcome:
-        """Report a broker. `within_ms` is the timeout, shared by all metaservers that are tried."""
+        """Report a broker. `within_ms` is a timeout that is shared by all metaservers that are
+        tried.
+        """
         ...
 
 
 class Registration:
-    """The heartbeat loop; `problem` says why the last heartbeat failed."""
+    """The heartbeat loop. `problem` is the reason why the last heartbeat failed."""
 
     def __init__(
         self,
@@ -67,9 +69,9 @@ class Registration:
             on_accepted: called once, when a metaserver accepts a report for the first time.
             on_missed: called when the metaserver says that this broker may have missed the creation
                 of a consumer group.
-            on_fence: called with the highest token granted before an operator accepted this data
-                folder; no client is served until it returns.
-            on_access: called with the news about access control in each answer.
+            on_fence: called with the highest token that was granted before an operator accepted
+                this data folder. No client is served until it returns.
+            on_access: called with the access news in each answer.
         """
         self._meta = meta
         self._report = report
@@ -84,16 +86,20 @@ class Registration:
         self._was_accepted = False
         self._failure_log = LogFilter()
         self._level = logging.INFO
-        """The level of the last logged failure. The recovery is logged at the same level."""
+        """The level of the last failure that was logged. The recovery is logged at the same
+        level.
+        """
         self.problem = "not reported yet"
         self.refusal = ""
-        """Why the metaserver refuses this broker and sends no clients to it; "" if it does not, or
-        does not answer.
+        """The reason why the metaserver refuses this broker and sends no clients to it; "" if it
+        does not refuse it or does not answer.
         """
         self.set_aside = ""
-        """Why the broker group belongs to another data folder; "" unless the metaserver says so."""
+        """The reason why the broker group belongs to another data folder; "" unless the metaserver
+        says so.
+        """
         self.cluster_version = ""
-        """The lowest version of all members, as of the last answer; "" if unknown."""
+        """The lowest version of all members, according to the last answer; "" if unknown."""
         self.has_reported = False
         """True once the first report has been answered or has failed. Until then `set_aside` is
         unknown.
@@ -103,7 +109,9 @@ class Registration:
 
     @property
     def accepted(self) -> bool:
-        """True if a metaserver has accepted a report, and has not set this broker aside since."""
+        """True if a metaserver has accepted a report and has not set this broker aside since
+        then.
+        """
         return self._accepted.is_set()
 
     async def wait_accepted(self) -> None:
@@ -111,8 +119,8 @@ class Registration:
         await self._accepted.wait()
 
     async def wait_reported(self) -> None:
-        """Wait until the first report has ended, at most FIRST_REPORT_MS_MAX; after that the broker
-        serves without a metaserver.
+        """Wait until the first report has ended, for at most FIRST_REPORT_MS_MAX. After that, the
+        broker serves even without a metaserver.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_REPORT_MS_MAX / 1000):
@@ -124,8 +132,8 @@ class Registration:
         self._first_report_ended.set()
 
     async def run(self) -> None:
-        """Send reports until cancelled: one at once, then at the metaserver's interval, skipping
-        unchanged ones.
+        """Send reports until cancelled: one immediately, then one at each of the metaserver's
+        intervals, skipping unchanged reports.
         """
         pauses = WAITS.pauses(self._rng)
         within_ms = None
@@ -164,7 +172,7 @@ class Registration:
                 self._was_accepted = True
                 self.problem = self.refusal = ""
                 wait_ms, ttl_ms = welcome.heartbeat_ms, welcome.ttl_ms
-                if welcome.access is None:  # otherwise any answer may revoke a right
+                if welcome.access is None:  # otherwise, any answer may revoke a right
                     quiet_ms = quiet_limit_ms(ttl_ms)
             report = await self._next_report(report, wait_ms, quiet_ms=quiet_ms)
             if ttl_ms:
@@ -177,10 +185,10 @@ class Registration:
         self, last_report: BrokerHeartbeat, wait_ms: int, *, quiet_ms: int
     ) -> BrokerHeartbeat:
         """
-        Wait `wait_ms`, and return the next report. Skip reports equal to `last_report` until
-        `quiet_ms` have passed.
+        Wait for `wait_ms`, and return the next report. Reports that are equal to `last_report` are
+        skipped until `quiet_ms` have passed.
 
-        Reports with earlier openings, or with partitions that lack groups, are never skipped,
+        Reports that contain earlier openings, or partitions that lack groups, are never skipped,
         because the metaserver acts on them.
         """
         began_ms = self._boot_ms()
@@ -196,8 +204,8 @@ class Registration:
         return report
 
     def _log_failure(self, error: KeylaneError) -> None:
-        """Log each problem once. A broker may start before its metaserver, so an unreachable one
-        is logged at INFO at first.
+        """Log each problem once. A broker may start before its metaserver, so an unreachable
+        metaserver is logged at INFO at first.
         """
         is_starting = not self._was_accepted and self._boot_ms() - self._started_ms < START_MS
         level = self._level = (
@@ -216,5 +224,5 @@ class Registration:
 
 
 def _hint_of(error: KeylaneError) -> str:
-    """Return the hint of a refusal, with the name of the broker group filled in."""
+    """Return the hint for a refusal, with the name of the broker group filled in."""
     return error.hint.replace("GROUP", str(error.details.get("broker_group", "GROUP")))

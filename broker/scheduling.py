@@ -1,4 +1,4 @@
-"""Answers requests about scheduled messages: frames of producers, and plain HTTP.
+"""Answers requests about scheduled messages: frames from producers, and plain HTTP.
 
     POST /v1/subjects/{subject}/scheduled?deliver_at=…      receipts, each with the id of a message
     POST /v1/scheduled/{id}/cancel                          canceled, delivered, or dropped
@@ -8,7 +8,8 @@ The scheduler keeps the messages and delivers them.
 
 Invariant
     A repeated request for messages that the broker already has is answered like the first one, even
-    if it would be refused now: after a refusal the sender would send them again under new ids.
+    if a new request would be refused: after a refusal, the sender would send the messages again
+    under new ids.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ from .store.store import DURABLE
 ID_BYTES = 16
 LISTED_DEFAULT = 100
 CONCURRENT_FETCHES_MAX = 16
-"""The number of concurrent route requests for the subjects of listed messages."""
+"""The maximum number of concurrent route requests for the subjects of listed messages."""
 LATE_MS_MAX = 60_000
-"""How long ago the time in a frame may be, in milliseconds: the producer has checked it with its
-own calendar, and may have retried since.
+"""How far in the past the time in a frame may be, in milliseconds. The producer has checked it
+against its own clock, and may have retried since then.
 """
 
 
@@ -90,7 +91,7 @@ class Scheduling:
         """
         Args:
             random_bits: returns a random number with the given number of bits, for ids.
-            check_writable: raises BrokerReadOnlyError while the broker accepts no messages.
+            check_writable: raises BrokerReadOnlyError while the broker does not accept messages.
         """
         self._scheduler = scheduler
         self._peers = peers
@@ -115,7 +116,7 @@ class Scheduling:
 
         Raises:
             InvalidRequestError, MessageTooLargeError, OverloadedError,
-            SubjectUnknownError, BrokerReadOnlyError: it is not stored.
+            SubjectUnknownError, BrokerReadOnlyError: the message was not stored.
         """
         subject = check_name("subject", request.subject)
         _check_id(request.scheduled_id)
@@ -150,13 +151,13 @@ class Scheduling:
         return Scheduled(self._broker_group, DURABLE), b""
 
     async def cancel(self, request: CancelScheduled, _payload: memoryview) -> Handled:
-        """Cancel a message unless it is already delivered, or raise NotFoundError."""
+        """Cancel a message unless it has already been delivered. Raises NotFoundError."""
         _check_id(request.scheduled_id)
         outcome = await self._scheduler.cancel(request.scheduled_id)
         return ScheduledCanceled(outcome.value), b""
 
     def _check_time(self, deliver_at_ms: int) -> None:
-        # While the calendar is not trusted, accept times that are valid by either calendar.
+        # While the wall clock is not trusted, accept times that are valid by either clock.
         now_ms, latest_ms = self._scheduler.calendar.trusted_and_wall_ms()
         if not now_ms - LATE_MS_MAX <= deliver_at_ms <= latest_ms + AHEAD_MS_MAX + LATE_MS_MAX:
             raise InvalidRequestError(
@@ -168,12 +169,14 @@ class Scheduling:
             )
 
     async def _add(self, subject: str, messages: list[ScheduledMessageRecord]) -> list[bool]:
-        """Add new messages to the scheduler. Return for each whether it was already there."""
+        """Add new messages to the scheduler. For each message, return whether it was already
+        there.
+        """
         self._check_writable()
         try:
             route = await self._peers.fetch_or_create_route(subject)  # the subject exists now
             subject_id = route.subject_id
-        except UnreachableError:  # the cached route may belong to an earlier subject of this name
+        except UnreachableError:  # the cached route may belong to an earlier subject with this name
             route = await self._peers.route_to_send(subject)
             subject_id = 0
         posted_messages = [
@@ -187,10 +190,10 @@ class Scheduling:
     # ── plain HTTP ────────────────────────────────────────────────────────────────────────────────
     async def post(self, body: bytes, params: Params) -> ScheduledList:
         """
-        Store the messages of a request durably until `deliver_at`: all or none.
+        Store the messages of a request, all or none, durably until `deliver_at`.
 
         Raises:
-            KeylaneError: none is stored, or the fate is UNKNOWN.
+            KeylaneError: no message was stored, or the fate is UNKNOWN.
         """
         check_params(SCHEDULE_MESSAGES, params)
         await check_folder_ownership(self._folder_ownership)
@@ -240,17 +243,17 @@ class Scheduling:
     def _assign_ids(
         self, subject: str, messages: list[PostedMessage], deliver_at_ms: int, key: str | None
     ) -> list[bytes]:
-        """Return ids for the messages: random ones, or with an idempotency key the same for every
-        repeat of the request.
+        """Return ids for the messages. With an idempotency key, they are the same for every repeat
+        of the request; otherwise they are random.
         """
         if key is None:
             return [self._random_bits(8 * ID_BYTES).to_bytes(ID_BYTES) for _ in messages]
-        # Another subject may get a request with the same key, messages and time.
+        # Another subject may receive a request with the same key, messages and time.
         request_key = f"{subject} {keyed_producer(key, messages)} {deliver_at_ms}"
         return _derived_ids(request_key, len(messages))
 
     async def list_soonest(self, _body: object, params: Params) -> ScheduledPage:
-        """Return the next `limit` messages by delivery time, of all subjects or of one."""
+        """Return the next `limit` messages by delivery time, for all subjects or for one."""
         check_params(SCHEDULED, params)
         limit = whole_number(params, "limit", LISTED_DEFAULT, low=1, high=SCHEDULED_LISTED_MAX)
         now_ms = self._scheduler.calendar.reported_ms()
@@ -274,8 +277,8 @@ class Scheduling:
         )
 
     async def _drop_reasons(self, entries: Sequence[ScheduledEntry]) -> dict[bytes, str]:
-        """Return scheduled id → why the message will be dropped. Fetches one route per subject,
-        and stops when the metaserver is unreachable.
+        """Return a dict that maps the ids of messages that will be dropped to the reasons. Fetches
+        one route per subject, and stops when the metaserver is unreachable.
         """
         slots, unreachable = asyncio.Semaphore(CONCURRENT_FETCHES_MAX), asyncio.Event()
 
@@ -300,7 +303,7 @@ class Scheduling:
         }
 
     async def post_cancel(self, _body: object, params: Params) -> CanceledScheduled:
-        """Cancel a message unless it is already delivered, or raise NotFoundError."""
+        """Cancel a message unless it has already been delivered. Raises NotFoundError."""
         await check_folder_ownership(self._folder_ownership)
         try:
             scheduled_id = bytes.fromhex(params["id"])
@@ -319,8 +322,8 @@ def _derived_ids(request_key: str, count: int) -> list[bytes]:
 
 
 def _drop_reason(entry: ScheduledEntry, route: Route | KeylaneError) -> str:
-    """Return why a message will be dropped at its delivery time, given the route of its subject or
-    the error instead of it; "" if it will be delivered.
+    """Return the reason why a message will be dropped at its delivery time, or "" if it will be
+    delivered. `route` is the route of its subject, or the error that was returned instead.
     """
     if isinstance(route, KeylaneError):
         return "its subject is deleted" if isinstance(route, SubjectDeletedError) else ""

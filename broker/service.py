@@ -2,8 +2,8 @@
 
 The server begins the frames of a connection in the order of arrival. Appends and acks are decided
 before the first await, and therefore in that order. The exception is the start of a broker, when
-frames wait until a metaserver has confirmed that the broker group belongs to this data folder. If
-appends overtake each other then, they are refused because of their sequence numbers.
+frames wait until a metaserver has confirmed that this data folder belongs to the broker group. If
+appends overtake each other at that time, they are refused because of their sequence numbers.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ from .store.store import DURABLE, Store
 
 FrameHandler = Callable[[Any, memoryview], Awaitable[Handled]]
 PromptHandler = Callable[[Any, memoryview, PromptCall, int], bool]
-"""A callable like `DataService.begin`. The last argument is the arrival time of the request, in
-nanoseconds of the boot clock.
+"""A callable like `DataService.begin`. The last argument is the time at which the request arrived,
+in nanoseconds since boot.
 """
 _WITH_PAYLOAD = (Append, Schedule, ChangeParked, EditParked)
 _LIVE = frozenset({Append, Pull, PullShared, Ack})
-"""The requests that show that live clients use the broker."""
+"""The requests that show that live clients are using the broker."""
 
 
 class BrokerService:
@@ -118,7 +118,7 @@ class BrokerService:
         }
 
     def register_handler(self, kind: type[Request], handler: FrameHandler) -> None:
-        """Register a handler for the requests of this type, which another object answers."""
+        """Register another object's handler for requests of this type."""
         self._handlers[kind] = handler
 
     async def handle(self, request: Request, payload: memoryview) -> Handled:
@@ -127,7 +127,7 @@ class BrokerService:
 
         Raises:
             RefusedError and its subclasses: nothing was done.
-            StorageError and its subclasses: the fate says whether it was done.
+            StorageError and its subclasses: the fate says whether the request was done.
         """
         kind = type(request)
         self._check_payload(kind, payload)
@@ -185,8 +185,8 @@ class BrokerService:
         *,
         unpacks: bool = False,
     ) -> None:
-        """Append a batch that was admitted, and answer once it is durable; `unpacks` means that the
-        batch is known to unpack.
+        """Append a batch that was admitted, and answer once it is durable. `unpacks` means that the
+        batch is known to be unpackable.
         """
         store = self._store
 
@@ -202,6 +202,7 @@ class BrokerService:
         )
 
     async def _acquire(self, request: Acquire | AcquireShared, _payload: memoryview) -> Handled:
+        """Raise the fence of a group to the caller's token, durably, and grant the pull lock."""
         check_session(request.session)
         is_shared = isinstance(request, AcquireShared)
         token, session = request.token, SHARED if is_shared else request.session
@@ -216,8 +217,8 @@ class BrokerService:
         if request.group not in partition.groups:
             check_registered(partition, request.group)
         if decide_acquire(group.lock, token=token, session=session, ttl_ms=request.ttl_ms):
-            # What sessions of a shared group had in flight is no evidence once the group is
-            # exclusive: none of those sessions was the only owner.
+            # The messages that sessions of a shared group had in flight prove nothing once the
+            # group is exclusive: none of those sessions was the only owner.
             became_exclusive = group.lock.is_shared and not is_shared
             was_released = became_exclusive or group.lock.released or group.lock.session == session
             durable = self._store.raise_fence(partition, group, token=token, session=session)
@@ -272,6 +273,7 @@ class BrokerService:
         return await self._pulls.read(request)
 
     async def _pull_shared(self, request: PullShared, _payload: memoryview) -> Handled:
+        """Hand out free messages of a shared group, after waiting for some if necessary."""
         partition, group = self._check_owner(request)
         bytes_max = check_shared(request)
         session = request.session
@@ -283,7 +285,7 @@ class BrokerService:
             in_flight.check_not_released(session)
             in_flight.free_expired(now_ms)
             if group.suspects.on_session_expired(in_flight.pop_unreleased(), group.acked):
-                group.mark_changed()  # durable with the next ack
+                group.mark_changed()  # becomes durable with the next ack
             ranges = in_flight.hand_out(
                 group.acked,
                 session,
@@ -296,7 +298,7 @@ class BrokerService:
             is_drained = partition.ended and group.acked.cursor >= partition.next_offset
             if is_drained and (save_future := self._save(partition, group)) is not None:
                 # The metaserver will store that the partition is drained, so this broker must not
-                # forget it in a restart.
+                # forget it when it restarts.
                 await save_future
                 partition, group = self._check_owner(request)
             if ranges or is_drained or now_ms >= deadline_ms:
@@ -349,9 +351,7 @@ class BrokerService:
         return answer, data
 
     async def _background_turn(self, wanted_bytes: int) -> int:
-        """Wait until a job's read may begin, and return the number of bytes that its answer may
-        have.
-        """
+        """Wait until a job's read may begin, and return the maximum size of its answer in bytes."""
         async with self._background_turns:
             wait_ms = self._budget.wait_ms(self._clock.boot_ms())
             # Even a sleep of 0 lets live requests that have arrived begin first.
@@ -378,7 +378,7 @@ class BrokerService:
 
     def _apply_ack(self, request: Ack, now_ms: int) -> tuple[int, HostedPartition, Group]:
         """
-        Apply an ack at `now_ms` of the boot clock.
+        Apply an ack at `now_ms`, in milliseconds since boot.
 
         Returns:
             The cursor, the partition and the group. The caller must save the progress of the group
@@ -397,7 +397,7 @@ class BrokerService:
                 group.mark_changed()
             if group.lock.session == SHARED:
                 group.current_in_flight().remove(ranges)
-                if group.suspects.begun:  # a message that is handled alone may be next
+                if group.suspects.begun:  # the next message may be one that is handled alone
                     self._long_polls.wake(partition.partition_id)
         if request.failed:
             check_failed(request, partition)
@@ -422,14 +422,15 @@ class BrokerService:
 
     def _save_then(self, partition: HostedPartition, group: Group, on_saved: DoneCallback) -> bool:
         """
-        Save a group's progress if it has changed since it was durable, and call `on_saved` then.
+        Save a group's progress if it has changed since it was last durable, and then call
+        `on_saved`.
 
         Returns:
-            False if the progress is already durable, and `on_saved` is not called. If True, the
-            progress must not be reported before that call.
+            False if the progress is already durable; `on_saved` is then not called. If True, the
+            progress must not be reported before `on_saved` is called.
 
         Raises:
-            BrokerReadOnlyError: the progress cannot be made durable now.
+            BrokerReadOnlyError: the progress cannot be made durable at present.
         """
         if not group.has_unsaved_progress:
             return False
@@ -438,8 +439,8 @@ class BrokerService:
         return True
 
     def _save(self, partition: HostedPartition, group: Group) -> asyncio.Future[None] | None:
-        """Save like `_save_then`, but return a future instead of taking a callback; None if the
-        progress is already durable.
+        """Save the progress like `_save_then`, but return a future instead of taking a callback.
+        Return None if the progress is already durable.
         """
         durable, saves = self._store.commit.call_with_future(
             partial(self._save_then, partition, group)
@@ -450,6 +451,7 @@ class BrokerService:
         return check_owner(self._store.state, request, self._clock.boot_ms())
 
     async def _release(self, request: Release, _payload: memoryview) -> Handled:
+        """Release the pull lock or, in a shared group, the messages in flight to the session."""
         partition, group = self._check_owner(request)
         if group.lock.is_shared:
             group.current_in_flight().release_session(request.session)

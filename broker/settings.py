@@ -1,4 +1,4 @@
-"""The settings of a broker, with their defaults and the checks of their values."""
+"""The settings of a broker, with their defaults and validation."""
 
 from __future__ import annotations
 
@@ -186,7 +186,8 @@ def broker_settings(
     environment: Mapping[str, str] | None = None,
 ) -> BrokerSettings:
     """
-    Read the settings from a TOML file, the environment and flags. A flag that is None is not set.
+    Read the settings from a TOML file, the environment and flags. A flag whose value is None is not
+    set.
 
     Raises:
         ConfigError: the file is unreadable, a name is unknown or missing, or a value is invalid.
@@ -198,4 +199,4 @@ def broker_settings(
 SOURCES = SettingSources("broker", BrokerSettings, _find_problems)
 """The sources of a broker's settings."""
 RELOADED = frozenset({"log_level", "retention_ms", "retention_bytes"}) | RELOADED_TLS
-"""The settings that a running broker reloads from its file at SIGHUP. The others need a restart."""
+"""The settings that a running broker reloads from its file on SIGHUP. The others need a restart."""

@@ -1,4 +1,4 @@
-"""Checks the values under which parked messages are handled after an operator has edited them. Each
+"""Checks the values with which parked messages are handled after an operator has edited them. Each
 message is a register, as in a linearizability check. Pure.
 """
 
@@ -7,17 +7,17 @@ from __future__ import annotations
 from .events import Value
 
 Slot = tuple[int, int]
-"""Partition and offset."""
+"""A partition id and an offset."""
 
 
 class Edits:
-    """Tracks the values with which each edited message may be handled at present."""
+    """Tracks the values with which each edited message may currently be handled."""
 
     def __init__(self) -> None:
         self._confirmed_values: dict[tuple[str, Slot], Value] = {}
-        """Value of the last edit that was confirmed, or that a handler has received since."""
+        """The value of the last edit that was confirmed, or that a handler has received since."""
         self._pending_values: dict[tuple[str, Slot], list[Value]] = {}
-        """Values of later edits, and of edits that were never confirmed."""
+        """The values of later edits, and of edits that were never confirmed."""
 
     def on_edited(
         self, group: str, partition_id: int, offset: int, value: Value, done: bool
@@ -30,8 +30,8 @@ class Edits:
             self._pending_values.setdefault(message, []).append(value)
 
     def on_reset(self, group: str) -> None:
-        """Make the edits of a group uncertain: a reset begins, which discards its parked messages
-        with their edits.
+        """Make the edits of a group uncertain, because a reset begins, which discards its parked
+        messages along with their edits.
         """
         for message in [each for each in self._confirmed_values if each[0] == group]:
             self._pending_values.setdefault(message, []).append(self._confirmed_values.pop(message))
@@ -43,10 +43,10 @@ class Edits:
 
     def find_problem(self, group: str, slot: Slot, value: Value, stored: Value | None) -> str:
         """
-        Return why a message must not be handled with this value; "" if it may.
+        Return the reason why a message must not be handled with this value; "" if it may.
 
         Args:
-            stored: value that the log has in this slot; None: the slot is empty.
+            stored: the value that the log has in this slot, or None if the slot is empty.
         """
         message = group, slot
         expected_value = self._confirmed_values.get(message, stored)

@@ -14,9 +14,9 @@ class Era:
     The progress of owners whose tokens are above `token` and below that of the next reset.
 
     Args:
-        token: token of the reset that began the era; 0 for the era before the first reset.
-        start: cursor that the reset set; the group need not handle messages below it.
-        confirmed: True if the broker has confirmed the reset; until then its outcome is unknown.
+        token: the token of the reset that began the era; 0 for the era before the first reset.
+        start: the cursor that the reset set. The group does not have to handle messages below it.
+        confirmed: True if the broker has confirmed the reset. Until then, its outcome is unknown.
         without_children: True if the reset excluded the children, which keep the parked messages
             that they adopted earlier.
     """
@@ -47,20 +47,20 @@ class Era:
         self.start = start
         self.confirmed = confirmed
         self.finished: set[int] = set()
-        """Offsets that any owner handled, or an operator gave up."""
+        """The offsets that any owner has handled, or an operator gave up."""
         self.parked: set[int] = set()
-        """Offsets that a broker was asked to park."""
+        """The offsets that a broker was asked to park."""
         self.cursor = start
-        """Highest cursor that the broker reported."""
+        """The highest cursor that the broker has reported."""
         self._cursors: list[tuple[int, int]] = []
-        """(instant, cursor) of each report with a higher cursor than before."""
+        """The instant and the cursor of each report with a higher cursor than before."""
         self._acked: dict[int, int] = {}
-        """Instant at which the ack of an offset was answered, for offsets above the cursor."""
+        """Maps each offset above the cursor to the instant at which its ack was answered."""
         self._finished_below = start
-        """Offset below which every message is known to be finished."""
+        """The offset below which every message is known to be finished."""
 
     def is_finished(self, offset: int) -> bool:
-        """Return whether the group has handled the message, or need not handle it."""
+        """Return True if the group has handled the message, or does not have to."""
         return offset in self.finished or offset < self.start
 
     def check_report(  # noqa: PLR0917 - the fields of an event
@@ -74,7 +74,7 @@ class Era:
         floor: int,
     ) -> None:
         """Check a cursor and acked ranges that the broker reported. For an ack, `ranges` are those
-        of its request; for an acquire, those above the cursor.
+        in its request; for an acquire, those above the cursor.
         """
         for offset in range(max(self._finished_below, floor), cursor):
             if offset not in self.finished and offset not in self.parked:
@@ -99,7 +99,7 @@ class Era:
     def _check_acks_survive(
         self, began: int, cursor: int, ranges: tuple[Range, ...], note: NoteAnomaly
     ) -> None:
-        """Check that the broker has not lost acks above the cursor that it had answered."""
+        """Check that the broker has not lost any acks above the cursor that it has answered."""
         reported = {offset for start, end in ranges for offset in range(start, end)}
         for offset, acked_at in list(self._acked.items()):
             if offset < cursor:
@@ -116,19 +116,19 @@ class Eras:
     def __init__(self, note: NoteAnomaly) -> None:
         self.all = [Era()]
         self.floor = 0
-        """Offset below which messages have expired."""
+        """The offset below which messages have expired."""
         self._note = note
 
     def era_of(self, token: int) -> Era:
-        """Return the era to which an owner's token belongs."""
+        """Return the era that an owner's token belongs to."""
         index = len(self.all) - 1
         while index and self.all[index].token >= token:
             index -= 1
         return self.all[index]
 
     def candidate_eras(self, token: int | None = None) -> list[Era]:
-        """Return the eras to which a token may belong, the newest first. There are several while
-        resets are unconfirmed. Without a token, start at the newest era.
+        """Return the eras that a token may belong to, newest first. There are several while resets
+        are unconfirmed. Without a token, start at the newest era.
         """
         eras: list[Era] = []
         for era in reversed(self.all):
@@ -146,7 +146,7 @@ class Eras:
             self.all.append(Era(token, start, confirmed=False, without_children=without_children))
 
     def is_kept_by_children(self, offset: int) -> bool:
-        """Return whether children may still have a parked message, because every later reset
+        """Return True if children may still have a parked message, because every later reset
         excluded them.
         """
         for era in reversed(self.all):
@@ -157,7 +157,7 @@ class Eras:
         return False
 
     def confirm_reset(self, token: int) -> None:
-        """Mark a reset as done: the broker has answered it."""
+        """Mark a reset as done, because the broker has answered it."""
         for era in self.all:
             if era.token == token:
                 era.confirmed = True

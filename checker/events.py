@@ -1,4 +1,4 @@
-"""The events of a run, in the order of true time. The index of an event is its instant. Pure.
+"""The events of a run, in chronological order. The index of an event is its instant. Pure.
 
 Values are unique: a value, or its digest, identifies a message in every event.
 """
@@ -12,7 +12,7 @@ Value = Hashable
 
 
 class Sent(NamedTuple):
-    """A producer queued a message, the `number`-th of its session."""
+    """A producer queued a message, which is the `number`-th one of its session."""
 
     value: Value
     key: bytes
@@ -23,7 +23,7 @@ class Sent(NamedTuple):
 
 class Settled(NamedTuple):
     """
-    The outcome of a message as its producer knows it:
+    The outcome of a message, as known to its producer:
 
         stored      it is in the log
         not done    it is not in the log
@@ -44,7 +44,7 @@ class Settled(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A message in the final log; the events of one partition are ordered by offset."""
+    """A message in the final log. The events of one partition are ordered by offset."""
 
     partition_id: int
     offset: int
@@ -65,15 +65,15 @@ class Abandoned(NamedTuple):
     An operator opened the children of a partition whose end is unknown, after a warning that this
     reorders messages.
 
-    Only some subjects allow this. An outbox stores messages there in their order, but groups may
-    read them in another.
+    Only some subjects allow this. An outbox stores messages in such a subject in order, but groups
+    may read them in a different order.
     """
 
     partition_id: int
 
 
 class AcceptedLost(NamedTuple):
-    """An operator has accepted the loss of a partition's disk: its messages are no longer owed to
+    """An operator has accepted the loss of a partition's disk. Its messages are no longer owed to
     any group.
     """
 
@@ -81,7 +81,7 @@ class AcceptedLost(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """A batch in the final log; the events of one partition are ordered by offset."""
+    """A batch in the final log. The events of one partition are ordered by offset."""
 
     partition_id: int
     offset: int
@@ -92,7 +92,9 @@ class Batched(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """A producer begins to use a route; `partition_ids` are its open partitions, ascending."""
+    """A producer begins to use a route. `partition_ids` are its open partitions, in ascending
+    order.
+    """
 
     producer: str
     version: int
@@ -100,7 +102,7 @@ class Routed(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A handler began."""
+    """A handler was started."""
 
     group: str
     session: str
@@ -109,21 +111,25 @@ class Started(NamedTuple):
     value: Value
     token: int
     clock_ns: int
-    """Boot clock of the consumer's machine at this instant, in nanoseconds."""
+    """The boot clock of the consumer's machine at this instant, in nanoseconds."""
     deadline_ns: int
-    """End of the lease by the same clock, in nanoseconds."""
+    """The end of the lease, by the same clock, in nanoseconds."""
     ours: bool = False
     """True if the consumer has promised to keep the partition until the handler has ended."""
     session_left_ms: int | None = None
-    """Milliseconds until the session expires by the metaserver's database; None: not read."""
+    """The time until the session expires, by the metaserver's database, in milliseconds; None if it
+    was not read.
+    """
     with_earlier: bool = False
-    """True if the program got the message at `clock_ns`, in one batch with an earlier message of
-    its key, and starts to handle it only now.
+    """True if the program received the message at `clock_ns`, in one batch with an earlier message
+    of its key, and starts to handle it only now.
     """
 
 
 class Ended(NamedTuple):
-    """A handler returned. A handler that raised or was cancelled is `Dropped` instead."""
+    """A handler returned. For a handler that raised or was cancelled, the event is `Dropped`
+    instead.
+    """
 
     group: str
     partition_id: int
@@ -141,7 +147,7 @@ class Dropped(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """The metaserver committed a grant; `holder` is the session that had the lease before."""
+    """The metaserver committed a grant. `holder` is the session that had the lease before."""
 
     group_id: int
     partition_id: int
@@ -149,12 +155,12 @@ class Granted(NamedTuple):
     session: str
     holder: str
     holder_left_ms: int
-    """Milliseconds until the session of `holder` expires."""
+    """The time until the session of `holder` expires, in milliseconds."""
 
 
 class LeaseReleased(NamedTuple):
-    """A consumer released a lease at the metaserver, or all its leases if partition and token are
-    0.
+    """A consumer released a lease at the metaserver. If partition and token are 0, it released all
+    its leases.
     """
 
     session: str
@@ -163,8 +169,8 @@ class LeaseReleased(NamedTuple):
 
 
 class LeasesReported(NamedTuple):
-    """A consumer reported to the metaserver, as (partition id, token), leases that differ from
-    those in its previous report.
+    """A consumer reported its leases to the metaserver, as (partition id, token), and they differ
+    from those in its previous report.
     """
 
     session: str
@@ -181,27 +187,29 @@ class Served(NamedTuple):
     partition_id: int
     token: int
     began: int
-    """Instant at which the request was sent."""
+    """The instant at which the request was sent."""
     cursor: int = -1
     ranges: tuple[tuple[int, int], ...] = ()
-    """Acked offsets `[start, end)`: those in the request of an ack, or those above the cursor for
-    an acquire.
+    """The acked offsets `[start, end)`: for an ack, those in its request; for an acquire, those
+    above the cursor.
     """
 
 
 class SetAside(NamedTuple):
     """
-    A broker is asked to park messages, so its cursor may pass them although they are not handled.
+    A broker is asked to park messages, so that its cursor may pass them although they have not been
+    handled.
 
-    `skipped`: an operator gives them up, so the group need not handle them.
-    `alone`: they are parked without their key, so later messages of the key do not wait for them.
+    `skipped` means that an operator gives them up, so that the group does not have to handle them.
+    `alone` means that they are parked without their key, so that later messages of the key do not
+    wait for them.
     """
 
     group: str
     partition_id: int
-    """Partition that stores their bytes."""
+    """The partition that stores their bytes."""
     token: int
-    """Token of the owner; 0: the request comes from an operator."""
+    """The token of the owner; 0 if the request comes from an operator."""
     ranges: tuple[tuple[int, int], ...]
     skipped: bool = False
     alone: bool = False
@@ -209,15 +217,15 @@ class SetAside(NamedTuple):
 
 class Edited(NamedTuple):
     """
-    An operator replaces the value of a parked message: `done` is False for the request, True for
-    its confirmation.
+    An operator replaces the value of a parked message. `done` is False for the request, and True
+    for its confirmation.
 
     The outcome of an edit that is never confirmed is unknown.
     """
 
     group: str
     partition_id: int
-    """Partition that stores the bytes of the message."""
+    """The partition that stores the bytes of the message."""
     offset: int
     value: Value
     done: bool
@@ -225,10 +233,10 @@ class Edited(NamedTuple):
 
 class Replaced(NamedTuple):
     """
-    A session has ended because a newer process has taken its instance name.
+    A session has ended because a newer process has taken over its instance name.
 
-    Its process may still start handlers until it learns this: whoever reuses the name declares the
-    old process dead. Its later calls to brokers are judged like any others.
+    The old process may still start handlers until it learns this: whoever reuses the name declares
+    the old process dead. Its later calls to brokers are judged like any others.
     """
 
     session: str
@@ -242,19 +250,20 @@ class Looked(NamedTuple):
     token: int
     cursor: int
     acked_above: int
-    """Number of messages acked above the cursor."""
+    """The number of messages acked above the cursor."""
     run: int = 0
-    """Number of restarts of the broker so far. The reported cursor need not be durable: a crash may
-    set it back if the acks were not answered yet.
+    """How often the broker has been restarted so far. The reported cursor may not be durable: a
+    crash may set it back if the acks have not been answered yet.
     """
 
 
 class Resetting(NamedTuple):
     """
-    A broker is asked to reset a group's cursor for an operator. A `Served` event follows when it is
-    done.
+    A broker is asked to reset a group's cursor for an operator. A `Served` event follows when that
+    is done.
 
-    `alone`: the reset excludes the children, which keep the parked messages that they adopted.
+    `alone` means that the reset excludes the children, which keep the parked messages that they
+    have adopted.
     """
 
     group: str
@@ -278,7 +287,7 @@ class Recovered(NamedTuple):
     group: str
     partition_id: int
     token: int
-    """Fence that the broker recovered."""
+    """The fence that the broker recovered."""
     cursor: int
 
 

@@ -20,12 +20,12 @@ ANOMALIES = (
 )
 ORDER_ANOMALIES = ("inversion", "skip", "nonmonotonic", "duplicate token", "two grants")
 EXAMPLES_MAX = 5
-"""Maximum number of examples of each anomaly."""
+"""The maximum number of examples of each anomaly."""
 
 
 @dataclass(slots=True)
 class Findings:
-    """Number of occurrences of each anomaly, with a few examples."""
+    """The number of occurrences of each anomaly, with a few examples."""
 
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ANOMALIES, 0))
     examples: list[str] = field(default_factory=list)
@@ -38,10 +38,10 @@ class Findings:
 
     @property
     def total(self) -> int:
-        """Number of all anomalies."""
+        """The total number of anomalies."""
         return sum(self.counts.values())
 
     @property
     def order_violations(self) -> int:
-        """Number of anomalies that violate the order of messages."""
+        """The number of anomalies that violate the order of messages."""
         return sum(self.counts[anomaly] for anomaly in ORDER_ANOMALIES)

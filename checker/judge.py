@@ -29,15 +29,16 @@ starvation      after all faults have been healed, a sent message is not settled
 silent loss     a flush or a close raised no error, and a message sent before it is not stored
 
 Handling a message again under a higher token is not an anomaly, because delivery is at least once.
-A message is *owed* to a group until the group has handled it. A reset back over handled messages
-makes them owed again, under tokens above the reset's; messages that a reset passes are no longer
-owed. Before retention removes a message, every group to which the metaserver's database promises it
-must have handled it, whether the broker knows the group or not. The messages of a partition are no
-longer owed once an operator has accepted its loss; earlier and later partitions keep their order.
+A message is *owed* to a group until the group has handled it. A reset back to before handled
+messages makes them owed again, under tokens above that of the reset; messages that a reset passes
+are no longer owed. Before retention removes a message, every group to which the metaserver's
+database promises it must have handled it, whether or not the broker knows the group. The messages
+of a partition are no longer owed once an operator has accepted its loss; earlier and later
+partitions keep their order.
 
-Source: the names follow Jepsen's Kafka workload and Maelstrom. The rules for stale effects are
-those of linearizable registers: an accepted call violates the fence only if its request was sent
-after the higher token was accepted.
+The names follow Jepsen's Kafka workload and Maelstrom. The rules for stale effects are those of
+linearizable registers: an accepted call violates the fence only if its request was sent after the
+higher token was accepted.
 """
 
 from __future__ import annotations
@@ -80,17 +81,17 @@ from .progress import Progress
 from .routes import Routes, Sequences
 
 OFFSET_MAX = 1 << 63
-"""Number above every offset."""
+"""A number above every offset."""
 
 
 def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
     """
-    Return the anomalies in the events of one run. Events are in the order of true time, and include
-    the final log (`Stored`).
+    Return the anomalies in the events of one run. The events are in chronological order, and
+    include the final log (`Stored`).
 
     Args:
-        drained: True if all faults were healed and the run had time to finish: every message must
-            then be settled and handled.
+        drained: True if all faults were healed and the run had time to finish, so that every
+            message must be settled and handled.
     """
     judge = Judge()
     log = judge.log
@@ -135,10 +136,10 @@ def check_history(events: Sequence[Event], *, drained: bool = True) -> Findings:
 
 class Judge:
     """
-    Consumes events one by one, without storing them: first the whole log, then all others in the
-    order of time.
+    Consumes events one by one, without storing them: first the whole log, then all others in
+    chronological order.
 
-    A method takes the fields of the event of the same name. `now` is the instant of the event.
+    Each method takes the fields of the event with the same name. `now` is the instant of the event.
     """
 
     def __init__(self, *, partitions_fixed: bool = False) -> None:
@@ -151,15 +152,15 @@ class Judge:
         self.now = 0
         self._groups: dict[str, dict[int, Progress]] = {}
         self._lost_partitions: set[int] = set()
-        """Partitions whose loss an operator has accepted."""
+        """The partitions whose loss an operator has accepted."""
         self._newest_begun: dict[tuple[str, str, bytes], int] = {}
-        """Number of the newest message that was begun outside lost partitions since a loss was
-        accepted, by (group, producer, key).
+        """Maps (group, producer, key) to the number of the newest message that was begun outside
+        lost partitions since a loss was accepted.
         """
         self._leased_ids: dict[tuple[str, int], int] = {}
-        """Partition for which a token was granted, by (group, token)."""
+        """Maps (group, token) to the partition for which the token was granted."""
         self._expired_below: dict[int, int] = {}
-        """Offset below which messages have expired, by partition."""
+        """Maps each partition to the offset below which its messages have expired."""
 
     def get_progress(self, group: str, partition_id: int) -> Progress:
         """Return the progress of a group on a partition."""
@@ -193,7 +194,7 @@ class Judge:
             return
         is_replaced = self.ownership.is_replaced(session)
         if is_replaced:
-            pass  # its process may believe in its lease until it learns that it was replaced
+            pass  # its process may rely on its lease until it learns that it was replaced
         elif clock_ns >= deadline_ns:
             late_ms = (clock_ns - deadline_ns) / 1e6
             note_anomaly("late start", f"{value!r} under token {token}, {late_ms:.1f} ms late")
@@ -207,7 +208,7 @@ class Judge:
         )
         message = log.sent_messages.get(stored_value)
         if message is None:
-            return  # the log has already noted it as a phantom
+            return  # it has already been noted as a phantom when the log was checked
         is_adopted, progress = leased_id != partition_id, self.get_progress(group, partition_id)
         is_misplaced = is_adopted and message.key and not log.is_covered(message.key, leased_id)
         if is_misplaced and offset not in progress.unordered:
@@ -235,7 +236,7 @@ class Judge:
         self, partition_id: int, lane: tuple[str, str, bytes], send_number: int
     ) -> None:
         """Check that a message of a lost partition is either handled before newer messages of its
-        key, or never.
+        key or never.
         """
         newest = self._newest_begun.get(lane, -1)
         if partition_id not in self._lost_partitions:

@@ -1,7 +1,7 @@
 """Compares the messages that were sent, the outcomes that were reported to their senders, and the
 final log. Pure.
 
-All `Sent` events must come before the `Settled` events, and those before the `Stored` events.
+All `Sent` events must precede the `Settled` events, which must precede the `Stored` events.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .events import Value
 from .findings import Findings
 
 Slot = tuple[int, int]
-"""Partition id and offset."""
+"""A partition id and an offset."""
 
 
 class _SentMessage(NamedTuple):
@@ -38,7 +38,7 @@ _UNSETTLED = _SendOutcome("", 0, -1, reordered=False, twice=False)
 
 def _is_order_promised(message: _SentMessage, outcome: _SendOutcome, slot: Slot) -> bool:
     """
-    Return whether the subject or the receipt promised the order of the message at `slot`.
+    Return True if the subject or the receipt promised the order of the message at `slot`.
 
     If a message may be stored twice, the promise covers only the slot in its receipt.
     """
@@ -58,7 +58,7 @@ class Log:
 
     def __init__(self, findings: Findings, *, partitions_fixed: bool = False) -> None:
         self.values: dict[Slot, Value] = {}
-        """Stored value by slot."""
+        """Maps slots to stored values."""
         self.sent_messages: dict[Value, _SentMessage] = {}
         self._findings = findings
         self._partitions_fixed = partitions_fixed
@@ -69,15 +69,15 @@ class Log:
         self._last_slots: dict[tuple[int, bytes], Slot] = {}
         self._first_partitions: dict[bytes, int] = {}
         self._scattered_keys: set[bytes] = set()
-        """Keys with messages in more than one partition."""
+        """The keys that have messages in more than one partition."""
         self._previous_in_partition: dict[Slot, Slot] = {}
         self._previous_elsewhere: dict[Slot, Slot] = {}
         self._partition_ranges: dict[int, range] = {}
         self._abandoned_partitions: set[int] = set()
         self._lost_partitions: set[int] = set()
         self._previous_not_lost: dict[Slot, Slot] = {}
-        """By slot: the previous slot of its key outside lost partitions, if a lost slot is between
-        the two.
+        """Maps a slot to the previous slot of its key outside lost partitions, if there is a lost
+        slot between the two.
         """
 
     def on_ranged(self, partition_id: int, range_start: int, range_end: int) -> None:
@@ -85,7 +85,7 @@ class Log:
         self._partition_ranges[partition_id] = range(range_start, range_end)
 
     def is_covered(self, key: bytes, partition_id: int) -> bool:
-        """Return whether a partition covers this key; also True if its range is unknown."""
+        """Return True if a partition covers this key, or if the partition's range is unknown."""
         covered = self._partition_ranges.get(partition_id)
         return covered is None or logical_partition(key) in covered
 
@@ -176,7 +176,7 @@ class Log:
         self._last_slots[partition_id, key] = slot
 
     def close(self, *, drained: bool) -> None:
-        """Find messages that are missing from the whole log."""
+        """Find messages that are missing once the whole log has been checked."""
         note = self._findings.note
         for value, outcome in self._outcomes.items():
             message = self.sent_messages.get(value)
@@ -206,8 +206,8 @@ class Log:
         self._find_order_across_partitions()
 
     def _find_order_across_partitions(self) -> None:
-        """Find the promised order of the messages of each key across partitions: the order in which
-        a producer sent them.
+        """Find the promised order of each key's messages across partitions: the order in which a
+        producer sent them.
         """
         lanes: defaultdict[tuple[str, bytes], list[tuple[int, Slot]]] = defaultdict(list)
         for value, slot in self._first_slots.items():

@@ -1,4 +1,4 @@
-"""Checks the metaserver's leases in a history: their grants and releases. Pure."""
+"""Checks the grants and releases of the metaserver's leases in a history. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from .findings import Findings
 
 
 class Ownership:
-    """Checks grants, releases and the handlers under them, in the order of time."""
+    """Checks grants, releases, and the handlers that run under them, in chronological order."""
 
     def __init__(self, findings: Findings) -> None:
         self._note = findings.note
         self._group_ids: dict[str, int] = {}
         self._newest_tokens: dict[tuple[int, int], int] = {}
-        """Newest token by (group, partition)."""
+        """Maps (group, partition) to the newest token."""
         self._sessions: dict[tuple[int, int, int], str] = {}
-        """Session by (group, partition, token)."""
+        """Maps (group, partition, token) to the session."""
         self._released_leases: set[tuple[str, int, int]] = set()
         self._running_handlers: defaultdict[str, dict[tuple[int, int], tuple[int, int]]] = (
             defaultdict(dict)
         )
-        """(token, partition of the lease) of each running handler, by session and then by
-        (partition, offset).
+        """Maps each session to its running handlers: (partition, offset) to (token, partition of
+        the lease).
         """
         self._reported_leases: dict[str, tuple[tuple[int, int], ...]] = {}
         self._replaced_sessions: set[str] = set()
         self._begun_before_next_grant: set[tuple[str, int, int]] = set()
-        """(session, partition, token) under which a handler began before the next grant."""
+        """The (session, partition, token) under which a handler was started before the next
+        grant.
+        """
 
     def on_granted(
         self,
@@ -55,8 +57,8 @@ class Ownership:
         self._newest_tokens[group_id, partition_id] = max(token, previous)
 
     def _has_released(self, holder: str, partition_id: int) -> bool:
-        """Return whether a session has released its lease on a partition, or last reported only
-        others.
+        """Return True if a session has released its lease on a partition, or its last report listed
+        only other leases.
         """
         if (holder, 0, 0) in self._released_leases:
             return True
@@ -71,7 +73,7 @@ class Ownership:
         return self._newest_tokens.get((self._group_ids.get(session, 0), partition_id), 0)
 
     def on_released(self, session: str, partition_id: int, token: int) -> None:
-        """See `events.LeaseReleased`. A repeated release of an older token does not release a newer
+        """See `events.LeaseReleased`. Releasing an older token again does not release a newer
         lease.
         """
         self._released_leases.add((session, partition_id, token))
@@ -93,8 +95,8 @@ class Ownership:
         self._replaced_sessions.add(session)
 
     def is_replaced(self, session: str) -> bool:
-        """Return whether a newer process has taken this session's instance name. Its handlers may
-        then start late.
+        """Return True if a newer process has taken over this session's instance name. Its handlers
+        may then start late.
         """
         return session in self._replaced_sessions
 
@@ -110,11 +112,12 @@ class Ownership:
         with_earlier: bool = False,
     ) -> None:
         """
-        Check the lease under which a handler began. `leased_id` is the leased partition, which
-        differs from `partition_id` for an adopted parked message of an ancestor.
+        Check the lease under which a handler was started. `leased_id` is the leased partition. It
+        differs from `partition_id` for a parked message that was adopted from an ancestor.
 
-        A program that got several messages of a key in one batch before the next grant may continue
-        with them after it. As with a handler that is still running, the fence refuses its acks.
+        A program that received several messages of a key in one batch before the next grant may
+        continue with them afterwards. Its acks are refused by the fence, like those of a handler
+        that is still running.
         """
         granted, lease = self._newest_token(session, leased_id), (session, leased_id, token)
         if token >= granted:
@@ -132,7 +135,7 @@ class Ownership:
             self._running_handlers[session][partition_id, offset] = token, leased_id
 
     def _check_sole_handler(self, session: str, partition_id: int, offset: int) -> None:
-        """Check that a parked message which a child has adopted is not still being handled by
+        """Check that a parked message that a child has adopted is not still being handled by
         another owner with a valid lease.
         """
         for other, running in self._running_handlers.items():

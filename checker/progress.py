@@ -12,7 +12,7 @@ from .findings import Findings
 
 
 class Progress:
-    """Checks the handlers of owners, and the answers of the broker, in the order of time."""
+    """Checks the handlers of owners and the answers of the broker, in chronological order."""
 
     __slots__ = (
         "_parked_by_token",
@@ -33,29 +33,31 @@ class Progress:
     def __init__(self, partition_id: int, findings: Findings) -> None:
         self.partition_id = partition_id
         self.eras = Eras(self._note)
-        """Progress between the resets."""
+        """The group's progress, divided into eras."""
         self.handled_by_token: defaultdict[int, set[int]] = defaultdict(set)
-        """Offsets handled under each token."""
+        """Maps each token to the offsets that were handled under it."""
         self._parked_by_token: defaultdict[int, set[int]] = defaultdict(set)
-        """Offsets parked under each token."""
+        """Maps each token to the offsets that were parked under it."""
         self.unordered: set[int] = set()
-        """Offsets parked without their key: they have no order, and no message waits for them."""
+        """The offsets that were parked without their key. They have no order, and no message waits
+        for them.
+        """
         self.newest_begun: dict[tuple[int, bytes], int] = {}
-        """Highest offset begun, by (token, key)."""
+        """Maps (token, key) to the highest offset whose handler was started."""
         self.newest_token = 0
-        """Highest token under which a handler began."""
+        """The highest token under which a handler was started."""
         self.observations: list[Looked] = []
         self._findings = findings
         self._stale_ends: list[tuple[int, int]] = []
-        """(token, offset) of messages that an older owner was the first to handle, after a newer
+        """The (token, offset) of messages that were handled first by an older owner, after a newer
         owner had begun, and that no operator has skipped since.
         """
         self._sessions: dict[int, str] = {}
-        """Session that used each token."""
+        """Maps each token to the session that used it."""
         self._instants: list[int] = []
-        """Instant of each item of `_fences`."""
+        """The instant of each item of `_fences`."""
         self._fences: list[int] = []
-        """Acquired tokens, ascending."""
+        """The acquired tokens, in ascending order."""
 
     # ── owners ────────────────────────────────────────────────────────────────────────────────────
     def on_started(
@@ -72,9 +74,10 @@ class Progress:
         Check that a handler may begin.
 
         Args:
-            adopted: True if a descendant has adopted the message as parked, and the token is one of
-                the descendant.
-            replaced: True if its process may not know yet that a newer one has replaced it.
+            adopted: True if a descendant has adopted the message while it was parked, and the token
+                is one of the descendant's.
+            replaced: True if the session's process may not know yet that a newer one has replaced
+                it.
         """
         if self._sessions.setdefault(token, session) != session:
             self._findings.note(
@@ -103,8 +106,8 @@ class Progress:
                 self.newest_begun[token, key] = offset
 
     def _check_reset(self, offset: int, token: int, *, replaced: bool) -> None:
-        """Check a start against resets: owners before a reset may not begin a handler after it, and
-        later owners may not begin one below its cursor.
+        """Check the start of a handler against resets: owners before a reset may not start a
+        handler after it, and later owners may not start one below its cursor.
         """
         newest = self.eras.all[-1]
         if token < newest.token and newest.confirmed and not replaced:
@@ -118,7 +121,9 @@ class Progress:
             )
 
     def on_parked(self, token: int, offset: int, *, skipped: bool, alone: bool = False) -> None:
-        """Record that a broker is asked to park a message, or an operator skips a parked one."""
+        """Record that a broker is asked to park a message, or that an operator skips a parked
+        one.
+        """
         era = self.eras.era_of(token) if token else self.eras.all[-1]
         (era.finished if skipped else era.parked).add(offset)
         if alone:
@@ -136,8 +141,8 @@ class Progress:
         self.handled_by_token[token].add(offset)
 
     def is_finished(self, offset: int, token: int) -> bool:
-        """Return whether later messages of its key need not wait for a message. It is handled or
-        not owed, as far as an owner with this token can know, or is parked without its key.
+        """Return True if later messages of its key do not have to wait for a message: as far as an
+        owner with this token can know, it is handled or not owed; or it is parked without its key.
         """
         eras = self.eras.all
         if (
@@ -150,8 +155,8 @@ class Progress:
 
     # ── the broker ────────────────────────────────────────────────────────────────────────────────
     def on_served(self, kind: str, token: int, began: int, instant: int) -> None:
-        """Check a call that the broker accepted. Its request was sent at instant `began`, its
-        answer at `instant`.
+        """Check a call that the broker accepted. Its request was sent at the instant `began`, and
+        its answer at `instant`.
         """
         index = bisect_left(self._instants, began) - 1
         if index >= 0 and token < self._fences[index]:
@@ -173,7 +178,7 @@ class Progress:
         cursor: int,
         ranges: tuple[Range, ...],
     ) -> None:
-        """Check the cursor and the acked ranges that the broker reported; or record that a reset is
+        """Check the cursor and the acked ranges that the broker reported, or record that a reset is
         done.
         """
         if kind == "reset":
@@ -214,13 +219,13 @@ class Progress:
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def close(self, *, drained: bool) -> None:
-        """Find acks of fenced owners that took effect. Called after the last event."""
+        """Find acks of fenced owners that took effect. Must be called after the last event."""
         self._check_observations()
         if not drained:
             return
         for token, offset in self._stale_ends:
             if any(offset < era.start for era in self.eras.all if era.token > token):
-                continue  # a reset passed it
+                continue  # a reset has passed it
             if not any(
                 offset in handled_offsets
                 for later_token, handled_offsets in self.handled_by_token.items()
@@ -233,8 +238,8 @@ class Progress:
                 )
 
     def _check_observations(self) -> None:
-        """Check that token and cursor never fall, and that the cursor passed only messages that
-        were handled under its token.
+        """Check that the token and the cursor never fall, and that the cursor has passed only
+        messages that were handled under its token.
         """
         for previous, current in pairwise(self.observations):
             has_fallen = current.cursor < previous.cursor and current.run == previous.run

@@ -6,14 +6,15 @@ from .findings import Findings
 
 
 class Sequences:
-    """Checks the sequences of each producer on each partition, in the order of the log."""
+    """Checks each producer's sequences on each partition, in the order of the log."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._expected_sequences: dict[tuple[int, int], tuple[int, int]] = {}
-        """Epoch and next sequence, by (partition, producer)."""
+        """Maps (partition, producer) to the epoch and the next sequence."""
         self._first_offsets: dict[int, int] = {}
-        """First offset of each partition in the log; retention may have removed earlier messages.
+        """The first offset of each partition in the log. Retention may have removed earlier
+        messages.
         """
 
     def on_batched(
@@ -45,7 +46,7 @@ class Sequences:
 
 
 class Routes:
-    """Checks the routes that producers used, in the order of time."""
+    """Checks the routes that producers used, in chronological order."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

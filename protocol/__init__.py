@@ -1,1 +1,3 @@
-"""Values, routing, frames, batches, errors and clock: what both ends of a call share. No I/O."""
+"""Values, routing, frames, batches, errors and the clock: everything that both ends of a call
+share. Performs no I/O.
+"""

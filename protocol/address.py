@@ -13,7 +13,7 @@ from .text import collect_items
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9_.-]{1,253}):([0-9]{1,5})")
 
 VIRTUAL_DOMAIN = ".keylane.invalid"
-"""Suffix of the host names of in-memory servers. No real host has it, because RFC 6761 reserves
+"""The suffix of the host names of in-memory servers. No real host has it, because RFC 6761 reserves
 `.invalid`.
 """
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
@@ -37,7 +37,7 @@ def refuse_virtual_address(address: str) -> None:
 
 @lru_cache(maxsize=1024)  # a broker reports its address with each heartbeat
 def is_loopback(host: str) -> bool:
-    """Return True for `localhost` and for loopback addresses, without brackets."""
+    """Return True for `localhost` and for loopback addresses, which must not be in brackets."""
     if host == "localhost":
         return True
     try:
@@ -48,7 +48,9 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_wildcard(host: str) -> bool:
-    """Return True for an address such as 0.0.0.0 that means all interfaces, without brackets."""
+    """Return True for an address that means all interfaces, such as 0.0.0.0. It must not be in
+    brackets.
+    """
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -56,7 +58,9 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Return True for a host name or IP address, without brackets, that others can connect to."""
+    """Return True for a host name or IP address that others can connect to. It must not be in
+    brackets.
+    """
     if ":" in text:
         try:
             return not ipaddress.IPv6Address(text).is_unspecified
@@ -69,7 +73,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """
     Split `host:port` into host and port.
 
-    An IPv6 address must be in brackets, which the returned host does not have.
+    An IPv6 address must be in brackets, which are removed from the returned host.
 
     Raises:
         ConfigError: `text` is not host:port, or the port is outside 1..65535.
@@ -90,11 +94,11 @@ def check_broker_address(address: str, *, anywhere: bool = False) -> None:
     Check the address that a broker advertises to clients and metaservers.
 
     Args:
-        anywhere: accept addresses other than loopback.
+        anywhere: True to accept addresses other than loopback ones.
 
     Raises:
-        InvalidRequestError: `address` is not host:port, means all interfaces, or is not loopback
-            although `anywhere` is False.
+        InvalidRequestError: `address` is not host:port, means all interfaces, or is not a loopback
+            address although `anywhere` is False.
     """
     try:
         host, _port = parse_address(address)

@@ -1,4 +1,6 @@
-"""Exponential backoff for retry loops, with jitter from the caller's random generator. Pure."""
+"""Exponential backoff for retry loops, with jitter that is drawn from the caller's random
+generator. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ _RANGES = {"first_ms": (0, PAUSE_MS_MAX), "max_ms": (1, PAUSE_MS_MAX)}
 class Backoff:
     """
     Exponential backoff with jitter: the first pause is about `first_ms` long, and each further
-    pause `factor` times as long, up to `max_ms`.
+    pause is `factor` times as long as the previous one, up to `max_ms`.
 
     Raises:
         ConfigError: some values are out of range; the message lists all of them.
@@ -41,7 +43,7 @@ class Backoff:
 
     def wait_ms(self, attempt: int, rng: random.Random) -> int:
         """
-        Return the milliseconds to wait after attempt number `attempt`, counted from 1.
+        Return how long to wait after attempt number `attempt`, counted from 1, in milliseconds.
 
         The result is drawn from [step / 2, step], where step is `first_ms * factor ** (attempt -
         1)`, at most `max_ms`.
@@ -69,7 +71,7 @@ class Pauses:
         self._backoff = backoff
         self._rng = rng
         self.failures = 0
-        """Number of failures since the last success."""
+        """The number of failures since the last success."""
 
     def next_pause_ms(self) -> int:
         """Count a failure, and return the milliseconds to wait before the next attempt."""
@@ -81,5 +83,5 @@ class Pauses:
         self.failures += 1
 
     def reset(self) -> None:
-        """Record a success: the next pause is the first one again."""
+        """Record a success, so that the next pause is the first one again."""
         self.failures = 0

@@ -1,4 +1,5 @@
-"""A batch of messages of one partition as bytes: a record header and a columnar body. Pure.
+"""Encodes the messages of a batch, all of one partition, as a record header and a columnar body.
+Pure.
 
     body, little-endian, `count` messages:
     ┌──────────────────┬───────────────┬─────────────────┬──────────────────────┐
@@ -7,7 +8,8 @@
     │ keys, one after another  │ values, one after another   │ properties        │
     └──────────────────────────┴─────────────────────────────┴───────────────────┘
 
-    In a packed batch, keys, values and properties together are packed; times and lengths are not:
+    In a packed batch, the keys, values and properties are packed together; the times and lengths
+    are not:
 
     ┌─────────────────┬─────────────────┬──────────────────┬────────────────────┬────────────────┐
     │ sent_at_ns i64×n│ key bytes u32×n │ value bytes u32×n│ property bytes u32×n│ packed, to end │
@@ -16,10 +18,10 @@
 Invariants
     The lengths add up exactly to the size of the body; otherwise the whole batch is refused.
     The lengths of a packed batch add up to its unpacked size, so a broker knows that size without
-    unpacking. An unpacked batch has the same limits as any other.
+    unpacking. After unpacking, a batch is subject to the same limits as any other.
     Only the writer's two joins and the reader's slicing loop over messages in Python.
 
-Source: the columns are laid out like the buffers of Arrow arrays; see `arrow/columns.py`.
+The columns are laid out like the buffers of Arrow arrays; see `arrow/columns.py`.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ from .record import (
 )
 
 ZSTD_LEVEL = 1
-"""Fastest level. On batches of this size, higher levels save little more."""
+"""The fastest level. On batches of this size, higher levels save little more."""
 BYTES_PER_MESSAGE = 8 + 3 * 4
-"""Overhead in bytes of a message in a batch: its time and its three lengths."""
+"""The overhead of a message in a batch, in bytes: its time and its three lengths."""
 SENDER_HINT = (
     "Nothing of the batch is stored, and a retry will be refused too: the program that packed it "
     "has a bug, or its machine has bad memory. A producer with compression='none' does not pack."
@@ -61,15 +63,15 @@ SENDER_HINT = (
 _NO_HEADER = bytes(HEADER_BYTES)
 _EMPTY = bytearray()
 _ONE = Struct("<III")
-"""Layout of the lengths of a single message."""
+"""The layout of the lengths of a single message."""
 _ONE_TIMED = Struct("<qIII")
-"""Layout of the time and the lengths of a single message."""
+"""The layout of the time and the lengths of a single message."""
 CACHED_LAYOUTS_MAX = 64
-"""Largest number of messages for which the layout of their lengths is cached: creating a layout
+"""The largest number of messages for which the layout of their lengths is cached. Creating a layout
 takes as long as using it.
 """
 SAME_SIZE_BLOCK = 32
-"""Number of equally long values that are cut at once."""
+"""The number of equally long values that are split off at once."""
 
 
 def encode_batch(
@@ -87,8 +89,8 @@ def encode_batch(
     """
     Pack messages into a batch, oldest first.
 
-    All columns have the same length. Empty `properties` mean that no message has any. `sequence`
-    belongs to the first message; the others follow without a gap.
+    All columns must have the same length. If `properties` is empty, no message has any. `sequence`
+    is that of the first message; the others follow without a gap.
     """
     assert len(sent_at_ns) == len(values)
     batch = encode_columns(
@@ -118,7 +120,7 @@ def encode_columns(
 ) -> bytes | bytearray:
     """
     Encode a batch like `encode_batch`, but take the times as the bytes of their column. `fields`
-    are those of `encode_body`.
+    are the fields of `encode_body`.
 
     The header is written in place, in front of the joined columns, to avoid copying them.
     """
@@ -142,7 +144,7 @@ def encode_columns(
 def _record_parts(
     times: bytes, keys: Sequence[bytes], values: Sequence[bytes], properties: Sequence[bytes]
 ) -> Sequence[bytes]:
-    """Return the parts of a record: zeros for its header, then the columns."""
+    """Return the parts of a record: a placeholder of zeros for its header, then the columns."""
     count = len(values)
     assert 0 < count <= BATCH_COUNT_MAX
     assert len(keys) == count == len(times) // 8
@@ -170,12 +172,12 @@ def encode_body(
     body: bytes, *, count: int, compression: Compression = Compression.NONE, **fields: int
 ) -> bytes:
     """
-    Return a batch with this body of `count` messages. It is packed by `compression` only if that
-    makes it shorter, within the limit on the ratio.
+    Return a batch with this body, which has `count` messages. It is packed with `compression` only
+    if that makes it shorter and does not exceed the limit on the ratio.
 
     Args:
-        body: the unpacked body, as `join_columns` returns it.
-        fields: other header fields for `encode_record`.
+        body: the unpacked body, as returned by `join_columns`.
+        fields: the other header fields for `encode_record`.
     """
     if compression is not Compression.NONE:
         body_start = BYTES_PER_MESSAGE * count
@@ -188,7 +190,7 @@ def encode_body(
 
 
 def is_unpacked_size(unpacked_bytes: int, packed_bytes: int) -> bool:
-    """Return True if a body of `packed_bytes` may unpack to a body of `unpacked_bytes`."""
+    """Return True if a body of `packed_bytes` may unpack to `unpacked_bytes`."""
     return (
         HEADER_BYTES + unpacked_bytes <= BATCH_BYTES_MAX
         and unpacked_bytes <= UNPACKED_RATIO_MAX * packed_bytes
@@ -207,7 +209,7 @@ def join_columns(
     properties: Iterable[bytes | memoryview] = (),
 ) -> bytes:
     """
-    Return the body of `count` messages, from columns that are already encoded.
+    Return the body of `count` messages, built from columns that are already encoded.
 
     Args:
         keys, values, properties: the parts of each column, in order.
@@ -218,7 +220,7 @@ def join_columns(
 
 
 def split_columns(body: bytes, count: int) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys and the values of a body that `join_columns` returned."""
+    """Return the keys and the values of a body that was returned by `join_columns`."""
     lengths: array[int] = array("I")
     lengths.frombytes(body[8 * count : 16 * count])
     edges = list(accumulate(lengths, initial=BYTES_PER_MESSAGE * count))
@@ -253,18 +255,18 @@ def check_batch(data: bytes | memoryview, start: int = 0) -> Header:
 
 def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> int:
     """
-    Check that the lengths in the batch at `start` add up. A stored batch can then always be split
-    into messages.
+    Check that the lengths in the batch at `start` add up, so that a stored batch can always be
+    split into messages.
 
     A packed batch is not unpacked here, which is the task of `check_unpacks`, but its lengths must
     be within the limits for unpacked batches.
 
     Returns:
-        Size in bytes of the unpacked batch, including its header.
+        The size of the unpacked batch, including its header, in bytes.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body, or to more than a batch may unpack
-            to.
+        CorruptBatchError: the lengths do not add up to the size of the body, or exceed what a batch
+            may unpack to.
         MessageTooLargeError: a key is longer than KEY_BYTES_MAX, so a consumer could not park its
             messages.
     """
@@ -282,8 +284,8 @@ def check_lengths(data: bytes | memoryview, header: Header, start: int = 0) -> i
 
 
 def unpacked_bytes(data: bytes | memoryview) -> int:
-    """Return the unpacked size in bytes that the unchecked batch in `data` claims; 0 if it is not
-    packed, or not a batch.
+    """Return the unpacked size, in bytes, that is claimed by the unchecked batch in `data`; 0 if it
+    is not packed, or not a batch.
     """
     header = read_header(data)
     if not isinstance(header, Header) or header.compression == Compression.NONE:
@@ -298,13 +300,14 @@ def unpacked_bytes(data: bytes | memoryview) -> int:
 
 def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> None:
     """
-    Check that the packed batch at `start` unpacks to the size that its lengths give. Brokers call
+    Check that the packed batch at `start` unpacks to the size that its lengths state. Brokers call
     this before they store a batch.
 
     This takes about 1 ms and one copy in memory per unpacked MB, for at most BATCH_BYTES_MAX.
 
     Raises:
-        UnpackError: it does not. The hint is for the sender that packed it.
+        UnpackError: the batch does not unpack to this size. The hint is for the sender that packed
+            it.
     """
     try:
         unpack_batch(data, header, start)
@@ -315,18 +318,18 @@ def check_unpacks(data: bytes | memoryview, header: Header, start: int = 0) -> N
 
 def check_whole_batch(data: bytes | memoryview) -> None:
     """
-    Check a whole batch with `check_batch` and `check_unpacks`. This may run in a thread.
+    Check a whole batch with `check_batch` and `check_unpacks`. May run in a thread.
 
     Raises:
-        CorruptBatchError: `check_batch` refuses it.
-        UnpackError: `check_unpacks` refuses it.
+        CorruptBatchError: the batch is refused by `check_batch`.
+        UnpackError: the batch is refused by `check_unpacks`.
     """
     check_unpacks(data, check_batch(data))
 
 
 def largest_message(data: bytes | memoryview, header: Header, start: int = 0) -> int:
-    """Return the size in bytes of the largest message (key, value and properties) in the batch at
-    `start`, without unpacking it.
+    """Return the size of the largest message (key, value and properties) in the batch at `start`,
+    in bytes, without unpacking the batch.
     """
     count = header.count
     first = start + HEADER_BYTES + 8 * count
@@ -337,7 +340,9 @@ def largest_message(data: bytes | memoryview, header: Header, start: int = 0) ->
 
 
 def _check_unpacked(header: Header, total: int) -> None:
-    """Raise CorruptBatchError if a packed batch claims to unpack to more than is allowed."""
+    """Raise CorruptBatchError if the size to which a packed batch claims to unpack is not
+    allowed.
+    """
     if not is_unpacked_size(total - HEADER_BYTES, header.length - HEADER_BYTES):
         raise CorruptBatchError(
             "the batch unpacks to more than is allowed", length=header.length, found=total
@@ -350,8 +355,8 @@ def unpack_batch(data: bytes | memoryview, header: Header, start: int = 0) -> by
     unchanged.
 
     Raises:
-        CorruptBatchError: the lengths are over the limits.
-        UnpackError: it does not unpack to the size that its lengths give. The details
+        CorruptBatchError: the lengths exceed the limits.
+        UnpackError: the batch does not unpack to the size that its lengths state. The details
             `partition_id`, `offset` and `count` identify its messages.
     """
     view = memoryview(data)[start : start + header.length]
@@ -375,7 +380,7 @@ def unpack_batch(data: bytes | memoryview, header: Header, start: int = 0) -> by
 
 
 def _compress(compression: Compression, data: bytes) -> bytes:
-    """Return `data` packed by `compression`. Its library is imported on first use."""
+    """Return `data`, packed with `compression`. The library for it is imported on first use."""
     if compression is Compression.ZSTD:
         frame: bytes = _zstd().compress(data, ZSTD_LEVEL)
         return frame
@@ -388,10 +393,10 @@ def _compress(compression: Compression, data: bytes) -> bytes:
 
 def _decompress(compression: int, packed: bytes | memoryview, size: int) -> bytes:
     """
-    Return the `size` bytes that `_compress` packed.
+    Return the `size` bytes that were packed by `_compress`.
 
     Raises:
-        UnpackError: the bytes are damaged, or unpack to another size. At most `size` bytes are
+        UnpackError: the bytes are damaged, or unpack to a different size. At most `size` bytes are
             allocated.
     """
     if compression == Compression.ZSTD:
@@ -409,7 +414,7 @@ def _decompress(compression: int, packed: bytes | memoryview, size: int) -> byte
 
 
 def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
-    """Raises UnpackError."""
+    """Unpack `size` bytes with zstd. Raises UnpackError."""
     zstd = _zstd()
     try:
         stated_bytes = zstd.get_frame_info(packed).decompressed_size
@@ -429,7 +434,9 @@ def _unpack_zstd(packed: bytes | memoryview, size: int) -> bytes:
 
 
 def _zstd() -> ModuleType:
-    """Return the zstd module of the standard library, or its copy for Python before 3.14."""
+    """Return the zstd module of the standard library, or its backport for Python versions before
+    3.14.
+    """
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -438,7 +445,7 @@ def _zstd() -> ModuleType:
 
 
 def _unpack_lz4(packed: bytes | memoryview, size: int) -> bytes:
-    """Raises UnpackError."""
+    """Unpack `size` bytes with lz4. Raises UnpackError."""
     import lz4.block
 
     try:
@@ -456,8 +463,8 @@ B = TypeVar("B", bound=bytes | memoryview)
 
 
 class Columns(NamedTuple, Generic[B]):
-    """The columns of a batch: the times, and `count + 1` edges each for keys, values and
-    properties. Edges are indexes into `blob`.
+    """The columns of a batch: the times, and `count + 1` edges each for the keys, the values and
+    the properties. Edges are indexes into `blob`.
     """
 
     sent_at_ns: array[int]
@@ -465,7 +472,7 @@ class Columns(NamedTuple, Generic[B]):
     value_edges: Sequence[int]
     property_edges: Sequence[int]
     blob: B
-    """The whole unpacked record."""
+    """The entire unpacked record."""
 
 
 def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[bytes]:
@@ -473,7 +480,7 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
     Split the body of the batch at `start` into columns.
 
     Raises:
-        CorruptBatchError: the lengths do not add up to the body, or it does not unpack.
+        CorruptBatchError: the lengths do not add up to the body, or the batch cannot be unpacked.
     """
     views = column_views(data, header, start)
     record = views.blob.obj
@@ -483,8 +490,8 @@ def columns(data: bytes | memoryview, header: Header, start: int = 0) -> Columns
 
 
 def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Columns[memoryview]:
-    """Return the same as `columns`, but with a view of the record instead of a copy. `slice_column`
-    accepts it.
+    """Split a batch like `columns`, but return a view of the record instead of a copy.
+    `slice_column` accepts it.
     """
     count = header.count
     if header.compression != Compression.NONE:
@@ -513,7 +520,7 @@ def column_views(data: bytes | memoryview, header: Header, start: int = 0) -> Co
 
 def _compute_edges(lengths: memoryview, start_index: int, count: int) -> Sequence[int]:
     """Return the edges of a column that begins at index `start_index`. They are a range if all
-    lengths are equal, which is common for numbers and hashes.
+    lengths are equal, as is common for numbers and hashes.
     """
     size = int.from_bytes(lengths[:4], "little")
     if count and lengths.tobytes() == lengths[:4].tobytes() * count:  # a view compares byte by byte
@@ -534,7 +541,7 @@ def slice_column(blob: bytes | memoryview, edges: Sequence[int]) -> list[bytes]:
     if start == end:
         return [b""] * (len(edges) - 1)
     values: list[bytes] = []
-    if isinstance(edges, range):  # four times as fast as slicing value by value
+    if isinstance(edges, range):  # four times as fast as slicing one value at a time
         blocks, remaining = divmod(len(edges) - 1, SAME_SIZE_BLOCK)
         block = _block_layout(edges.step, SAME_SIZE_BLOCK)
         start += blocks * block.size
@@ -558,7 +565,7 @@ def batch_starts(data: bytes | memoryview) -> list[tuple[int, Header]]:
     Check the consecutive batches in `data`, and return the start and the header of each.
 
     Raises:
-        CorruptBatchError: `check_batch` refuses one of them.
+        CorruptBatchError: one of them is refused by `check_batch`.
     """
     batches = []
     start, end = 0, len(data)

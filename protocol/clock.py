@@ -1,8 +1,8 @@
 """The only module that reads the machine's clocks.
 
-The boot clock counts the time since the machine started, including suspend. It never jumps, so
-deadlines and ttls use it. The wall clock serves people and the times of messages. Correctness never
-depends on it.
+The boot clock counts the time since the machine started, including suspend. It never jumps, so it
+is used for deadlines and ttls. The wall clock is used for times that people see and for the times
+of messages. Correctness never depends on it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    # Bound to the C functions directly: a consumer reads the boot clock before every message.
+    # Bound to the C functions directly, because a consumer reads the boot clock before every
+    # message.
     boot_ns = staticmethod(partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME))
     wall_ns = staticmethod(time.time_ns)
 
@@ -53,8 +54,8 @@ class SystemClock:
 
 
 def boot_seconds(clock: Clock) -> Iterator[float]:
-    """Yield the boot clock in seconds, read anew for each item. In a loop this is a third cheaper
-    than `boot_ns`.
+    """Yield the time of the boot clock in seconds, read anew for each item. In a loop, this costs a
+    third less than `boot_ns`.
     """
     if type(clock) is SystemClock:
         return starmap(time.clock_gettime, repeat((time.CLOCK_BOOTTIME,)))
@@ -62,23 +63,24 @@ def boot_seconds(clock: Clock) -> Iterator[float]:
 
 
 def deadline_seconds(deadline_ns: int) -> float:
-    """Convert a deadline for use with `boot_seconds`. It is a microsecond early, because floats are
-    rounded.
+    """Convert a deadline for use with `boot_seconds`. The result is a microsecond early, because
+    floats are rounded.
     """
     return (deadline_ns - 1_000) / 1e9
 
 
 TICK_S = 0.25
 ALIGNED_S_MIN = 2.0
-"""Shortest wait that is aligned to ticks."""
+"""The shortest wait that is aligned to ticks, in seconds."""
 
 
 def round_to_tick(wait_s: float, now_s: float) -> float:
     """
-    Return the end of a wait of `wait_s` from `now_s` on, rounded down to a multiple of TICK_S.
+    Return the end of a wait that begins at `now_s` and takes `wait_s`, rounded down to a multiple
+    of TICK_S.
 
-    The waits of hundreds of idle consumers then end together, in one wake-up of the process. Waits
-    shorter than ALIGNED_S_MIN are not rounded.
+    This way, the waits of hundreds of idle consumers end together, with a single wake-up of the
+    process. Waits shorter than ALIGNED_S_MIN are not rounded.
     """
     end_s = now_s + wait_s
     return end_s - end_s % TICK_S if wait_s >= ALIGNED_S_MIN else end_s

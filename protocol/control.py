@@ -1,10 +1,11 @@
-"""JSON bodies of the control calls between clients, brokers and the metaserver. Pure.
+"""The JSON bodies of the control calls between clients, brokers and the metaserver. Pure.
 
-`endpoints.py` lists the calls with their bodies. Further bodies are in `operations.py`, `queues.py`
+`endpoints.py` lists the calls with their bodies. More bodies are in `operations.py`, `queues.py`
 and `progress.py`.
 
 The response to a failed call has the error's HTTP status and an ErrorBody. Durations are in
-milliseconds. Bodies have durations instead of instants; the receiver adds them to its own clock.
+milliseconds. Bodies contain durations instead of points in time; the receiver adds them to its own
+clock.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Done(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """Whether a program is ready for work; if not, `reason` says why."""
+    """Whether a program is ready for work. If not, `reason` says why."""
 
     program: str
     ready: bool
@@ -91,42 +92,43 @@ class Health(Struct, frozen=True, kw_only=True):
 
 # ── brokers ───────────────────────────────────────────────────────────────────────────────────────
 class BrokerHeartbeat(Struct, frozen=True, kw_only=True):
-    """A regular report of a broker. The first one registers it."""
+    """A periodic report of a broker. The first one registers the broker."""
 
     broker_group: ShortText
     broker_id: ShortText
-    """Identity of the data folder, which distinguishes it from other folders of the same broker
+    """The identity of the data folder, which distinguishes it from other folders of the same broker
     group.
     """
     address: ShortText
     readable: bool = True
     writable: bool = True
     problem: ShortText = ""
-    """Reason why the broker accepts no writes; "" if it does."""
+    """The reason why the broker does not accept writes; "" if it does."""
     opening: ShortText = ""
-    """Random name of this opening of the data folder; "": not reported."""
+    """The random name of this opening of the data folder; "" if not reported."""
     opened_after: Annotated[tuple[ShortText, ...], Meta(max_length=OPENINGS_MAX)] = ()
-    """Earlier openings of the folder, until the metaserver has stored them."""
+    """The earlier openings of the folder, until the metaserver has stored them."""
     log_end: Count = 0
-    """Position in bytes up to which the broker's log is durable. It only grows."""
+    """The log position up to which the broker's log is durable. It only grows."""
     hosted: Count = 0
-    """Number of partitions that the broker hosts."""
+    """The number of partitions that the broker hosts."""
     highest_id: Count = 0
-    """Highest id of these partitions; 0 if there are none. If the database does not have this id,
-    it was restored to an older state.
+    """The highest id of these partitions; 0 if there are none. If this id is not in the database,
+    the database was restored to an older state.
     """
     untold: Annotated[tuple[int, ...], Meta(max_length=GROUPLESS_PARTITIONS_MAX)] = ()
-    """Up to GROUPLESS_PARTITIONS_MAX partitions that have messages due for removal, which retention
-    must keep because the broker has never received the consumer groups of the partition.
+    """Up to GROUPLESS_PARTITIONS_MAX partitions with messages that are due for removal. Retention
+    must keep these messages, because the broker has never received the consumer groups of the
+    partition.
     """
     version: ShortText = ""
-    """Version of the broker's program; a metaserver refuses a report without it."""
+    """The version of the broker's program. A metaserver refuses a report without it."""
     cluster: ShortText = ""
-    """Name of the cluster in the broker's settings; "": none."""
+    """The name of the cluster in the broker's settings; "" if there is none."""
 
 
 def quiet_limit_ms(ttl_ms: int) -> int:
-    """Return the longest time in milliseconds between two reports of an unchanged broker. Several
+    """Return the maximum time between two reports of an unchanged broker, in milliseconds. Several
     reports must fail before a metaserver considers the broker silent.
     """
     return min(ttl_ms // 4, 5_000)
@@ -134,7 +136,7 @@ def quiet_limit_ms(ttl_ms: int) -> int:
 
 class BrokerWelcome(Struct, frozen=True, kw_only=True):
     """
-    The response to a report. The next one is due after `heartbeat_ms`, or after at most
+    The response to a report. The next report is due after `heartbeat_ms`, or after at most
     `quiet_limit_ms(ttl_ms)` if nothing changes.
 
     A broker that does not report for `ttl_ms` counts as unavailable.
@@ -143,37 +145,39 @@ class BrokerWelcome(Struct, frozen=True, kw_only=True):
     heartbeat_ms: int
     ttl_ms: int
     groups_missed: bool = False
-    """The broker may lack consumer groups that the database has. Until it has received the groups
-    of a partition again, retention must not remove messages there.
+    """True if the broker may lack consumer groups that the database has. Until it has received a
+    partition's groups again, retention must not remove messages from that partition.
     """
     fence: int = 0
-    """If an operator has accepted an outdated data folder: a fence. The broker must refuse tokens
-    up to this one from its first request on. Otherwise 0.
+    """The highest token that the broker must refuse from its first request on, if an operator has
+    accepted an outdated data folder; otherwise 0.
     """
     access: AccessNews | None = None
-    """Keys and versions by which the broker checks capabilities; None: access control is off."""
+    """The keys and versions that the broker needs to check capabilities; None if access control is
+    off.
+    """
     cluster_version: str = ""
-    """Lowest version of all members, which determines the formats that may be written; "": not
-    known yet.
+    """The lowest version of all members, which determines the formats that may be written; "" if
+    not known yet.
     """
 
 
 class AcceptFolder(Struct, frozen=True, kw_only=True):
     """
-    Accept a data folder that was refused as outdated. The messages that it lacks are lost.
+    Accept a data folder that was refused as outdated. The messages missing from it are lost.
 
     The response is the RefusedBroker of the folder. `address` selects one if several were refused.
     """
 
     address: ShortText = ""
     dry_run: bool = False
-    """Return the folder that would be accepted, without changing anything."""
+    """True to return the folder that would be accepted, without changing anything."""
 
 
 # ── subjects ──────────────────────────────────────────────────────────────────────────────────────
 class Retention(enum.StrEnum):
-    """Condition under which retention may remove an old message. ACKED: every consumer group has
-    acked it. TIME: its age alone.
+    """The condition under which retention may remove an old message. ACKED: every consumer group
+    has acked it. TIME: its age alone.
     """
 
     ACKED = "acked"
@@ -181,22 +185,22 @@ class Retention(enum.StrEnum):
 
 
 class CreateSubject(Struct, frozen=True, kw_only=True):
-    """Create a subject whose partitions are distributed over the available broker groups."""
+    """Create a subject whose partitions are distributed across the available broker groups."""
 
     subject: str
     partitions: Annotated[int, Meta(ge=1, le=PARTITIONS_MAX)] = 2
     order_strategy: OrderStrategy = OrderStrategy.STRICT
     retention: Retention = Retention.ACKED
     static: bool = False
-    """The subject has logic queues. Their number never decreases, and increases only when an
-    operator grows the subject.
+    """True if the subject has logic queues. Their number never decreases, and increases only when
+    an operator grows the subject.
     """
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
-    """Maximum bytes of key, value and properties of one message together."""
+    """The maximum total size of the key, value and properties of one message, in bytes."""
 
 
 class AutoCreate(Struct, frozen=True, kw_only=True):
-    """Create a subject for its first message, if it does not exist."""
+    """Create a subject for its first message if it does not exist."""
 
     order_strategy: OrderStrategy = OrderStrategy.STRICT
 
@@ -220,14 +224,14 @@ class SubjectSummary(Struct, frozen=True, kw_only=True):
     partitions: int
     route_version: int
     problem: str = ""
-    """Reason why its creation failed. Such a subject has no open partition, and its name can be
+    """The reason why its creation failed. Such a subject has no open partition, and its name can be
     reused.
     """
     hidden_for: str = ""
-    """Target in which this hidden subject will be published; "": it is not hidden."""
+    """The target as which this hidden subject will be published; "" if it is not hidden."""
     expires_in_ms: int | None = None
-    """Milliseconds after which this hidden subject may be deleted, unless messages are added or it
-    is published; None: it never expires.
+    """The time after which this hidden subject may be deleted unless messages are added or it is
+    published, in milliseconds; None if it never expires.
     """
 
 
@@ -239,146 +243,154 @@ class SubjectList(Struct, frozen=True, kw_only=True):
 
 # ── consumers ─────────────────────────────────────────────────────────────────────────────────────
 class Join(Struct, frozen=True, kw_only=True):
-    """Begin a consumer session. The client draws `session` at random, so the call is idempotent."""
+    """Begin a consumer session. The client draws `session` at random, which makes the call
+    idempotent.
+    """
 
     subject: str
     group: str
     session: Annotated[str, Meta(min_length=16, max_length=64, pattern="^[0-9a-f]+$")]
     client: ShortText = ""
-    """Host, process id and name of the client, for display."""
+    """The host, process id and name of the client, for display."""
     ttl_ms: TtlMs = TTL_MS_DEFAULT
     suspended: bool = False
-    """The session begins suspended, so it gets no grants; see Suspend."""
+    """True if the session begins suspended, so that it receives no grants; see Suspend."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     """The first session of a group sets the group's strategy."""
     filter: Annotated[str, Meta(max_length=FILTER_CHARS_MAX)] = ""
-    """Text of the consumer's `MessageFilter`; "": no filter. The join is refused if another member
-    has a different filter.
+    """The text of the consumer's `MessageFilter`; "" if there is none. The join is refused if
+    another member has a different filter.
     """
     group_id: Count = 0
-    """Group id of the client's previous session; 0: there was none. The join is refused if that
-    group has been deleted.
+    """The group id of the client's previous session; 0 if there was none. The join is refused if
+    that group has been deleted.
     """
     start: GroupStart | None = None
-    """Start of the group if this session creates it; None: the first message."""
+    """Where the group starts if this session creates it; None means at the first message."""
     instance: InstanceName = ""
-    """Instance name of the client in the group. A restarted client with the same name immediately
-    gets the leases of its predecessor.
+    """The client's instance name in the group. A restarted client with the same name immediately
+    receives the leases of its predecessor.
     """
     again: bool = False
-    """The client has already had a session since it was opened: it gets its instance name only if
-    no other client uses it.
+    """True if the client has already had a session since it was opened. It then gets its instance
+    name only if no other client uses it.
     """
 
 
 class Joined(Struct, frozen=True, kw_only=True):
-    """The session has begun. Its ttl counts from the time when the client sent the request."""
+    """The session has begun. Its ttl is counted from the time at which the client sent the
+    request.
+    """
 
     ttl_ms: int
     heartbeat_ms: int
     group_id: int = 0
-    """Distinguishes the group from an earlier or later one of the same name; 0: not reported."""
+    """Distinguishes the group from an earlier or later one with the same name; 0 if not
+    reported.
+    """
     start: GroupStart | None = None
-    """Start of the group, fixed by its first session or by `group create`; None: not reported."""
+    """Where the group starts, as set by its first session or by `group create`; None if not
+    reported.
+    """
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Order strategy of the subject."""
+    """The order strategy of the subject."""
     grants: Grants | None = None
-    """Grants of the session, as in the response to a heartbeat; None: not reported."""
+    """The grants of the session, as in the response to a heartbeat; None if not reported."""
 
 
 class Grant(Struct, frozen=True, kw_only=True):
-    """Permission for a session to handle a partition for its group."""
+    """A permission for a session to handle a partition for its group."""
 
     partition: Partition
     token: int
     parked_parents: tuple[Partition, ...] = ()
     """
-    Parents on which the group had parked messages when it drained them. The partition adopts these
-    messages.
+    The parents on which the group had parked messages when it drained them. The partition adopts
+    these messages.
 
-    They are followed by further ancestors that have new parked messages, because they were reset
-    without the partitions between.
+    They are followed by more distant ancestors that have new parked messages, because they were
+    reset without the partitions in between.
     """
     parked_tokens: tuple[int, ...] = ()
-    """Last tokens of these parents. Messages that were adopted under a lower token date from before
-    a reset, and are adopted again.
+    """The last tokens of these parents. Messages that were adopted under a lower token date from
+    before a reset, and are adopted again.
     """
     parked_ranges: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Half-open ranges of logical partitions that are adopted from each parent; (): the partition's
-    own range.
+    """The half-open ranges of logical partitions that are adopted from each parent; () means the
+    partition's own range.
     """
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """Renew the session and all its leases. This is a long poll: the metaserver responds as soon as
-    the grants differ from `known_version`, or after `wait_ms`.
+    the version of the grants differs from `known_version`, or after `wait_ms`.
     """
 
     session: str
     known_version: int = -1
     drained: tuple[int, ...] = ()
-    """Sealed partitions that the group has acked to their end."""
+    """The sealed partitions that the group has acked to their ends."""
     parked: tuple[int, ...] = ()
-    """Partitions in `drained` on which the group has parked messages."""
+    """Those of the partitions in `drained` on which the group has parked messages."""
     holding: tuple[tuple[int, int], ...] | None = None
-    """(partition id, token) of each partition that the session holds or is handing over; None: not
-    reported. A withdrawn lease that is missing here becomes free: either the session never received
-    the grant, or its release was lost.
+    """The (partition id, token) of each partition that the session holds or is handing over; None
+    if not reported. A withdrawn lease that is missing here becomes free: either the session never
+    received the grant, or its release was lost.
     """
     wait_ms: WaitMs = 0
     suspended: bool | None = None
-    """Whether the session wants to be suspended; None: not reported. If the session knows the
+    """Whether the session wants to be suspended; None if not reported. If the session knows the
     newest grants, this overrides a Suspend call that was delayed or whose response was lost.
     """
     group_id: int = 0
-    """Group id from the join; 0: not reported. It reveals a delayed join, which begins the session
-    again in a later group of the same name.
+    """The group id from the join; 0 if not reported. It reveals a delayed join, which would begin
+    the session again in a later group with the same name.
     """
     unreached: tuple[str, ...] | None = None
-    """Broker groups to which the session cannot connect, although the cluster reports them alive;
-    None: not reported. If the group is exclusive, their partitions are granted to sessions that do
-    not report them.
+    """The broker groups to which the session cannot connect although the cluster reports them as
+    alive; None if not reported. If the group is exclusive, their partitions are granted to sessions
+    that do not report them.
     """
 
 
 class Grants(Struct, frozen=True, kw_only=True):
-    """All grants of a session, which hands over every partition that is missing here."""
+    """All grants of a session. It must hand over every partition that is missing here."""
 
     version: int
-    """Version of the session's grants, which increases with every change. The session ignores lower
-    versions.
+    """The version of the session's grants, which increases with every change. The session ignores
+    lower versions.
     """
     ttl_ms: int
     grants: tuple[Grant, ...]
     policy: GroupPolicy = GroupPolicy()
-    """Stored failure policy of the group. It overrides the consumer's settings."""
+    """The stored failure policy of the group, which overrides the consumer's settings."""
     suspended_by: OperatorSwitch = OperatorSwitch.OFF
-    """Operator's switch that suspends the session."""
+    """The operator's switch that suspends the session."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Order strategy of the subject. Under BEST_TRIED, a failing message does not delay later ones,
-    unless a policy says so.
+    """The order strategy of the subject. Under BEST_TRIED, a failing message does not delay later
+    ones unless a policy says so.
     """
     group_id: int = 0
-    """Group id of the session's group; 0: not reported."""
+    """The group id of the session's group; 0 if not reported."""
 
 
 class ReleaseGrant(Struct, frozen=True, kw_only=True):
-    """Report that the session has handed over a partition. The metaserver may grant it to
-    another.
+    """Report that the session has handed over a partition, which the metaserver may then grant to
+    another session.
     """
 
     session: str
     partition_id: int
     token: int
     fence: int = 0
-    """The broker's fence, if it is above the token: a metaserver with a restored database may not
+    """The broker's fence if it is above the token. A metaserver with a restored database may not
     know it.
     """
 
 
 class Suspend(Struct, frozen=True, kw_only=True):
-    """Suspend a session: it hands over its partitions and gets no new ones until `suspended=False`
-    resumes it.
+    """Suspend a session: it hands over its partitions and receives no new ones until it is resumed
+    with `suspended=False`.
     """
 
     session: str
@@ -386,7 +398,7 @@ class Suspend(Struct, frozen=True, kw_only=True):
 
 
 class Leave(Struct, frozen=True, kw_only=True):
-    """End a session; its leases become free."""
+    """End a session. Its leases become free."""
 
     session: str
 
@@ -408,114 +420,120 @@ class GroupMember(Struct, frozen=True, kw_only=True):
 
     client: str
     partitions: int
-    """Number of partitions that it owns; 0 in a SHARED group."""
+    """The number of partitions that it owns; 0 in a SHARED group."""
     heard_ms: int
-    """Milliseconds since its last heartbeat."""
+    """The time since its last heartbeat, in milliseconds."""
     expires_in_ms: int
-    """Milliseconds until its leases end, unless it sends a heartbeat."""
+    """The time until its leases end unless it sends a heartbeat, in milliseconds."""
     suspended: bool = False
-    """It wants no partitions, or an operator has suspended it or its group."""
+    """True if it does not want any partitions, or if an operator has suspended it or its group."""
 
 
 class EndedMember(Struct, frozen=True, kw_only=True):
-    """The consumer of a group whose session ended last."""
+    """The member of a group whose session was the last to end."""
 
     client: str
     left: bool
-    """True if it left the group; False if it sent no heartbeats until its ttl had ended."""
+    """True if it left the group; False if it sent no heartbeat for the duration of its ttl."""
     ended_ms: int | None = None
-    """Milliseconds since then; None: not known."""
+    """The time since then, in milliseconds; None if unknown."""
 
 
 class GivenUpPartition(Struct, frozen=True, kw_only=True):
-    """The messages that a group had not read in a partition whose loss an operator has accepted."""
+    """The messages that a group had not read from a partition whose loss an operator has
+    accepted.
+    """
 
     partition_id: int
     name: str
     broker_group: str
     messages_max: int | None = None
-    """Maximum number of messages that the group may have lost; None: unknown, for example because
-    the partition was open.
+    """The maximum number of messages that the group may have lost; None if unknown, for example
+    because the partition was open.
     """
 
 
 class GroupView(Struct, frozen=True, kw_only=True):
     """A consumer group of a subject. `silent_ms` is the time since the last heartbeat of any
-    session; None: one is alive, or not reported.
+    session; None if a session is alive, or if not reported.
     """
 
     subject: str
     group: str
     sessions: int
     owners: tuple[OwnerView, ...]
-    """Owners by partition. In a SHARED group these are the partitions with their tokens, which all
-    sessions use.
+    """The owners by partition. In a SHARED group, these are the partitions with their tokens, which
+    all sessions use.
     """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
     settings: GroupSettings | None = None
     reset: PendingReset | None = None
     silent_ms: int | None = None
     revision: str = ""
-    """Changes with each grant, reset and change of the members; "": not reported. As long as it
-    stays the same, no member is alive and no reset runs, the cursors cannot move.
+    """Changes with each grant, each reset and each change of the members; "" if not reported. As
+    long as it stays the same, no member is alive and no reset is running, the cursors cannot move.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
-    """Messages lost with accepted losses, ordered by partition."""
+    """The messages that were lost with accepted losses, ordered by partition."""
     members: tuple[GroupMember, ...] = ()
-    """Live sessions in the order of joining; (): none, or not reported."""
+    """The live sessions, in the order in which they joined; () if there are none, or if not
+    reported.
+    """
     ended: EndedMember | None = None
-    """The member that ended last; None: none, or not reported."""
+    """The member that ended last; None if there is none, or if not reported."""
 
 
 class DeleteGroup(Struct, frozen=True, kw_only=True):
-    """Delete a consumer group. A repeat returns the progress of the deletion."""
+    """Delete a consumer group. Repeating the call returns the progress of the deletion."""
 
     force: bool = False
-    """Delete the group even if it has live consumers. Their sessions end, and their tokens are
-    refused.
+    """True to delete the group even if it has live consumers. Their sessions end, and their tokens
+    are refused.
     """
     group_id: Count = 0
-    """Group id from an earlier response, to protect a later group of the same name; 0: the current
-    group of this name.
+    """The group id from an earlier response, which protects a later group with the same name; 0
+    means the current group with this name.
     """
 
 
 class GroupDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a consumer group, which the metaserver completes."""
+    """The progress of deleting a consumer group. The metaserver completes the deletion."""
 
     subject: str
     group: str
     group_id: int
     left: int = 0
-    """Number of partitions whose brokers have not yet forgotten the group; 0: it is deleted."""
+    """The number of partitions whose brokers have not forgotten the group yet; 0 if it is
+    deleted.
+    """
     problem: str = ""
-    """Error of a broker that has not forgotten the group yet."""
+    """The error of a broker that has not forgotten the group yet."""
 
 
 class DeleteSubject(Struct, frozen=True, kw_only=True):
-    """Delete a subject with its messages and consumer groups. A repeat returns the progress of the
-    deletion.
+    """Delete a subject with its messages and consumer groups. Repeating the call returns the
+    progress of the deletion.
     """
 
     force: bool = False
-    """Delete the subject even if it has live consumers. Their sessions end."""
+    """True to delete the subject even if it has live consumers. Their sessions end."""
     subject_id: Count = 0
-    """Subject id from an earlier response, to protect a later subject of the same name; 0: the
-    current subject of this name.
+    """The subject id from an earlier response, which protects a later subject with the same name; 0
+    means the current subject with this name.
     """
 
 
 class SubjectDeletion(Struct, frozen=True, kw_only=True):
-    """Progress of the deletion of a subject, which the metaserver completes."""
+    """The progress of deleting a subject. The metaserver completes the deletion."""
 
     subject: str
     subject_id: int
     left: int = 0
-    """Number of partitions that brokers have not yet dropped; 0: the subject is deleted, and its
-    name can be reused.
+    """The number of partitions that brokers have not dropped yet; 0 if the subject is deleted and
+    its name can be reused.
     """
     problem: str = ""
-    """Error of a broker that has not dropped its partitions yet."""
+    """The error of a broker that has not dropped its partitions yet."""
 
 
 class GroupSummary(Struct, frozen=True, kw_only=True):
@@ -544,42 +562,45 @@ class SwitchGroup(Struct, frozen=True, kw_only=True):
 # ── partitions on a broker ────────────────────────────────────────────────────────────────────────
 class HostPartition(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
-    Host a partition. A repeat with the same metadata changes nothing.
+    Host a partition. Repeating the call with the same metadata has no effect.
 
-    The broker stores these metadata. A lost database of the metaserver can be rebuilt from them.
+    The broker stores the metadata, so that a lost metaserver database can be rebuilt from it.
     """
 
     subject: str
     partition: Partition
     order_strategy: OrderStrategy | None = None
-    """Order strategy of the subject; None: not reported."""
+    """The order strategy of the subject; None if not reported."""
     partitions_wanted: Count = 0
-    """Number of partitions that the subject was created with; 0: not reported."""
+    """The number of partitions with which the subject was created; 0 if not reported."""
     retention: Retention | None = None
-    """Retention of the subject; None: not reported, which means ACKED."""
+    """The retention of the subject; None if not reported, which means ACKED."""
     static: bool = False
-    """The subject has logic queues."""
+    """True if the subject has logic queues."""
     groups: tuple[str, ...] | None = None
-    """All consumer groups of the subject, for which retention waits from the first message on;
-    None: not reported. They are not metadata of the partition: a repeat may have more groups.
+    """All consumer groups of the subject, for which retention waits from the first message on; None
+    if not reported. They are not part of the partition's metadata: a repeated call may have more
+    groups.
     """
     tokens_above: Count = 0
     """Same meaning as in RegisterGroups; sent together with `groups`."""
     message_bytes_max: Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)] = 0
-    """The subject's limit in bytes for one message, if lower than MESSAGE_BYTES_MAX; else 0."""
+    """The subject's limit for one message, in bytes, if it is lower than MESSAGE_BYTES_MAX;
+    otherwise 0.
+    """
     hidden: str = ""
-    """Hidden subject for which the partition was created; "": none. When a lost database is
-    rebuilt, sealed parents prove that the hidden subject was published.
+    """The hidden subject for which the partition was created; "" if there is none. When a lost
+    database is rebuilt, sealed parents prove that the hidden subject was published.
     """
     times_from_ms: Count = 0
-    """Lower bound of the times of messages in the partition, in milliseconds since 1970; 0: not
+    """A lower bound of the times of the partition's messages, in milliseconds since 1970; 0 if not
     reported. It is the highest `PartitionStatus.ended_at_ms` of its parents on other brokers. It is
-    sent with a repeat once they are sealed, and is not part of the metadata.
+    sent in a repeated call once they are sealed, and is not part of the metadata.
     """
 
 
 def hosted_limit(message_bytes_max: int) -> int:
-    """Return a subject's message limit as HostPartition encodes it: 0 stands for
+    """Return a subject's message limit as it is encoded in HostPartition, where 0 stands for
     MESSAGE_BYTES_MAX.
     """
     return message_bytes_max if message_bytes_max < MESSAGE_BYTES_MAX else 0
@@ -587,14 +608,16 @@ def hosted_limit(message_bytes_max: int) -> int:
 
 class DropPartition(Struct, frozen=True, kw_only=True):
     """
-    Drop a partition of a deleted subject, with its messages. A repeat changes nothing.
+    Drop a partition of a deleted subject, with its messages. Repeating the call has no effect.
 
-    The broker will never host the partition again, even if it does not host it now.
+    The broker will never host the partition again, even if it does not host it at present.
     """
 
     subject: str
     last_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
-    """Highest partition id of the subject. A later subject of the same name has only higher ids."""
+    """The highest partition id of the subject. A later subject with the same name has only higher
+    ids.
+    """
 
 
 class PartitionStatus(Struct, frozen=True, kw_only=True):
@@ -608,28 +631,30 @@ class PartitionStatus(Struct, frozen=True, kw_only=True):
     next_offset: int
     groups: tuple[GroupStatus, ...] = ()
     facts: HostPartition | None = None
-    """Metadata that the broker received when it began to host the partition."""
+    """The metadata that the broker received when it began to host the partition."""
     unsealable: str = ""
-    """Reason why the partition cannot be sealed now; "" if it can be, or is sealed. Not filled in
-    for a page of partitions.
+    """The reason why the partition cannot be sealed at present; "" if it can be, or if it is
+    already sealed. Not set in a page of partitions.
     """
     groups_told: bool = True
-    """The broker has received all consumer groups of the subject. Until then, retention removes no
-    messages of the partition.
+    """True if the broker has received all consumer groups of the subject. Until then, retention
+    does not remove any messages from the partition.
     """
     forgotten_token: int = 0
-    """Highest token of a deleted group; the partition refuses tokens of that group up to it."""
+    """The highest token of a deleted group. The partition refuses that group's tokens up to this
+    one.
+    """
     holds: tuple[HoldView, ...] = ()
-    """Holds of jobs against retention. Not filled in for a page of partitions."""
+    """The holds of jobs against retention. Not set in a page of partitions."""
     ended_at_ms: int = 0
-    """In the response to a seal: upper bound of the times of its messages, in milliseconds since
-    1970; 0: not reported.
+    """In the response to a seal, an upper bound of the times of the partition's messages, in
+    milliseconds since 1970; 0 if not reported.
     """
 
 
 class TimeBound(enum.StrEnum):
-    """Which message a time refers to. LOWER: the first at or after it. UPPER: the last at or before
-    it.
+    """Which message a time refers to. LOWER: the first one at or after it. UPPER: the last one at
+    or before it.
     """
 
     LOWER = "lower"
@@ -637,7 +662,7 @@ class TimeBound(enum.StrEnum):
 
 
 class FoundOffset(Struct, frozen=True, kw_only=True):
-    """The result of a lookup by the time at which the broker stored a message. `offset` is None if
+    """The result of looking up the time at which the broker stored a message. `offset` is None if
     there is no such message.
     """
 
@@ -652,15 +677,15 @@ class PartitionStatusList(Struct, frozen=True, kw_only=True):
     broker_group: str
     partitions: list[PartitionStatus]
     broker_id: str = ""
-    """Identity of the broker's data folder."""
+    """The identity of the broker's data folder."""
     more_after: int | None = None
-    """Id after which the next page begins; None: this is the last page."""
+    """The id after which the next page begins; None if this is the last page."""
     dropped: dict[str, int] = {}
-    """Highest partition id by name of the deleted subject, for the subjects whose partitions the
-    broker dropped most recently.
+    """Maps the names of deleted subjects to their highest partition ids, for the subjects whose
+    partitions the broker dropped most recently.
     """
     dropped_id: int = 0
-    """Highest id of a partition that the broker has dropped."""
+    """The highest id of a partition that the broker has dropped."""
 
 
 # ── messages over HTTP ────────────────────────────────────────────────────────────────────────────
@@ -669,32 +694,36 @@ class PostReceipt(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     queue: int | None
-    """Number of the logic queue; None if the subject is not static."""
+    """The number of the logic queue; None if the subject is not static."""
     offset: int
     logic_offset: int | None
-    """Offset in the logic queue; None if the subject is not static."""
+    """The offset in the logic queue; None if the subject is not static."""
     durable: str
-    """How durable the message is; "fsync": on the broker's disk."""
+    """How durable the message is. "fsync" means that it is on the broker's disk."""
     duplicate: bool = False
     """True if an earlier request with the same idempotency key had already stored the message."""
 
 
 class Posted(Struct, frozen=True, kw_only=True):
-    """The response if all posted messages are stored. Receipts are in the order of the messages."""
+    """The response if all posted messages are stored. The receipts are in the order of the
+    messages.
+    """
 
     receipts: list[PostReceipt]
 
 
 class PartlyPosted(ErrorBody, frozen=True, kw_only=True):
-    """The error response if only some posted messages are stored: a receipt for each of these, null
-    for the others.
+    """The error response if only some of the posted messages are stored. It has a receipt for each
+    stored message, and null for the others.
     """
 
     receipts: list[PostReceipt | None]
 
 
 class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A stored message. Key and value are text if they are UTF-8, and base64 otherwise."""
+    """A stored message. The key and the value are text if they are valid UTF-8, and base64
+    otherwise.
+    """
 
     partition_id: int
     offset: int
@@ -707,7 +736,7 @@ class MessageView(Struct, frozen=True, kw_only=True, omit_defaults=True):
     value_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     properties: dict[str, str] = {}
     properties_base64: dict[str, bytes] | bytes | msgspec.UnsetType = msgspec.UNSET
-    """Properties whose values are bytes. If the stored properties cannot be decoded, because
+    """The properties whose values are bytes. If the stored properties cannot be decoded because
     another program wrote them, these are all their bytes.
     """
 
@@ -721,10 +750,10 @@ class MessagePage(Struct, frozen=True, kw_only=True):
     partition_id: int
     messages: list[MessageView]
     next_offset: int
-    """Offset at which the next read begins."""
+    """The offset at which the next read begins."""
     first_offset: int
-    """First offset of the partition that is still stored."""
+    """The first offset of the partition that is still stored."""
     end_offset: int
-    """Offset after the partition's last message."""
+    """The offset that follows the partition's last message."""
     sealed: bool
-    """The partition takes no more messages."""
+    """True if the partition does not accept any more messages."""

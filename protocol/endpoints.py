@@ -6,8 +6,8 @@ OpenAPI document are built from it. Pure.
 
 Bodies are JSON of the given type, except for posted messages. `{name}` in a path is a name or a
 number, percent-encoded. The response to a failed call has the error's HTTP status and an
-`ErrorBody`. Durations are in milliseconds. Bodies have durations instead of instants; the receiver
-adds them to its own clock. Only scheduled messages have wall-clock times.
+`ErrorBody`. Durations are in milliseconds. Bodies contain durations instead of points in time; the
+receiver adds them to its own clock. Wall-clock times are used for scheduled messages only.
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ from .scheduled.receipt import CanceledScheduled, ScheduledList, ScheduledPage
 from .verification import Verification
 
 DATA_PATH = "/v1/data"
-"""Path at which a client opens a connection to a broker's data plane, whose frames are in
-`frames.py`. It is not a call, so the tables below do not contain it.
+"""The path at which a client opens a connection to a broker's data plane, whose frames are in
+`frames.py`. It is not a call, so it is not in the tables below.
 """
 
 WORK_MS = 15_000
-"""Timeout in milliseconds of calls for which the server writes a lot, or calls other servers."""
+"""The timeout, in milliseconds, of calls for which the server writes a lot of data or calls other
+servers.
+"""
 
 # ── to every server ───────────────────────────────────────────────────────────────────────────────
 HEALTH = Endpoint("GET", "/v1/health", None, Health, Rights.KNOWN, "Whether the server is ready.")
@@ -798,7 +800,7 @@ ACCESS: tuple[Endpoint[Any], ...] = (
     NOTE_AUDIT,
     AUDIT,
 )
-"""The calls about access control. A metaserver without access control refuses them."""
+"""The calls for access control. A metaserver without access control refuses them."""
 METASERVER: tuple[Endpoint[Any], ...] = (
     BROKER_HEARTBEAT,
     CORDON,
@@ -838,7 +840,7 @@ METASERVER: tuple[Endpoint[Any], ...] = (
     CANCEL_RESET,
     *ACCESS,
 )
-"""All calls of a metaserver except FRONT and OPENAPI, whose document describes these."""
+"""All calls of a metaserver, except FRONT and OPENAPI, whose document describes the others."""
 BROKER: tuple[Endpoint[Any], ...] = (
     HOST_PARTITION,
     PARTITIONS,
@@ -867,5 +869,5 @@ BROKER: tuple[Endpoint[Any], ...] = (
 
 
 def only_reads(method: str, path: str) -> bool:
-    """Return True if a call with this method and path changes nothing."""
+    """Return True if a call with this method and path does not change anything."""
     return method == "GET" or path == PARTITION_BOUNDS.path

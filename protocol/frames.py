@@ -5,11 +5,11 @@ Pure.
     │ size u32 │ header bytes u32 │ header: msgpack array [tag, correlation id, …] │ payload │
     └──────────┴──────────────────┴────────────────────────────────────────────────┴─────────┘
 
-`size` is the number of bytes after it; a frame of size 0 is a ping or its reply. The tag and the
-fields after the correlation id are those of a struct below. An answer has the correlation id of its
-request; answers may arrive in any order. The id 0 is reserved for notices of the broker, such as
-the reason why it closes the connection. Durations are in milliseconds. `token` is a fencing token,
-`group` a consumer group, `session` a consumer's session.
+`size` is the number of bytes that follow it; a frame of size 0 is a ping or its reply. The tag and
+the fields after the correlation id are those of a struct below. An answer has the correlation id of
+its request; answers may arrive in any order. The id 0 is reserved for notices from the broker, such
+as the reason why it closes the connection. Durations are in milliseconds. `token` is a fencing
+token, `group` a consumer group, `session` a consumer's session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .limits import FRAME_BYTES_MAX
 from .parked.views import FailingMessage
 
 SIZE = struct.Struct("<I")
-"""Layout of the first field of a frame."""
+"""The layout of the first field of a frame."""
 SIGN_OF_LIFE = bytes(SIZE.size)
 HEADER_BYTES_MAX = 1 << 18
 _LENGTHS = struct.Struct("<II")
@@ -44,18 +44,18 @@ _FATES: dict[str, Fate] = {fate.value: fate for fate in Fate}
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all requests and answers."""
+    """The base class of all requests and answers."""
 
 
 # ── requests ──────────────────────────────────────────────────────────────────────────────────────
 class Append(Frame, frozen=True, array_like=True, tag=1):
-    """Store the batch in the payload. Answer: Appended."""
+    """Store the batch in the payload. The answer is Appended."""
 
     partition_id: int
 
 
 class Acquire(Frame, frozen=True, array_like=True, tag=2):
-    """Raise the fence to `token`, durably, and take the pull lock. Answer: Acquired."""
+    """Durably raise the fence to `token`, and take the pull lock. The answer is Acquired."""
 
     partition_id: int
     group: str
@@ -65,7 +65,9 @@ class Acquire(Frame, frozen=True, array_like=True, tag=2):
 
 
 class Pull(Frame, frozen=True, array_like=True, tag=3):
-    """Fetch batches from `offset` on under the pull lock, and renew the lock. Answer: Batches."""
+    """Fetch batches from `offset` on under the pull lock, and renew the lock. The answer is
+    Batches.
+    """
 
     partition_id: int
     group: str
@@ -74,20 +76,20 @@ class Pull(Frame, frozen=True, array_like=True, tag=3):
     offset: int
     bytes_max: int
     wait_ms: int
-    """Maximum milliseconds for which the broker waits for messages."""
+    """The maximum time that the broker waits for messages, in milliseconds."""
     tags: tuple[str, ...] = ()
-    """Tags that the consumer wants: the broker may omit batches in which no message has one; (): no
-    filter.
+    """The tags that the consumer wants; () means no filter. The broker may omit batches in which no
+    message has any of them.
     """
     answers_max: int = 1
-    """Maximum number of answers; all but the last have `Batches.more`. `bytes_max` and `wait_ms`
-    apply to all of them together.
+    """The maximum number of answers. All but the last have `Batches.more`. `bytes_max` and
+    `wait_ms` apply to all of them together.
     """
 
 
 class Ack(Frame, frozen=True, array_like=True, tag=4):
-    """Ack the offsets in ranges `[start, end)`; without ranges, only renew the lock. Answer: Acked,
-    once durable.
+    """Ack the offsets in ranges `[start, end)`. Without ranges, only renew the lock. The answer is
+    Acked, once the acks are durable.
     """
 
     partition_id: int
@@ -96,25 +98,26 @@ class Ack(Frame, frozen=True, array_like=True, tag=4):
     token: int
     ranges: tuple[tuple[int, int], ...]
     failed: tuple[tuple[int, int], ...] = ()
-    """(offset, number of failed attempts) of messages that failed since the last ack."""
+    """The messages that have failed since the last ack, as (offset, number of failed attempts)."""
     failing: FailingMessage | None = None
-    """Oldest message that has failed and is not handled yet; None: there is none."""
+    """The oldest message that has failed and has not been handled yet; None if there is none."""
     begun: tuple[tuple[int, int], ...] = ()
     """
-    (offset, crashes) of suspects that are passed to a handler once this ack is durable.
+    The suspects that are passed to a handler once this ack is durable, as (offset, number of
+    crashes).
 
-    If the owner ends before it acks them, reports their failure or releases the lock, the next
+    If the owner dies before it acks them, reports their failure or releases the lock, the next
     owner is informed of them.
     """
     held: tuple[tuple[int, int], ...] = ()
-    """In a shared group: ranges that handlers of this session are still processing. They stay in
-    flight for another `in_flight_ms`.
+    """In a shared group, the ranges that handlers of this session are still processing. They remain
+    in flight for another `in_flight_ms`.
     """
     in_flight_ms: int = 0
 
 
 class Release(Frame, frozen=True, array_like=True, tag=5):
-    """Release the pull lock. Answer: Released."""
+    """Release the pull lock. The answer is Released."""
 
     partition_id: int
     group: str
@@ -123,22 +126,24 @@ class Release(Frame, frozen=True, array_like=True, tag=5):
 
 
 class Read(Frame, frozen=True, array_like=True, tag=6):
-    """Fetch batches from `offset` on, without a group or a lock. Answer: Batches."""
+    """Fetch batches from `offset` on, without a group or a lock. The answer is Batches."""
 
     partition_id: int
     offset: int
     bytes_max: int
     background: bool = False
-    """True for reads of a job, which have lower priority than live clients."""
+    """True for reads by a job, which have a lower priority than live clients."""
     wait_ms: int = 0
-    """Same meaning as in Pull."""
+    """The same as in Pull."""
 
 
 class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
     """
-    Like Acquire, but for a shared group, whose sessions all use the same token. Answer: Acquired.
+    Acquire a partition like Acquire, but for a shared group, whose sessions all use the same token.
+    The answer is Acquired.
 
-    If the broker receives no frame from a session for `ttl_ms`, it releases its messages in flight.
+    If the broker receives no frame from a session for `ttl_ms`, it releases the session's messages
+    in flight.
     """
 
     partition_id: int
@@ -151,11 +156,10 @@ class AcquireShared(Frame, frozen=True, array_like=True, tag=7):
 class PullShared(Frame, frozen=True, array_like=True, tag=8):
     """
     Fetch messages that are not in flight. The broker redelivers them unless the session acks them
-    within `in_flight_ms`. Answer: Handed.
+    within `in_flight_ms`. The answer is Handed.
 
-    Ack and Release are the same as in an exclusive group. Each pull or ack renews the session; an
-    ack also renews the messages in `held`. A release returns all messages that the session has in
-    flight.
+    Ack and Release work as in an exclusive group. Each pull or ack renews the session; an ack also
+    renews the messages in `held`. A release returns all messages that the session has in flight.
     """
 
     partition_id: int
@@ -170,30 +174,30 @@ class PullShared(Frame, frozen=True, array_like=True, tag=8):
 
 class Schedule(Frame, frozen=True, array_like=True, tag=9):
     """
-    Schedule the message in the payload for delivery at a later time. Answer: Scheduled, once
-    durable.
+    Schedule the message in the payload for later delivery. The answer is Scheduled, once the
+    message is durable.
 
-    The payload is a batch of one message without a key, with partition id 0. A repeat with the
-    same `scheduled_id` is stored once.
+    The payload is a batch of one message without a key, with partition id 0. If the request is
+    repeated with the same `scheduled_id`, the message is stored once.
     """
 
     subject: str
     deliver_at_ms: int
-    """Wall-clock time of delivery, in milliseconds since 1970."""
+    """The wall-clock time of delivery, in milliseconds since 1970."""
     scheduled_id: bytes
-    """16 random bytes that the sender draws."""
+    """16 random bytes, drawn by the sender."""
 
 
 class CancelScheduled(Frame, frozen=True, array_like=True, tag=10):
-    """Cancel a scheduled message. Answer: ScheduledCanceled, once durable."""
+    """Cancel a scheduled message. The answer is ScheduledCanceled, once this is durable."""
 
     scheduled_id: bytes
 
 
 class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     """
-    Change the parked messages of the group. The payload is a list of `parked.ParkChange`. Answer:
-    ParkedChanged, once durable.
+    Change the group's parked messages. The payload is a list of `parked.ParkChange`. The answer is
+    ParkedChanged, once the changes are durable.
 
     The changes are atomic and idempotent.
     """
@@ -203,13 +207,13 @@ class ChangeParked(Frame, frozen=True, array_like=True, tag=11):
     session: str
     token: int
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """Times of the next attempts of messages that wait for retry, for display: (number of attempts,
-    source, offset, milliseconds since 1970).
+    """The retry times of messages, for display: (number of attempts, source, offset, milliseconds
+    since 1970).
     """
 
 
 class ListParked(Frame, frozen=True, array_like=True, tag=12):
-    """List the group's parked keys, beginning with number `first`. Answer: ParkedKeys."""
+    """List the group's parked keys, beginning with key number `first`. The answer is ParkedKeys."""
 
     partition_id: int
     group: str
@@ -220,7 +224,7 @@ class ListParked(Frame, frozen=True, array_like=True, tag=12):
 
 class ReadParked(Frame, frozen=True, array_like=True, tag=13):
     """Read the offsets of `count` parked messages of a key, after skipping its first `first`
-    ranges. Answer: ParkedRows.
+    ranges. The answer is ParkedRows.
     """
 
     partition_id: int
@@ -269,11 +273,11 @@ class ReleaseParked(Frame, frozen=True, array_like=True, tag=15):
 
 class EditParked(Frame, frozen=True, array_like=True, tag=20):
     """
-    Replace the value of a parked message, for an operator, by the payload. Answer: ParkedEdited,
-    once durable.
+    Replace the value of a parked message by the payload, on behalf of an operator. The answer is
+    ParkedEdited, once this is durable.
 
-    `key` is the key under which it is parked, None for dead letters. `source` and `offset` identify
-    the original message.
+    `key` is the key under which the message is parked, or None for dead letters. `source` and
+    `offset` identify the original message.
     """
 
     partition_id: int
@@ -282,12 +286,12 @@ class EditParked(Frame, frozen=True, array_like=True, tag=20):
     source: int
     offset: int
     properties: bytes
-    """Properties in their packed form."""
+    """The properties in their packed form."""
 
 
 class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
     """Read the value that an operator has stored for a parked message. The fields are those of
-    EditParked. Answer: ParkedEdited.
+    EditParked. The answer is ParkedEdited.
     """
 
     partition_id: int
@@ -298,23 +302,23 @@ class ReadEdited(Frame, frozen=True, array_like=True, tag=21):
 
 
 class Hello(Frame, frozen=True, array_like=True, tag=24):
-    """The first frame of every connection, with the client's version. Answer: Welcome, or a refusal
-    if the versions are incompatible.
+    """The first frame of every connection, which states the client's version. The answer is
+    Welcome, or a refusal if the versions are incompatible.
     """
 
     version: str
 
 
 class Challenge(Frame, frozen=True, array_like=True, tag=22):
-    """Request a challenge, which the holder of a capability must sign on this connection. Answer:
-    Challenged.
+    """Request a challenge, which the holder of a capability must sign on this connection. The
+    answer is Challenged.
     """
 
 
 class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     """
     Authenticate the caller on this connection. Clients repeat this before the capability expires.
-    Answer: Authenticated.
+    The answer is Authenticated.
 
     `proof` is the holder's signature over the challenge of this connection and the broker's
     address.
@@ -323,13 +327,13 @@ class Authenticate(Frame, frozen=True, array_like=True, tag=23):
     capability: str
     proof: bytes
     address: str
-    """Address that the caller used to connect to the broker."""
+    """The address that the caller used to connect to the broker."""
 
 
 # ── answers ───────────────────────────────────────────────────────────────────────────────────────
 class Appended(Frame, frozen=True, array_like=True, tag=65):
     """
-    The batch is stored; its first message has the offset `base_offset`.
+    The batch is stored. Its first message has the offset `base_offset`.
 
     The offset is -1 for a repeated batch of numbered rows whose offset is no longer known.
     """
@@ -340,8 +344,8 @@ class Appended(Frame, frozen=True, array_like=True, tag=65):
 
 
 class Acquired(Frame, frozen=True, array_like=True, tag=66):
-    """The caller owns the partition for its group. It continues at `cursor`; `ranges` above it are
-    already acked.
+    """The caller owns the partition for its group, and continues at `cursor`. The `ranges` above
+    the cursor are already acked.
     """
 
     cursor: int
@@ -349,21 +353,23 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
     next_offset: int
     sealed: bool
     attempts: tuple[tuple[int, int], ...] = ()
-    """(offset, failed attempts) of messages that failed and are not acked."""
+    """The messages that have failed and are not acked, as (offset, number of failed attempts)."""
     parked_version: int = 0
-    """Version of the parked messages, which operators may change; 0: no messages are parked."""
+    """The version of the parked messages, which operators may change; 0 if no messages are
+    parked.
+    """
     adopted: tuple[int, ...] = ()
-    """Parents whose parked messages the partition has adopted."""
+    """The parents whose parked messages the partition has adopted."""
     suspects_upto: int = 0
-    """Messages below this offset that are not acked are suspects: two owners that ended without a
-    release may have been handling them.
+    """Unacked messages below this offset are suspects: two owners that ended without a release may
+    have been handling them.
     """
     begun: tuple[tuple[int, int], ...] = ()
-    """(offset, crashes) of messages that earlier owners were handling when they ended without a
-    release.
+    """The messages that earlier owners were handling when they ended without a release, as (offset,
+    number of crashes).
     """
     adopted_under: tuple[tuple[int, int], ...] = ()
-    """(parent, token of the owner that adopted its parked messages), where known."""
+    """The adopted parents and the token of the owner that adopted from each, where known."""
     unreleased: bool = False
     """True if a previous owner ended without a release. Redriven messages are then handled one key
     at a time.
@@ -371,20 +377,20 @@ class Acquired(Frame, frozen=True, array_like=True, tag=66):
 
 
 class Batches(Frame, frozen=True, array_like=True, tag=67):
-    """The payload has whole batches. The first may begin below the requested offset."""
+    """The payload contains whole batches. The first one may begin below the requested offset."""
 
     first_offset: int
-    """First offset of the partition that is still stored."""
+    """The first offset of the partition that is still stored."""
     next_offset: int
-    """Offset after the partition's last durable message."""
+    """The offset that follows the partition's last durable message."""
     upto: int
-    """Offset after the last message in the payload; the requested offset if the payload is
-    empty.
+    """The offset that follows the last message in the payload, or the requested offset if the
+    payload is empty.
     """
     sealed: bool
     parked_version: int = 0
     left_out: tuple[tuple[int, int], ...] = ()
-    """Ranges `[start, end)` below `upto` that are omitted, because none of their messages has a
+    """The ranges `[start, end)` below `upto` that are omitted, because none of their messages has a
     wanted tag.
     """
     more: bool = False
@@ -392,7 +398,7 @@ class Batches(Frame, frozen=True, array_like=True, tag=67):
 
 
 class Acked(Frame, frozen=True, array_like=True, tag=68):
-    """The acks are durable; `cursor` is the group's cursor after them."""
+    """The acks are durable. `cursor` is the group's cursor after the acks."""
 
     cursor: int
     parked_version: int = 0
@@ -404,9 +410,9 @@ class Released(Frame, frozen=True, array_like=True, tag=69):
 
 class Handed(Frame, frozen=True, array_like=True, tag=70):
     """
-    The messages in `ranges` are in flight at the session; their batches are the payload.
+    The messages in `ranges` are in flight to the session. The payload contains their batches.
 
-    The session must not handle other messages in these batches.
+    The session must not handle any other messages in these batches.
     """
 
     ranges: tuple[tuple[int, int], ...]
@@ -414,11 +420,13 @@ class Handed(Frame, frozen=True, array_like=True, tag=70):
     next_offset: int
     sealed: bool
     crashes: tuple[tuple[int, int], ...] = ()
-    """(offset, number of crashes) of messages in `ranges` that sessions had in flight when they
-    ended without a release.
+    """The messages in `ranges` that sessions had in flight when they ended without a release, as
+    (offset, number of crashes).
     """
     tries: tuple[tuple[int, int], ...] = ()
-    """(offset, number of failed attempts in all sessions) of messages in `ranges`."""
+    """The messages in `ranges` that have failed, as (offset, number of failed attempts in all
+    sessions).
+    """
 
 
 class Scheduled(Frame, frozen=True, array_like=True, tag=71):
@@ -442,7 +450,7 @@ class ParkedChanged(Frame, frozen=True, array_like=True, tag=73):
 
 class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
     """The payload is a list of `parked.ParkedKeyRow`. `following` is the number of the first key on
-    the next page; None: this is the last page.
+    the next page; None if this is the last page.
     """
 
     parked_version: int
@@ -452,14 +460,14 @@ class ParkedKeys(Frame, frozen=True, array_like=True, tag=74):
 
 
 class ParkedRows(Frame, frozen=True, array_like=True, tag=75):
-    """Parked messages as (source, start, end), the oldest first, and the total number for the
-    key.
+    """Parked messages as (source, start, end), oldest first, and the total number of messages for
+    the key.
     """
 
     rows: tuple[tuple[int, int, int], ...]
     messages: int
     edited: tuple[tuple[int, int], ...] = ()
-    """(source, offset) of edited messages in these rows; see ReadEdited."""
+    """The edited messages in these rows, as (source, offset); see ReadEdited."""
 
 
 class ParkedToAdopt(Frame, frozen=True, array_like=True, tag=76):
@@ -473,8 +481,8 @@ class ParkedToAdopt(Frame, frozen=True, array_like=True, tag=76):
 
 
 class ParkedEdited(Frame, frozen=True, array_like=True, tag=80):
-    """The edited value of a parked message, in the payload. `properties` is None if the message was
-    not edited.
+    """The edited value of a parked message, in the payload. `properties` is None if the message has
+    not been edited.
     """
 
     properties: bytes | None
@@ -484,32 +492,32 @@ class Welcome(Frame, frozen=True, array_like=True, tag=86):
     """The broker accepts this client."""
 
     version: str
-    """Version of the broker."""
+    """The version of the broker."""
 
 
 class Challenged(Frame, frozen=True, array_like=True, tag=83):
-    """The challenge of this connection; b"" if the server does not authenticate callers."""
+    """The challenge of this connection, or b"" if the server does not authenticate callers."""
 
     nonce: bytes
 
 
 class Authenticated(Frame, frozen=True, array_like=True, tag=84):
-    """The connection has the rights of the capability for `ends_in_ms`."""
+    """The connection has the rights of the capability for the next `ends_in_ms`."""
 
     ends_in_ms: int
 
 
 class Throttled(Frame, frozen=True, array_like=True, tag=85):
     """
-    A notice with correlation id 0: the broker delays frames of this connection by `wait_ms`,
-    because a limit is reached.
+    A notice with correlation id 0: the broker delays the frames of this connection by `wait_ms`,
+    because a limit has been reached.
 
     Calls in progress may take that much longer.
     """
 
     wait_ms: int
     limit: str
-    """Name of the limit, for display."""
+    """The name of the limit, for display."""
 
 
 class Refused(Frame, frozen=True, array_like=True, tag=127):
@@ -520,8 +528,8 @@ class Refused(Frame, frozen=True, array_like=True, tag=127):
     details: dict[str, Any]
     fate: str = "not_done"
     hint: str = ""
-    """Hint for this error, of at most HINT_CHARS_MAX characters; "": the default hint of its
-    code.
+    """The hint for this error, with at most HINT_CHARS_MAX characters; "" stands for the default
+    hint of its code.
     """
 
 
@@ -548,7 +556,7 @@ Request = (
     | Authenticate
 )
 READING = frozenset({Read, ListParked, ReadParked, ReadEdited})
-"""Types of requests that change nothing."""
+"""The types of requests that change nothing."""
 Answer = (
     Appended
     | Acquired
@@ -574,15 +582,15 @@ Header = TypeVar("Header", Request, Answer)
 _TAGS = {kind: kind.__struct_config__.tag for kind in (*get_args(Request), *get_args(Answer))}
 _SHORT_ARRAY, _U16, _U32 = 0x90, 0xCD, 0xCE
 """Type bytes of msgpack: an array of up to 15 items, and integers of two and four bytes. A small
-integer is its own byte.
+integer is encoded as its own byte.
 """
 _HEADS = {
     _SHORT_ARRAY + items << 8 | tag: bytes((_SHORT_ARRAY + items - 1, tag))
     for items in range(2, 16)
     for tag in _TAGS.values()
 }
-"""By the first two bytes of a header as an integer: the bytes with which it begins once its
-correlation id is cut out. For headers of up to 15 items.
+"""Maps the first two bytes of a header, as an integer, to the bytes with which it begins once its
+correlation id has been cut out. For headers of up to 15 items.
 """
 _NO_PAYLOAD = memoryview(b"")
 _encode_header = msgspec.msgpack.Encoder().encode
@@ -598,10 +606,10 @@ def encode_frame(
     payload: bytes | bytearray | memoryview = b"",
 ) -> bytes:
     """
-    Return header and payload as one frame.
+    Return the header and the payload as one frame.
 
     Raises:
-        MessageTooLargeError: the frame is over FRAME_BYTES_MAX, or its header over
+        MessageTooLargeError: the frame exceeds FRAME_BYTES_MAX, or its header exceeds
             HEADER_BYTES_MAX.
     """
     return b"".join(frame_parts(correlation_id, header, payload))
@@ -612,8 +620,8 @@ def frame_parts(
     header: Request | Answer,
     payload: bytes | bytearray | memoryview = b"",
 ) -> tuple[bytes, bytes | bytearray | memoryview]:
-    """Return a frame in two parts, the second of which is the payload itself. Raises like
-    `encode_frame`.
+    """Return a frame in two parts, the second of which is the payload itself. Raises the same
+    errors as `encode_frame`.
     """
     packed = _encode_header((_TAGS[type(header)], correlation_id, *astuple(header)))
     header_bytes = len(packed)
@@ -660,19 +668,19 @@ def _decode(
 
 decode_request = partial(_decode, _decode_request, "request")
 """
-Decode a client's frame to correlation id, header and payload.
+Decode a client's frame into its correlation id, header and payload.
 
 Raises FrameError if a length is wrong, the tag is unknown, or the fields do not match the tag.
 """
 decode_answer = partial(_decode, _decode_answer, "answer")
-"""Decode a broker's frame to correlation id, header and payload. Raises FrameError like
+"""Decode a broker's frame into its correlation id, header and payload. Raises FrameError like
 `decode_request`.
 """
 
 
 def is_long_poll(request: Request) -> TypeGuard[Pull | PullShared | Read]:
-    """Return whether a request may wait for messages at the broker. Limits on other calls do not
-    count it.
+    """Return True if a request may wait for messages at the broker. Such requests do not count
+    against the limits on other calls.
     """
     return isinstance(request, Pull | PullShared) or (
         isinstance(request, Read) and request.wait_ms > 0

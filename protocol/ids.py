@@ -3,7 +3,7 @@
 Invariants
     A name that passed `check_name` is safe in a URL, a log line and a table. No name is used as a
     path on disk.
-    An `Offset` counts messages, a `Position` counts bytes; the type checker keeps them apart.
+    An `Offset` counts messages, and a `Position` counts bytes; the type checker keeps them apart.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ PartitionName = NewType("PartitionName", str)
 SessionId = NewType("SessionId", str)
 
 PartitionId = NewType("PartitionId", int)
-"""Number of a physical partition, from 1; the metaserver assigns it, unique in the cluster."""
+"""The number of a physical partition, from 1. It is assigned by the metaserver, and unique in the
+cluster.
+"""
 LogicalPartition = NewType("LogicalPartition", int)
 QueueNumber = NewType("QueueNumber", int)
-"""Number of a logic queue within its subject, from 0."""
+"""The number of a logic queue within its subject, from 0."""
 Offset = NewType("Offset", int)
 Position = NewType("Position", int)
 FencingToken = NewType("FencingToken", int)
@@ -31,18 +33,20 @@ RouteVersion = NewType("RouteVersion", int)
 ProducerId = NewType("ProducerId", int)
 ProducerEpoch = NewType("ProducerEpoch", int)
 Sequence = NewType("Sequence", int)
-"""Index of a message among those that one producer has sent to one partition, from 0."""
+"""The index of a message among those that one producer has sent to one partition, from 0."""
 
 MAX_I64 = 2**63 - 1
 NO_PRODUCER = 0
-"""Producer id of a batch without a producer: the broker does not deduplicate it."""
+"""The producer id of a batch without a producer, which the broker does not deduplicate."""
 KEYED_IDS = 1 << 63
-"""Lowest producer id that is derived from an idempotency key. Producers draw lower ones."""
+"""The lowest producer id that is derived from an idempotency key. Producers draw lower ones."""
 NAME_CHARS_MAX = 200
 PARTITION_NAME_CHARS_MAX = 240
-"""Longest partition name: a subject's name with the suffix that `partition_name` adds."""
+"""The length of the longest partition name: a subject's name with the suffix that `partition_name`
+adds.
+"""
 HIDDEN = ".hidden-"
-"""Separator between the target's name and the job's name in the names of hidden subjects."""
+"""Separates the target's name from the job's name in the names of hidden subjects."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PARTITION_NUMBER = re.compile(r"\.p([0-9]{1,9})\Z")
 _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
@@ -50,11 +54,12 @@ _PARTITION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,239}")
 
 def check_name(kind: str, text: object) -> str:
     """
-    Check that a name is legal, and return it.
+    Check that a name is valid, and return it.
 
     Args:
-        kind: kind of name for the error message: "subject", "consumer group", "broker group".
-        text: the name as the user gave it.
+        kind: the kind of name, for the error message: "subject", "consumer group" or "broker
+            group".
+        text: the name as given by the user.
 
     Raises:
         InvalidRequestError: `text` does not match `^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$`.
@@ -65,7 +70,7 @@ def check_name(kind: str, text: object) -> str:
 
 
 def check_partition_name(text: str) -> str:
-    """Check a partition's name like `check_name`, but allow 240 characters. Raises
+    """Check the name of a partition like `check_name`, but allow 240 characters. Raises
     InvalidRequestError.
     """
     if _PARTITION_NAME.fullmatch(text) is None:
@@ -74,8 +79,8 @@ def check_partition_name(text: str) -> str:
 
 
 def _illegal_name_error(kind: str, name: object) -> InvalidRequestError:
-    """Return the error for an illegal name. The message quotes the name, to make spaces and control
-    characters visible; the detail is the name itself.
+    """Return the error for an invalid name. The message quotes the name, so that spaces and control
+    characters are visible; the detail is the name itself.
     """
     text = f"{Reason.NAME_INVALID.summary} (kind={kind}, name={name!r:.80})"
     return InvalidRequestError(Reason.NAME_INVALID, text, kind=kind, name=str(name)[:80])
@@ -89,7 +94,9 @@ def partition_name(subject: str, number: int) -> PartitionName:
 
 
 def partition_number(name: str) -> int | None:
-    """Return the number in a partition's name; None if the name is not from `partition_name`."""
+    """Return the number in a partition's name, or None if the name was not made by
+    `partition_name`.
+    """
     match = _PARTITION_NUMBER.search(name)
     return None if match is None else int(match[1])
 

@@ -3,48 +3,56 @@
 from __future__ import annotations
 
 LOGICAL_PARTITIONS = 1024
-"""Number of logical partitions. It can never change, because it determines the partition of every
-stored message.
+"""The number of logical partitions. It can never be changed, because it determines the partition of
+every stored message.
 """
 
 MESSAGE_BYTES_MAX = 1 << 20
-"""Maximum bytes of key, value and properties of one message; the default of Kafka and NATS too."""
+"""The maximum total size of the key, value and properties of one message, in bytes. Kafka and NATS
+have the same default.
+"""
 
 KEY_BYTES_MAX = 1 << 10
 MESSAGE_BYTES_MAX_MIN = KEY_BYTES_MAX
-"""Lowest limit that a subject may set. The longest key fits, and a producer needs to check only
-larger messages against the subject's limit.
+"""The lowest limit that a subject may set. The longest key fits into it, and a producer has to
+check only larger messages against the subject's limit.
 """
 PROPERTIES_BYTES_MAX = 1 << 16
 TAGS_WANTED_MAX = 100
-"""Maximum number of tags in the filter of one consumer. A broker searches each batch for each
+"""The maximum number of tags in the filter of one consumer. A broker searches each batch for each
 tag.
 """
 TAG_BYTES_MAX = 200
 FILTER_CHARS_MAX = 400
-"""Maximum length of the text of a consumer's filter, which must equal that of other members."""
+"""The maximum length of the text of a consumer's filter. All members of a group must have the same
+filter.
+"""
 
 BATCH_COUNT_MAX = 1 << 16
 BATCH_BYTES_MAX = (1 << 20) + (1 << 16) + 4096
-"""Maximum bytes of a batch. One message of the largest size fits in, with its lengths."""
+"""The maximum size of a batch in bytes. One message of the maximum size fits into it, with its
+lengths.
+"""
 
 UNPACKED_RATIO_MAX = 64
-"""Maximum ratio of a batch's unpacked size to its stored size. It limits how much a reader unpacks
-from one response.
+"""The maximum ratio of a batch's unpacked size to its stored size. It limits how much a reader
+unpacks from one response.
 """
 
 FRAME_BYTES_MAX = 4 << 20
-"""Maximum bytes of a frame. The response to a pull has several batches in one frame."""
+"""The maximum size of a frame in bytes. The response to a pull contains several batches in one
+frame.
+"""
 
 PULL_BYTES_MAX = 2 << 20
 PULL_WAIT_MS_MAX = 30_000
 PULL_ANSWERS_MAX = 32
-"""Maximum number of responses to one pull."""
+"""The maximum number of responses to one pull."""
 PART_BYTES_MAX = 4 << 10
-"""Maximum bytes of a response to a pull that may be followed by a further response."""
+"""The maximum size of a response to a pull, in bytes, if another response may follow."""
 
 TTL_MS_MIN = 1_000
-"""Minimum ttl. With a shorter one, a busy interpreter whose heartbeats are late would count as
+"""The minimum ttl. With a shorter one, a busy process whose heartbeats are late would count as
 dead.
 """
 TTL_MS_DEFAULT = 30_000
@@ -53,78 +61,83 @@ TTL_MS_MAX = 600_000
 PARTITIONS_MAX = LOGICAL_PARTITIONS
 
 PARTITION_MESSAGES_MAX = 1 << 42
-"""Maximum number of messages in a partition over its lifetime. Logic offsets after a lost partition
-assume that it was full.
+"""The maximum number of messages that a partition can ever have. Logic offsets after a lost
+partition are computed as if it had been full.
 """
 
 CONTROL_BYTES_MAX = 1 << 20
-"""Maximum bytes of the JSON body of a control call. aiohttp warns about larger bodies."""
+"""The maximum size of the JSON body of a control call, in bytes. aiohttp warns about larger
+bodies.
+"""
 
 POSTED_MESSAGES_MAX = 5_000
-"""Maximum number of messages in one HTTP request. That many messages of one partition fit into a
-batch.
+"""The maximum number of messages in one HTTP request. That many messages for one partition fit into
+a batch.
 """
 READ_MESSAGES_MAX = 1_000
-"""Maximum number of messages in one HTTP response."""
+"""The maximum number of messages in one HTTP response."""
 SCHEDULED_LISTED_MAX = 1_000
-"""Maximum number of scheduled messages in one HTTP response."""
+"""The maximum number of scheduled messages in one HTTP response."""
 IDEMPOTENCY_KEY_CHARS_MAX = 200
 
 IN_FLIGHT_PER_CONNECTION_MAX = 1_024
-"""Maximum number of unanswered calls on one connection, not counting pulls. At the limit, the
+"""The maximum number of unanswered calls on one connection, not counting pulls. At this limit, the
 server stops reading from the connection.
 """
 PULLS_PER_CONNECTION_MAX = 4_096
-"""Maximum number of unanswered pulls on one connection; most of them wait for messages. Further
-pulls are refused rather than left unread, which would delay acks.
+"""The maximum number of unanswered pulls on one connection, most of which are waiting for messages.
+Further pulls are refused rather than left unread, which would delay acks.
 """
 PULLS_AT_ONCE_MAX = 2_048
-"""Maximum number of pulls that a client sends to a broker at a time: twice the partitions of a
-subject. Further pulls queue at the client.
+"""The maximum number of pulls that a client sends to a broker at a time: twice the number of
+partitions of a subject. Further pulls are queued at the client.
 """
 CONNECTIONS_MAX = 10_000
 HTTP_CONNECTIONS_MAX = 1_000
-"""Maximum number of plain HTTP connections of a broker. A metaserver allows more, because each
+"""The maximum number of plain HTTP connections to a broker. A metaserver allows more, because each
 consumer has one.
 """
 PRODUCERS_PER_PARTITION_MAX = 10_000
 BATCHES_IN_FLIGHT_MAX = 8
-"""Maximum number of unanswered batches of a producer on a partition. The broker recognises repeats
-of as many of the last batches.
+"""The maximum number of unanswered batches of a producer on a partition. The broker recognises
+repeats of that many of the most recent batches.
 """
 UNREACHED_MAX = 16
-"""Maximum number of broker groups that a heartbeat reports as unreachable."""
+"""The maximum number of broker groups that a heartbeat reports as unreachable."""
 GROUPS_PER_SUBJECT_MAX = 1_000
-"""Maximum number of consumer groups of one subject. A broker stores the progress of each on each
-partition.
+"""The maximum number of consumer groups of one subject. A broker stores the progress of each group
+on each partition.
 """
 GROUPLESS_PARTITIONS_MAX = 256
-"""Maximum number of partitions that a broker's report lists as lacking their consumer groups."""
+"""The maximum number of partitions that a broker's report lists as lacking their consumer
+groups.
+"""
 ACK_RANGES_MAX = 10_000
-"""Maximum number of ranges of acked messages above a cursor. At this limit the consumer stops
+"""The maximum number of ranges of acked messages above a cursor. At this limit, the consumer stops
 pulling.
 """
 
 TOKEN_STEP_MAX = 1 << 32
-"""Maximum increase of a fencing token over the previous one. Tokens count grants, so a larger
-increase is a bug.
+"""The maximum increase from one fencing token to the next. Tokens count grants, so a larger
+increase indicates a bug.
 """
 IN_FLIGHT_MS_MAX = 3_600_000
-"""Maximum milliseconds for which a message of a shared group is in flight before it is
-redelivered.
+"""The maximum time that a message of a shared group is in flight before it is redelivered, in
+milliseconds.
 """
 IN_FLIGHT_RANGES_MAX = 10_000
-"""Maximum number of ranges of one partition that a shared group has in flight. At this limit the
-broker hands out no more messages.
+"""The maximum number of ranges of one partition that a shared group has in flight. At this limit,
+the broker stops handing out messages.
 """
 IN_FLIGHT_PER_SESSION_MAX = 100_000
-"""Maximum number of messages of one partition that one session has in flight."""
+"""The maximum number of messages of one partition that one session has in flight."""
 READ_WAIT_MS = 5_000
-"""Milliseconds for which a read without a group waits for messages. A hung or replaced broker is
+"""How long a read without a group waits for messages, in milliseconds. A hung or replaced broker is
 detected after this time.
 """
 READ_GIVE_UP_MS = 10_000
-"""Milliseconds for which a reader without a group (a `Reader` or a Spark stream) retries when a
-broker lacks messages that it had returned earlier, or when partitions disappear during a lookup.
-The broker may run on an older copy of its data folder, which is about to be replaced.
+"""How long a reader without a group (a `Reader` or a Spark stream) retries when a broker lacks
+messages that it had returned earlier, or when partitions disappear during a lookup, in
+milliseconds. The broker may be running on an older copy of its data folder, which is about to be
+replaced.
 """

@@ -18,30 +18,30 @@ from .text import counted, format_seconds
 FIRST_GAP_MS: Final = 10_000
 GAP_MS_MAX: Final = 3_600_000
 TEXTS_MAX: Final = 100
-"""Maximum number of failures that a filter tells apart. Any further failures with the same key
-share one line.
+"""The maximum number of failures that a filter distinguishes. All further failures with the same
+key share one line.
 """
 KEYS_MAX: Final = 10_000
-"""Maximum number of keys that each level of a `LineLimit` remembers."""
+"""The maximum number of keys that are remembered at each level of a `LineLimit`."""
 
 
 @dataclass(slots=True)
 class Repeats:
-    """A repeated failure. Times are in milliseconds of the boot clock."""
+    """A repeated failure. Times are in milliseconds since boot."""
 
     since_ms: int
-    """Time of the first occurrence."""
+    """The time of the first occurrence."""
     count: int = 0
-    """Number of occurrences."""
+    """The number of occurrences."""
     due_ms: int = 0
     """Earliest time of the next line; 0 before the first line."""
     gap_ms: int = 0
-    """Minimum time between the last line and the next; 0 before the first line."""
+    """The minimum time between the last line and the next; 0 before the first line."""
     open: bool = False
-    """True if the failure was logged, and its end was not."""
+    """True if the failure has been logged but its end has not."""
 
     def logged(self, now_ms: int) -> None:
-        """Record that a line was logged. The gap before the next line doubles each time."""
+        """Record that a line was logged. The time until the next line doubles with each line."""
         self.gap_ms = min(2 * self.gap_ms, GAP_MS_MAX) or FIRST_GAP_MS
         self.due_ms = now_ms + self.gap_ms
         self.open = True
@@ -49,9 +49,9 @@ class Repeats:
 
 class LogFilter:
     """
-    Decides which failures of one task are logged, by key and text.
+    Decides which failures of one task are logged, based on their key and text.
 
-    A task that alternates between failure and success gets no more lines than one that always
+    A task that alternates between failure and success does not log more lines than one that always
     fails.
     """
 
@@ -59,15 +59,15 @@ class LogFilter:
 
     def __init__(self) -> None:
         self._failures: dict[tuple[Hashable, str | None], Repeats] = {}
-        """Failures by key and text. The text None stands for all texts of the key beyond
+        """The failures by key and text. The text None stands for all texts of a key beyond
         TEXTS_MAX.
         """
         self._open_keys: set[Hashable] = set()
-        """Keys of failures that were logged and have not ended."""
+        """The keys of failures that have been logged and have not ended."""
 
     def count_failure(self, text: str, now_ms: int, key: Hashable = None) -> str:
-        """Record a failure, and return the line to log: the text, with a count if it is a repeat;
-        "" if nothing should be logged.
+        """Record a failure, and return the line to log: its text, with a count if it is a repeat.
+        Return "" if nothing should be logged.
         """
         for expired_key in [
             each
@@ -90,7 +90,7 @@ class LogFilter:
 
     def end_failures(self, now_ms: int, *keys: Hashable) -> str:
         """Record a success, and return a summary of the failures before it, such as "3 failures in
-        40 s"; "" if none was logged.
+        40 s", or "" if none was logged.
         """
         ended_keys = self._open_keys.intersection(keys or (None,))
         if not ended_keys:
@@ -110,7 +110,7 @@ class LogFilter:
 
 
 def _is_expired(known: Repeats, now_ms: int) -> bool:
-    """Return whether a failure ended so long ago that its next occurrence counts as new."""
+    """Return True if a failure ended so long ago that its next occurrence counts as new."""
     return not known.open and now_ms > known.due_ms + known.gap_ms
 
 
@@ -119,7 +119,7 @@ def _failure_summary(count: int, since_ms: int, now_ms: int) -> str:
 
 
 class Allowance(NamedTuple):
-    """Token-bucket limit on lines: `burst` at once, then `per_s` lines a second."""
+    """A token-bucket limit on lines: `burst` lines at once, then `per_s` lines per second."""
 
     burst: int
     per_s: float
@@ -135,10 +135,10 @@ class _LineBucket:
         self._tokens = float(allowance.burst)
         self._refilled_ms = now_ms
         self.suppressed = 0
-        """Number of lines that were suppressed since the last logged one."""
+        """The number of lines that have been suppressed since the last logged one."""
 
     def has_token(self, now_ms: int) -> bool:
-        """Refill the bucket, and return whether a line may be logged."""
+        """Refill the bucket, and return True if a line may be logged."""
         elapsed_s = max(0, now_ms - self._refilled_ms) / 1000
         self._tokens = min(self._allowance.burst, self._tokens + elapsed_s * self._allowance.per_s)
         self._refilled_ms = now_ms
@@ -151,16 +151,17 @@ class _LineBucket:
 
 class LineLimit:
     """
-    Limits lines of many kinds at several levels, with a token bucket for each key of each level.
+    Limits log lines of many kinds at several levels, with a token bucket for each key at each
+    level.
 
-    A line is logged only if its bucket at each level has a token. A flood of one kind uses up its
-    own bucket before that of all kinds.
+    A line is logged only if its bucket at each level has a token. A flood of lines of one kind uses
+    up its own bucket before the bucket for all kinds.
 
     Args:
-        allowances: one for each level, the narrowest first.
+        allowances: one for each level, narrowest first.
 
     Attributes:
-        left_out: number of lines that were suppressed.
+        left_out: the number of lines that have been suppressed.
     """
 
     def __init__(self, *allowances: Allowance) -> None:
@@ -176,12 +177,12 @@ class LineLimit:
         Count a line against its limits.
 
         Args:
-            now_ms: milliseconds of the boot clock.
-            keys: key of the line at each level.
+            now_ms: the current time, in milliseconds since boot.
+            keys: the key of the line at each level.
 
         Returns:
-            Number of lines with the first key that were suppressed since the last logged one; None
-            if this line is suppressed too.
+            The number of lines with the first key that have been suppressed since the last logged
+            one, or None if this line is suppressed, too.
         """
         buckets = [
             _bucket_of(level, key, allowance, now_ms)

@@ -1,4 +1,4 @@
-"""The messages and receipts that programs get from the clients. Pure."""
+"""The messages and receipts that programs receive from the clients. Pure."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 OWN_PREFIX = "keylane."
-"""Prefix of the property names that are reserved for keylane."""
+"""The prefix of the property names that are reserved for keylane."""
 TAGS_PROPERTY = "keylane.tags"
-"""Property with a message's tags, comma-separated."""
+"""The property that contains a message's tags, separated by commas."""
 EDITED_PROPERTY = "keylane.edited"
-"""Property of a parked message that an operator has edited: the time, as ISO 8601 in UTC."""
+"""The property of a parked message that an operator has edited. Its value is the time, as ISO 8601
+in UTC.
+"""
 SENT_ON = frozenset({TAGS_PROPERTY, EDITED_PROPERTY})
-"""Reserved properties that programs may send. They stay valid when a program forwards a message
-with its properties.
+"""The reserved properties that programs may send. They remain valid when a program forwards a
+message with its properties.
 """
 
 SHOWN_BYTES = 32
-"""Maximum bytes of a key or a value in `repr(message)`."""
+"""The maximum number of bytes of a key or a value in `repr(message)`."""
 
 
 def not_delivered_error(which: str) -> ClosedError:
-    """Return the error for an ack or nack of a message that no consumer delivered. Its text begins
-    with `which`, such as "this message".
+    """Return the error for acking or nacking a message that was not delivered by a consumer. Its
+    text begins with `which`, such as "this message".
     """
     error = ClosedError(f"{which} was only read, not delivered by a consumer")
     error.hint = (
@@ -51,51 +53,51 @@ def not_delivered_error(which: str) -> ClosedError:
 
 
 class Delivery(Protocol):
-    """The client that delivered a message, and that accepts its ack."""
+    """The client that delivered a message and that accepts its ack."""
 
     @property
     def queue(self) -> int:
-        """Number of the logic queue of the client's partition."""
+        """The number of the logic queue of the client's partition."""
         ...
 
     @property
     def logic_start(self) -> int:
-        """Logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
+        """The logic offset of the partition's offset 0: logic offset = `logic_start` + offset."""
         ...
 
     @property
     def codec(self) -> Codec[Any] | None:
-        """Codec of the client; None: values are bytes."""
+        """The codec of the client; None if values are bytes."""
         ...
 
     @property
     def group(self) -> str:
-        """Consumer group of the client; "" for a reader without a group."""
+        """The consumer group of the client; "" for a reader without a group."""
         ...
 
     @property
     def cursor(self) -> int:
-        """Offset below which all messages are acked. They are not redelivered under the same
+        """The offset below which all messages are acked. They are not redelivered under the same
         token.
         """
         ...
 
     @property
     def leased_id(self) -> int:
-        """Partition whose lease covers the messages: their own, or a child that has adopted them as
-        parked messages.
+        """The partition whose lease covers the messages: their own partition, or a child that has
+        adopted them as parked messages.
         """
         ...
 
     @property
     def exclusive(self) -> bool:
-        """True if only this session gets messages of the partition under its token."""
+        """True if only this session receives messages of the partition under its token."""
         ...
 
     @property
     def is_copied(self) -> bool:
-        """True for a pickled copy in another process, whose `cursor` has the value at the time of
-        pickling.
+        """True for a pickled copy in another process. The `cursor` of a copy is the value at the
+        time of pickling.
         """
         ...
 
@@ -104,7 +106,7 @@ class Delivery(Protocol):
         ...
 
     def nack(self, message: Message[Any], after_s: float) -> Coroutine[Any, Any, None]:
-        """Give back a message that this client delivered, to get it again later."""
+        """Give back a message that this client delivered, so that it is delivered again later."""
         ...
 
 
@@ -113,45 +115,47 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
     The lease under which a message is handled: a consumer group's right on one partition.
 
     Compare tokens only within one `partition_id` of one group. A store that keeps the highest
-    `token` of each can refuse writes of an earlier owner.
+    `token` of each can refuse writes from an earlier owner.
     """
 
     partition_id: int
-    """Leased partition: the message's own, or a child that handles messages which its parent has
-    parked.
+    """The leased partition: the message's own, or a child that handles messages parked by its
+    parent.
     """
     token: int
-    """Fencing token, which is higher with each owner of the partition."""
+    """The fencing token, which increases with each owner of the partition."""
 
 
 def make_lease(partition_id: int, token: int) -> Lease | None:
-    """Return the lease; None without a token, for a message that is only read or broadcast."""
+    """Return the lease, or None if there is no token because a message is only read or
+    broadcast.
+    """
     return Lease(partition_id, token) if token > 0 else None
 
 
 class Message(msgspec.Struct, Generic[V], gc=False):
     """
-    One message as stored; `Message[Order]` comes from a client with a codec for `Order`.
+    One message as it is stored. A `Message[Order]` comes from a client that has a codec for
+    `Order`.
 
     `offset` counts messages in the partition, from 0.
     `fencing_token` is the token of `lease`, whose partition may differ from `partition_id`: a
-    handler passes `lease` to the system that it writes to, which can then refuse writes of an
-    earlier owner.
-    `packed_properties` and `delivery` belong to the client: a program reads `properties`, and acks
-    with `ack`.
+    handler passes `lease` to the system that it writes to, which can then refuse writes from an
+    earlier owner. `packed_properties` and `delivery` are for the client: a program reads
+    `properties`, and acks with `ack`.
     """
 
     subject: str
     key: bytes
-    """b"" if the message was sent without a key."""
+    """The order key, or b"" if the message was sent without a key."""
     value: bytes
-    """Stored bytes; `decode` returns the value that was sent."""
+    """The stored bytes. `decode` returns the value that was sent."""
     offset: int
     partition_id: int
     sent_at_ns: int
-    """Nanoseconds since 1970 by the sender's wall clock. A producer reads the clock once per
-    iteration of its event loop and per batch, so messages that were sent without an `await` between
-    them may have the same time.
+    """The time of sending by the sender's wall clock, in nanoseconds since 1970. A producer reads
+    the clock once per batch and iteration of its event loop, so messages that were sent without an
+    `await` between them may have the same time.
     """
     fencing_token: int = 0
     attempt: int = 1
@@ -159,11 +163,13 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     delivery: Delivery | None = None
 
     def __hash__(self) -> int:
-        """Return a hash of subject, partition and offset, which are the same for equal messages."""
+        """Return a hash of the subject, partition and offset, which are the same for equal
+        messages.
+        """
         return hash((self.subject, self.partition_id, self.offset))
 
     def __repr__(self) -> str:
-        """Return subject, partition, offset, and the first bytes of key and value."""
+        """Return the subject, partition and offset, and the first bytes of the key and value."""
         return (
             f"<Message of {self.subject} partition {self.partition_id} offset {self.offset}, "
             f"key {_excerpt(self.key)}, value {_excerpt(self.value)}, attempt {self.attempt}>"
@@ -171,13 +177,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def ack(self) -> Coroutine[Any, Any, None]:
         """
-        Ack this message, because it is handled. The ack is sent to the broker within milliseconds.
+        Ack this message, because it has been handled. The ack is sent to the broker within
+        milliseconds.
 
         Use this for messages from `async for` and `getmany`. A message that was passed to a handler
         is acked when the handler returns. Repeated acks are harmless.
 
         Raises:
-            LeaseLostError: another consumer owns the partition now, and gets the message again.
+            LeaseLostError: another consumer now owns the partition, and receives the message again.
             InvalidRequestError: the message was given back, and will be delivered again.
             ClosedError: no consumer delivered the message.
         """
@@ -189,18 +196,18 @@ class Message(msgspec.Struct, Generic[V], gc=False):
         """
         Give this message back. It is delivered again, before any later message of its key.
 
-        Use this for messages from `async for` and `getmany`; a handler raises `keylane.Retry`.
-        Meanwhile, messages of other keys are delivered. Later messages of its key that the program
-        has from `getmany` are given back with it.
+        Use this for messages from `async for` and `getmany`; a handler raises `keylane.Retry`. In
+        the meantime, messages of other keys are delivered. Later messages of the same key that the
+        program has received from `getmany` are given back with it.
 
         Args:
-            after_s: minimum seconds until it is delivered again, at most a day. If its partition is
-                handed over before that, the next owner gets it at once.
+            after_s: the minimum time until it is delivered again, in seconds, at most a day. If its
+                partition is handed over before that, the next owner receives it immediately.
 
         Raises:
-            InvalidRequestError: the message is acked, was already given back, or was passed to a
+            InvalidRequestError: the message was already acked or given back, or was passed to a
                 handler; or `after_s` is out of range.
-            LeaseLostError: another consumer owns the partition now, and gets the message again.
+            LeaseLostError: another consumer now owns the partition, and receives the message again.
             ClosedError: no consumer delivered the message.
         """
         if self.delivery is None:
@@ -209,14 +216,14 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     def decode(self) -> V:
         """
-        Return the value, decoded by the codec of the client that delivered the message; `value`
-        itself without a codec.
+        Return the value, decoded by the codec of the client that delivered the message, or `value`
+        itself if there is no codec.
 
-        The result is not cached. In a handler, a CodecError counts as any other failure: the
+        The result is not cached. In a handler, a CodecError counts like any other failure: the
         message is retried.
 
         Raises:
-            CodecError: the codec cannot decode the value; its exception is the cause.
+            CodecError: the codec cannot decode the value. Its exception is the cause.
         """
         codec = None if self.delivery is None else self.delivery.codec
         if codec is None:
@@ -233,10 +240,10 @@ class Message(msgspec.Struct, Generic[V], gc=False):
     @property
     def key_text(self) -> str:
         """
-        The key as text, if it is UTF-8, as the keys that were sent as `str` are.
+        The key as text. Keys that were sent as `str` can always be read as text.
 
         Raises:
-            CodecError: the key is other bytes, which only `key` returns.
+            CodecError: the key is not UTF-8; `key` returns its bytes.
         """
         try:
             return self.key.decode()
@@ -252,38 +259,42 @@ class Message(msgspec.Struct, Generic[V], gc=False):
 
     @property
     def lease(self) -> Lease | None:
-        """Lease under which the message is handled; None if it was only read, or broadcast."""
+        """The lease under which the message is handled; None if the message was only read or was
+        broadcast.
+        """
         if self.delivery is None:
             return None
         return make_lease(self.delivery.leased_id, self.fencing_token)
 
     @property
     def group(self) -> str:
-        """Consumer group to which the message was delivered; "" if it was only read."""
+        """The consumer group to which the message was delivered; "" if it was only read."""
         return "" if self.delivery is None else self.delivery.group
 
     @property
     def queue(self) -> int:
-        """Number of the message's logic queue; -1 if no client delivered the message."""
+        """The number of the message's logic queue; -1 if the message was not delivered by a
+        client.
+        """
         return -1 if self.delivery is None else self.delivery.queue
 
     @property
     def logic_offset(self) -> int:
-        """Offset in the logic queue of a static subject. It stays the same when the queue moves to
-        another partition.
+        """The offset in the logic queue of a static subject. It stays the same when the queue moves
+        to another partition.
         """
         return self.offset + (0 if self.delivery is None else self.delivery.logic_start)
 
     @property
     def properties(self) -> Mapping[str, str | bytes]:
-        """Properties of the message by name, as text or bytes; read-only. Raises
+        """The properties of the message by name, as text or bytes. Read-only. Raises
         CorruptBatchError.
         """
         return unpack_properties(self.packed_properties)
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags of the message, in the sender's order. Raises CorruptBatchError."""
+        """The tags of the message, in the sender's order. Raises CorruptBatchError."""
         joined = self.properties.get(TAGS_PROPERTY)
         return tuple(joined.split(",")) if joined and isinstance(joined, str) else ()
 
@@ -297,37 +308,37 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     partition_id: int
     offset: int
-    """Offset in the partition; -1 if the broker knows that an earlier attempt stored the message,
-    but no longer at which offset.
+    """The offset in the partition; -1 if the broker knows that an earlier attempt stored the
+    message, but no longer knows at which offset.
     """
     durable: str
-    """How durable the message is; "fsync": on the broker's disk."""
+    """How durable the message is. "fsync" means that it is on the broker's disk."""
     duplicate: bool | Literal["possible"] = False
     """True if the broker recognised a repeated batch: an earlier attempt had stored the message,
-    and it is stored once. "possible" if it may be stored twice, because an earlier attempt went to
-    a broker that did not answer.
+    and it is stored only once. "possible" if it may be stored twice, because an earlier attempt
+    went to a broker that did not answer.
     """
     reordered: bool = False
-    """True if the message was stored in another partition than its own (BEST_TRIED only): older
+    """True if the message was stored in a partition other than its own (BEST_TRIED only): older
     messages of its key may be stored after it.
     """
     queue: int | None = None
-    """Number of the logic queue; None if the subject is not static."""
+    """The number of the logic queue; None if the subject is not static."""
     logic_offset: int | None = None
-    """Offset in the logic queue; None if the subject is not static, or if `offset` is -1."""
+    """The offset in the logic queue; None if the subject is not static or `offset` is -1."""
 
 
 class TableReceipt(msgspec.Struct, frozen=True):
     """The result of `send_arrow`."""
 
     stored: int
-    """Number of stored rows."""
+    """The number of stored rows."""
     refused: dict[int, str]
-    """Reason by row number, for the rows that were skipped; only with `partial=True`."""
+    """Maps the numbers of skipped rows to the reasons. Used only with `partial=True`."""
 
 
 def encode_key(key: object) -> bytes:
-    """Return an order key as bytes, a text as UTF-8. Raises InvalidRequestError."""
+    """Return an order key as bytes, encoding text as UTF-8. Raises InvalidRequestError."""
     if isinstance(key, str):
         try:
             return key.encode()
@@ -343,7 +354,7 @@ def refuse_text(**given: object) -> NoReturn:
     name, value = next((name, value) for name, value in given.items() if type(value) is not bytes)
     advice = ""
     if isinstance(value, str):
-        advice = f": use {name}.encode()"  # of a value: a key that is text is encoded
+        advice = f": use {name}.encode()"  # this is about a value, because a text key is encoded
     elif isinstance(value, bytes | bytearray | memoryview):
         advice = f": use bytes({name})"
     elif name == "value":
@@ -359,7 +370,7 @@ def check_not_reserved(given: Iterable[str], kept: Collection[str] = ()) -> None
     Check that no property name is reserved for keylane.
 
     Args:
-        kept: reserved names that are allowed all the same.
+        kept: reserved names that are allowed nevertheless.
 
     Raises:
         InvalidRequestError: a name is reserved.
@@ -379,15 +390,15 @@ def pack_properties(
     kept: Collection[str] = (),
 ) -> bytes:
     """
-    Encode properties and tags as bytes; b"" if there are none.
+    Encode properties and tags as bytes. The result is b"" if there are none.
 
     Args:
-        kept: reserved property names that are allowed all the same.
+        kept: reserved property names that are allowed nevertheless.
 
     Raises:
         InvalidRequestError: a name is not text, or is reserved; a value is neither text nor bytes;
-            or a tag is not text without commas.
-        MessageTooLargeError: the packed properties are over 64 KiB.
+            or a tag is not text or contains a comma.
+        MessageTooLargeError: the packed properties exceed 64 KiB.
     """
     given: dict[Any, Any] = {}
     if properties is not None:
@@ -432,14 +443,14 @@ def pack_properties(
 
 def _plain_properties(given: Mapping[Any, Any]) -> dict[Any, Any]:
     """
-    Convert names and values of subclasses of str and bytes, such as numpy's and enumerations, to
-    plain ones.
+    Convert names and values that are instances of subclasses of str and bytes, such as numpy's
+    types and enumerations, to plain ones.
 
-    The encoder refuses some of them, and encodes the value of an enumeration's member, which may be
-    a number.
+    The encoder refuses some of them, and encodes the value of an enumeration member, which may be a
+    number.
 
     Raises:
-        InvalidRequestError: a name is not text, or a value neither text nor bytes.
+        InvalidRequestError: a name is not text, or a value is neither text nor bytes.
     """
     plain = {}
     for name, value in given.items():
@@ -466,7 +477,7 @@ def _join_tags(tags: Collection[str]) -> str:
 
 def unpack_properties(packed: bytes | memoryview) -> Mapping[str, str | bytes]:
     """
-    Return the properties that `pack_properties` encoded, as a read-only mapping.
+    Return the properties that were encoded by `pack_properties`, as a read-only mapping.
 
     Raises:
         CorruptBatchError: the bytes are not packed properties.
@@ -492,11 +503,11 @@ def check_message_size(
     Check the size of a message. All sizes are in bytes.
 
     Args:
-        limit_bytes: the subject's limit for key, value and properties together.
+        limit_bytes: the subject's limit for the key, value and properties together.
 
     Raises:
-        MessageTooLargeError: the key is over 1 KiB, or key, value and properties together are over
-            the limit.
+        MessageTooLargeError: the key exceeds 1 KiB, or the key, value and properties together
+            exceed the limit.
     """
     if key_bytes > KEY_BYTES_MAX:
         raise key_too_large(key_bytes)
@@ -506,7 +517,7 @@ def check_message_size(
 
 
 def key_too_large(key_bytes: int) -> MessageTooLargeError:
-    """Return the error for a message whose key is over the limit."""
+    """Return the error for a message whose key exceeds the limit."""
     error = MessageTooLargeError(
         f"order key too large: {key_bytes} bytes, at most {KEY_BYTES_MAX}",
         size_bytes=key_bytes,
@@ -517,8 +528,8 @@ def key_too_large(key_bytes: int) -> MessageTooLargeError:
 
 
 def message_too_large(size_bytes: int, limit_bytes: int) -> MessageTooLargeError:
-    """Return the error for a message whose key, value and properties together exceed its subject's
-    limit.
+    """Return the error for a message whose key, value and properties together exceed the limit of
+    its subject.
     """
     return MessageTooLargeError(
         f"the message is too large: {size_bytes} bytes of key, value and properties, at most "

@@ -1,7 +1,7 @@
-"""Sets of offsets as half-open ranges, and a cursor with the ranges acked above it. Pure.
+"""Sets of offsets as half-open ranges, and cursors with the acked ranges above them. Pure.
 
 Invariants
-    The ranges of a set are sorted, and between two ranges lies at least one offset.
+    The ranges of a set are sorted, with at least one offset between any two of them.
     `cursor` is the first offset that is not acked. At least one offset lies between the cursor and
     the ranges above it; when that gap is filled, the cursor rises.
 """
@@ -18,7 +18,7 @@ Range = tuple[int, int]
 
 
 class IntervalSet:
-    """A set of offsets as half-open ranges `(start, end)`, `start < end`; ranges that touch or
+    """A set of offsets as half-open ranges `(start, end)` with `start < end`. Ranges that touch or
     overlap are joined.
     """
 
@@ -66,7 +66,9 @@ class IntervalSet:
         return self.next_in(offset) == offset
 
     def next_in(self, offset: int) -> int:
-        """Return the first offset of the set at or above `offset`; 2**63 - 1 if there is none."""
+        """Return the first offset of the set at or above `offset`, or 2**63 - 1 if there is
+        none.
+        """
         index = bisect_right(self._ends, offset)
         return max(offset, self._starts[index]) if index < len(self._starts) else MAX_I64
 
@@ -85,8 +87,8 @@ def subtract_range(start: int, end: int, cut_start: int, cut_end: int) -> Iterat
 
 
 class AckedOffsets:
-    """The offsets of a partition that a consumer group has acked: all below `cursor`, and ranges
-    above it.
+    """The offsets of a partition that a consumer group has acked: all below `cursor`, and the
+    ranges above it.
     """
 
     __slots__ = ("_above", "cursor")
@@ -102,10 +104,10 @@ class AckedOffsets:
         Mark `[start, end)` as acked.
 
         Returns:
-            True if an offset in it was not acked before.
+            True if any of these offsets had not been acked before.
 
         Raises:
-            InvalidRequestError: not `0 <= start < end < 2**63`.
+            InvalidRequestError: `0 <= start < end < 2**63` does not hold.
         """
         if not 0 <= start < end <= MAX_I64:
             raise InvalidRequestError(f"not a range of offsets: [{start}, {end})")
@@ -121,12 +123,12 @@ class AckedOffsets:
 
     @property
     def ranges(self) -> list[Range]:
-        """Acked ranges above the cursor, sorted."""
+        """The sorted acked ranges above the cursor."""
         return list(self._above)
 
     @property
     def range_count(self) -> int:
-        """Number of acked ranges above the cursor."""
+        """The number of acked ranges above the cursor."""
         return len(self._above)
 
     def count_unacked(self, start: int, end: int) -> int:
@@ -142,7 +144,7 @@ class AckedOffsets:
         return offset < self.cursor or offset in self._above
 
     def next_acked(self, offset: int) -> int:
-        """Return the first acked offset at or above `offset` and above the cursor; 2**63 - 1 if
+        """Return the first acked offset at or above `offset` and above the cursor, or 2**63 - 1 if
         there is none.
         """
         return self._above.next_in(offset)

@@ -1,14 +1,15 @@
-"""Changes of a subject's partitions: requests of operators, operations and their steps, lineage.
-Pure.
+"""Changes to a subject's partitions: operators' requests, operations and their steps, and the
+lineage. Pure.
 
     PLAN ──children hosted──▶ SEAL ──parents sealed──▶ OPEN ──route changed──▶ DONE
       │                                                 └─without a source─▶ FENCE ─▶ DONE
       └─an operator cancels─▶ CANCELED
 
-A state names the step in progress. Before the first seal the operation has changed nothing and can
-be canceled; after it the operation can only be completed.
+A state names the step in progress. Before the first seal, the operation has not changed anything
+and can be canceled; after it, the operation can only be completed.
 CANCELED: the children are never opened, and brokers that host a child seal it.
-FENCE: the route has changed, and a broker that was silent must seal when it is available again.
+FENCE: the route has changed, and a broker that was silent must seal its partitions when it is
+available again.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class OperationKind(enum.StrEnum):
     partitions of a hidden subject.
     """
     CREATE = "create"
-    """Internal: the cleanup after a failed creation, for partitions that a silent broker may
-    host.
+    """Internal: the cleanup after a failed creation, for partitions that may be hosted by a silent
+    broker.
     """
 
 
@@ -72,7 +73,7 @@ class StepAction(enum.StrEnum):
 
 class Reshape(Struct, frozen=True, kw_only=True):
     """
-    Change partitions. The kind decides which fields are read:
+    Change partitions. The kind determines which fields are used:
 
         resize      subject; partitions: the new count
         grow        subject, a static one; partitions: the new number of logic queues, or
@@ -93,13 +94,13 @@ class Reshape(Struct, frozen=True, kw_only=True):
     broker_group: str = ""
     without_source: bool = False
     dry_run: bool = False
-    """Return the plan, without changing anything."""
+    """True to return the plan without changing anything."""
     accept_loss: bool = False
 
 
 class SetSubject(Reshape, frozen=True, kw_only=True):
-    """Change settings of a subject; None leaves a setting unchanged. New partitions with the new
-    settings continue its open ones.
+    """Change settings of a subject. Settings that are None are left unchanged. New partitions with
+    the new settings continue the subject's open ones.
     """
 
     kind: OperationKind = OperationKind.SET
@@ -110,9 +111,9 @@ class SetSubject(Reshape, frozen=True, kw_only=True):
 
 class Cordon(Struct, frozen=True, kw_only=True):
     """
-    Cordon a broker group, which then gets no new partitions, or uncordon it.
+    Cordon a broker group, so that it receives no new partitions, or uncordon it.
 
-    Its present partitions remain. An evacuation cordons its broker group too.
+    Its existing partitions remain. An evacuation cordons its broker group, too.
     """
 
     cordoned: bool = True
@@ -126,7 +127,7 @@ class StepView(Struct, frozen=True, kw_only=True):
     broker_group: str
     done: bool = False
     end_offset: int | None = None
-    """End of a sealed partition: it never has a message at or above this offset."""
+    """The end of a sealed partition, which never has a message at or above this offset."""
 
 
 class GroupLoss(Struct, frozen=True, kw_only=True):
@@ -134,8 +135,8 @@ class GroupLoss(Struct, frozen=True, kw_only=True):
 
     group: str
     messages_max: int | None = None
-    """Maximum number of messages that it may lose; None: unknown, for example because the partition
-    was open.
+    """The maximum number of messages that it may lose; None if unknown, for example because the
+    partition was open.
     """
 
 
@@ -144,11 +145,13 @@ class LossView(Struct, frozen=True, kw_only=True):
 
     partition_id: int
     end_offset: int | None = None
-    """End of the partition; None: it was open, and its end is unknown."""
+    """The end of the partition; None if it was open, so that its end is unknown."""
     unread_by: tuple[str, ...] = ()
-    """Consumer groups that had not acked it to its end."""
+    """The consumer groups that had not acked it to its end."""
     losses: tuple[GroupLoss, ...] = ()
-    """The loss of each of these groups, in the same order; () from an earlier metaserver."""
+    """The loss of each of these groups, in the same order; () if the metaserver is an earlier
+    one.
+    """
 
 
 class OperationView(Struct, frozen=True, kw_only=True):
@@ -161,24 +164,24 @@ class OperationView(Struct, frozen=True, kw_only=True):
     kind: OperationKind
     state: OperationState
     sealed: tuple[int, ...]
-    """Partitions that accept no more messages, including those of a broker group that was given
-    up.
+    """The partitions that no longer accept messages, including those of a broker group that was
+    given up.
     """
     children: tuple[Partition, ...]
     steps: tuple[StepView, ...] = ()
     without_source: bool = False
     reordered: tuple[int, ...] = ()
-    """Partitions whose children were opened before their end was known. Groups may have read
-    messages of the children before the last messages of these.
+    """The partitions whose children were opened before their end was known. Groups may have read
+    messages of the children before the last messages of these partitions.
     """
     problem: str = ""
-    """Reason why the operation waits."""
+    """The reason why the operation is waiting."""
     cordoned: str = ""
-    """Broker group of an evacuation, as long as it is cordoned, even after the operation has
+    """The broker group of an evacuation, as long as it is cordoned, even after the operation has
     ended.
     """
     losses: tuple[LossView, ...] = ()
-    """Losses that the plan or the operation accepts."""
+    """The losses that are accepted by the plan or the operation."""
 
 
 class BusySubject(Struct, frozen=True, kw_only=True):
@@ -188,9 +191,9 @@ class BusySubject(Struct, frozen=True, kw_only=True):
 
     subject: str
     operation_id: int
-    """The running operation on it; 0: its creation, or none."""
+    """The running operation on it; 0 if it is being created, or if there is none."""
     problem: str
-    """Reason why it was not moved, and what to do."""
+    """The reason why it was not moved, and what to do."""
 
 
 class OperationList(Struct, frozen=True, kw_only=True):
@@ -198,9 +201,9 @@ class OperationList(Struct, frozen=True, kw_only=True):
 
     operations: list[OperationView]
     busy: list[BusySubject] = []
-    """Subjects that an evacuation without its source did not move."""
+    """The subjects that an evacuation without its source did not move."""
     cordoned: str = ""
-    """Broker group that an evacuation has cordoned."""
+    """The broker group that an evacuation has cordoned."""
 
 
 class PartitionHistory(Struct, frozen=True, kw_only=True):
@@ -208,7 +211,7 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     end_offset: int | None = None
-    """End offset; None if the partition is open, or its end is unknown."""
+    """The end offset; None if the partition is open or its end is unknown."""
     abandoned: bool = False
     """True if its children were opened while its broker was silent."""
     lost: bool = False
@@ -216,12 +219,12 @@ class PartitionHistory(Struct, frozen=True, kw_only=True):
 
     @property
     def is_gone(self) -> bool:
-        """True if its messages no longer exist: it has expired, or its loss was accepted."""
+        """True if its messages no longer exist, because it has expired or its loss was accepted."""
         return self.lost or self.partition.state is PartitionState.EXPIRED
 
 
 class SubjectHistory(Struct, frozen=True, kw_only=True):
-    """All partitions that a subject ever had, the oldest first. Their parents form the lineage."""
+    """All partitions that a subject has ever had, oldest first. Their parents form the lineage."""
 
     subject: str
     route_version: int
@@ -232,43 +235,43 @@ class SubjectHistory(Struct, frozen=True, kw_only=True):
 FILLED_BY_CHARS_MAX = 200
 REVISION_CHARS_MAX = 100
 ENDS_MAX = 65_536
-"""Maximum number of partitions of a replaced subject whose ends are compared."""
+"""The maximum number of partitions of a replaced subject whose ends are compared."""
 
 
 class HideSubject(Struct, frozen=True, kw_only=True):
     """
-    Create a hidden subject, to be published in the subject of the path. Idempotent.
+    Create a hidden subject that can be published as the subject in the path. Idempotent.
 
-    The hidden subject gets the settings and ranges of its target. If the target does not exist, the
-    publication creates it.
+    The hidden subject gets the settings and ranges of its target. If the target does not exist, it
+    is created when the hidden subject is published.
     """
 
     hidden: str
     partitions: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] = 0
-    """Number of partitions of a target that does not exist; 0: it must exist."""
+    """The number of partitions of a target that does not exist yet; 0 if it must exist."""
     static: bool = False
-    """Whether a target that does not exist gets logic queues."""
+    """True if a target that does not exist yet gets logic queues."""
     message_bytes_max: MessageBytesMax = MESSAGE_BYTES_MAX
-    """Limit in bytes of one message, for a target that does not exist."""
+    """The limit for one message in bytes, for a target that does not exist yet."""
     cut: bool = False
     """
-    Also seal the target's open partitions, and continue them by new ones. Idempotent.
+    True to also seal the target's open partitions, and to continue them with new ones. Idempotent.
 
-    The hidden subject can then replace the messages stored so far. Messages that are sent in the
-    meantime follow them.
+    The hidden subject can then replace the messages that have been stored so far. Messages that are
+    sent in the meantime follow them.
     """
     filled_by: Annotated[str, Meta(max_length=FILLED_BY_CHARS_MAX)] = ""
-    """Unique description of the job that fills the subject, for display; "": not reported. The call
-    is refused if the hidden subject belongs to another job.
+    """A unique description of the job that fills the subject, for display; "" if not reported. The
+    call is refused if the hidden subject belongs to another job.
     """
 
 
 class PublishSubject(Struct, frozen=True, kw_only=True):
-    """Publish a hidden subject in its target. Idempotent."""
+    """Publish a hidden subject as its target. Idempotent."""
 
     target: str
     replace: bool = False
-    """Replace the target's messages: the hidden subject takes over its name."""
+    """True to replace the target's messages: the hidden subject takes over its name."""
     starts: Annotated[
         dict[
             Annotated[str, Meta(max_length=NAME_CHARS_MAX)],
@@ -276,19 +279,20 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `replace`: by consumer group and partition id, the first offset that it has not handled.
+    """With `replace`, maps each consumer group to a dict from partition ids to the first offset
+    that the group has not handled.
     """
     ends: (
         Annotated[dict[int, Annotated[int, Meta(ge=0, le=MAX_I64)]], Meta(max_length=ENDS_MAX)]
         | None
     ) = None
-    """With `replace`, for a hidden subject with `cut`: by partition id of the target, the end
+    """With `replace`, for a hidden subject with `cut`: maps partition ids of the target to the end
     offset up to which the hidden subject has rows for its messages. Other partitions must be empty.
-    None: the replaced messages are not checked.
+    None means that the replaced messages are not checked.
     """
     subject_id: Annotated[int, Meta(ge=0, le=MAX_I64)] = 0
-    """Id of the hidden subject, to protect a later one of the same name; 0: the current one of this
-    name.
+    """The id of the hidden subject, which protects a later one with the same name; 0 means the
+    current one with this name.
     """
     revisions: Annotated[
         dict[
@@ -297,8 +301,8 @@ class PublishSubject(Struct, frozen=True, kw_only=True):
         ],
         Meta(max_length=GROUPS_PER_SUBJECT_MAX),
     ] = {}
-    """With `starts`: by consumer group, the `GroupView.revision` before its cursors were read. The
-    call is refused if one has changed.
+    """With `starts`, maps each consumer group to its `GroupView.revision` before its cursors were
+    read. The call is refused if one of them has changed.
     """
 
 
@@ -308,12 +312,12 @@ class Publication(Struct, frozen=True, kw_only=True):
     hidden: str
     target: str
     operation_id: int = 0
-    """Operation on the target's partitions; 0: the target did not exist, so the publication is
-    done.
+    """The operation on the target's partitions; 0 if the target did not exist, so that the
+    publication is already done.
     """
     state: OperationState = OperationState.DONE
     problem: str = ""
-    """Reason why it waits."""
+    """The reason why the publication is waiting."""
 
 
 def hidden_name(target: str, job: str) -> str:

@@ -1,4 +1,4 @@
-"""A consumer group's progress on a partition, and the bodies of calls that set it. Pure.
+"""A consumer group's progress on a partition, and the bodies of the calls that set it. Pure.
 
 For a reset, the metaserver assigns a new fencing token to each partition. The broker first raises
 the fence to this token, which fences earlier owners, and then sets the cursor, both durably.
@@ -25,8 +25,8 @@ AtMs = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 class ResetTo(enum.StrEnum):
     """
-    The new cursor: the first message, one past the last, an offset, or the first message at or
-    after a time.
+    The new cursor: at the first message, one past the last message, at an offset, or at the first
+    message at or after a time.
 
     SHIFT counts messages from the present cursor. CURSORS gives an offset for each partition.
     """
@@ -44,39 +44,44 @@ class ResetGroup(Struct, frozen=True, kw_only=True):
     Set the progress of a consumer group, which must have no live consumers unless `live` is set.
 
     All partitions are reset unless `queue` or `partition_id` is given. OFFSET needs one of them,
-    because an offset refers to a different message in each partition. `partition_id` resets only
-    that partition, not its parents or children.
+    because an offset refers to a different message in each partition. With `partition_id`, only
+    that partition is reset, and not its parents or children.
     """
 
     to: ResetTo
     offset: Offset | None = None
-    """With OFFSET: a logic offset with `queue`, an offset of the partition with `partition_id`."""
+    """With OFFSET, a logic offset if `queue` is given, or an offset of the partition if
+    `partition_id` is given.
+    """
     at_ms: AtMs | None = None
-    """With TIME: milliseconds since 1970, by the brokers' wall clocks."""
+    """With TIME, milliseconds since 1970 by the brokers' wall clocks."""
     queue: Annotated[int, Meta(ge=0, le=MAX_I64)] | None = None
-    """Number of a logic queue of a static subject."""
+    """The number of a logic queue of a static subject."""
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)] | None = None
     shift: Annotated[int, Meta(ge=-MAX_I64, le=MAX_I64)] | None = None
-    """With SHIFT and `dry_run` only: a repeat would shift again, so its plan is applied as CURSORS.
+    """With SHIFT, which requires `dry_run`: a repeated call would shift again, so the plan is
+    applied as CURSORS.
     """
     cursors: dict[int, Offset] | None = None
-    """With CURSORS: new cursor by partition id. Other partitions keep theirs."""
+    """With CURSORS, maps partition ids to new cursors. Other partitions keep theirs."""
     dry_run: bool = False
-    """Return the new cursors, without changing anything."""
+    """True to return the new cursors without changing anything."""
     live: bool = False
-    """Also reset a group with live consumers. They hand over their partitions, and continue at the
-    new cursors.
+    """True to reset even a group with live consumers. They hand over their partitions, and continue
+    at the new cursors.
     """
 
 
 class PendingReset(Struct, frozen=True, kw_only=True):
-    """A `live` reset in progress. Its group gets no grants until the reset is done or canceled."""
+    """A `live` reset in progress. Its group receives no grants until the reset is done or
+    canceled.
+    """
 
     to: ResetTo
     begun: bool
     """True if cursors may already be set. The reset can then no longer be canceled."""
     waits_for: tuple[str, ...] = ()
-    """Names of the consumers that have not handed over all their partitions."""
+    """The names of the consumers that have not handed over all their partitions."""
 
 
 class CursorView(Struct, frozen=True, kw_only=True):
@@ -85,27 +90,29 @@ class CursorView(Struct, frozen=True, kw_only=True):
     partition_id: int
     queue: int
     cursor: int
-    """Offset of the first message that is not acked; the partition's end if all are acked."""
+    """The offset of the first message that is not acked, or the partition's end if all are
+    acked.
+    """
     logic_cursor: int
     """The cursor as a logic offset."""
     token: int
-    """Fence of the partition: the broker refuses lower tokens; 0 in a dry run."""
+    """The fence of the partition; 0 in a dry run. The broker refuses lower tokens."""
     before: int | None = None
-    """Present cursor, in a dry run."""
+    """The present cursor, in a dry run."""
     parked: int | None = None
-    """Number of messages from ancestors that were not reset, which remain parked on this partition;
-    None in a dry run.
+    """The number of messages that remain parked on this partition because they come from ancestors
+    that were not reset; None in a dry run.
     """
 
 
 class GroupReset(Struct, frozen=True, kw_only=True):
-    """The cursors that a reset has set, ordered by queue and then by age."""
+    """The cursors that were set by a reset, ordered by queue and then by age."""
 
     subject: str
     group: str
     cursors: list[CursorView]
     left_out: tuple[int, ...] = ()
-    """Partitions that were not reset, because an evacuation has given up their silent broker
+    """The partitions that were not reset because an evacuation has given up their silent broker
     groups.
     """
     static: bool = False
@@ -132,36 +139,36 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
     token: int
     cursor: int
     acked_above: int
-    """Number of messages acked above the cursor."""
+    """The number of messages acked above the cursor."""
     lag: int
-    """Number of messages that are not acked."""
+    """The number of messages that are not acked."""
     holder: str | None = None
-    """Session that has the pull lock."""
+    """The session that holds the pull lock."""
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """Consume strategy under which this token was acquired."""
+    """The consume strategy under which this token was acquired."""
     by_operator: bool = False
-    """True if the token comes from a reset of the cursor, not from a consumer."""
+    """True if the token comes from a reset of the cursor rather than from a consumer."""
     ttl_ms: int = 0
-    """Ttl in milliseconds of the session that used the token; 0: unknown, for example after a
-    restart of the broker.
+    """The ttl of the session that used the token, in milliseconds; 0 if unknown, for example after
+    the broker was restarted.
     """
     removed_unread: int = 0
-    """Number of messages that retention by time removed before the group had acked them."""
+    """The number of messages that retention by time removed before the group had acked them."""
     parked: int = 0
-    """Number of messages that the group has parked, including those that wait for retry."""
+    """The number of messages that the group has parked, including those that wait for a retry."""
     retrying: int = 0
-    """Number of messages that wait for retry."""
+    """The number of messages that wait for a retry."""
     failing: FailingMessage | None = None
-    """Oldest failing message that is not handled yet. None also after a restart of the broker,
-    until the owner reports it again.
+    """The oldest failing message that has not been handled yet. It is also None after the broker
+    was restarted, until the owner reports it again.
     """
     suspects: int = 0
-    """Number of unacked messages that two successive owners were handling when they ended without a
-    hand-over.
+    """The number of unacked messages that two successive owners were handling when they ended
+    without a hand-over.
     """
     left_to_children: bool = False
-    """True if the partition has parked messages that its children adopt once the group has drained
-    it.
+    """True if the partition has parked messages that its children will adopt once the group has
+    drained it.
     """
     frozen: bool = False
     """True if children have begun to adopt the parked messages, because the group has drained the
@@ -170,20 +177,20 @@ class GroupStatus(Struct, frozen=True, kw_only=True):
 
 
 class SetCursor(Struct, frozen=True, kw_only=True):
-    """Raise a group's fence to `token` and set its cursor. Idempotent for the same token."""
+    """Raise a group's fence to `token`, and set its cursor. Idempotent for the same token."""
 
     group: str
     token: Annotated[int, Meta(ge=1, le=MAX_I64)]
     cursor: Offset
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """Consume strategy of the group, which the broker stores with the token."""
+    """The consume strategy of the group, which the broker stores with the token."""
     kept_parents: tuple[int, ...] = ()
-    """Ancestors that are not reset. Their messages that the partition has adopted remain parked,
-    and are not adopted again.
+    """The ancestors that are not reset. Messages that the partition has adopted from them remain
+    parked, and are not adopted again.
     """
     kept_children: tuple[tuple[int, int], ...] = ()
-    """Half-open ranges of logical partitions of the children that are not reset. They keep the
-    parked messages that they adopted.
+    """The half-open ranges of logical partitions of the children that are not reset. They keep the
+    parked messages that they have adopted.
     """
 
 
@@ -239,9 +246,9 @@ class ForgetGroup(Struct, frozen=True, kw_only=True):
 
 
 class ForgottenGroup(Struct, frozen=True, kw_only=True):
-    """The broker has forgotten the group, durably."""
+    """The broker has durably forgotten the group."""
 
     token: int
-    """Highest token that the broker refuses. It is above the requested one if the metaserver's
+    """The highest token that the broker refuses. It is above the requested one if the metaserver's
     database was restored.
     """

@@ -5,8 +5,8 @@
     ├──────────────────────┼────────────────────┼────────▶
     0                      40                   65              logic = logic_start + offset
 
-The end of a lost partition is unknown. The partition that continues it begins at 2**42 (the most
-messages that a partition takes) times the number in its own name, which is above every earlier
+The end of a lost partition is unknown. The partition that continues it begins at 2**42 (the maximum
+number of messages in a partition) times the number in its own name, which is above every earlier
 logic offset of the queue.
 
     partition 3, s.p0      partition 7, s.p5: lost          partition 9, s.p8
@@ -42,11 +42,11 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
     partition: Partition
     logic_end: int | None = None
-    """Logic offset after its last message; None while it is open."""
+    """The logic offset that follows its last message; None while it is open."""
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
-    """A logic queue: its range of logical partitions, and its partitions that still have data, the
+    """A logic queue: its range of logical partitions, and its partitions that still have data,
     oldest first.
     """
 
@@ -66,7 +66,7 @@ class QueueList(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A partition of a queue: its stored offsets `[first_offset, next_offset)`, and the logic
+    """A partition of a queue, with its stored offsets `[first_offset, next_offset)` and the logic
     offset of its offset 0.
     """
 
@@ -77,12 +77,14 @@ class Segment:
 
     @property
     def logic_first(self) -> int:
-        """Logic offset of the first stored message; the segment's end if none is stored."""
+        """The logic offset of the first stored message, or the segment's end if no message is
+        stored.
+        """
         return self.logic_start + self.first_offset
 
     @property
     def logic_end(self) -> int:
-        """Logic offset after its last message."""
+        """The logic offset that follows its last message."""
         return self.logic_start + self.next_offset
 
 
@@ -91,8 +93,8 @@ def start_behind_loss(name: str) -> int:
     Return the logic offset at which a partition begins if the end of its parent is unknown.
 
     Earlier partitions of the chain have lower numbers, and at most PARTITION_MESSAGES_MAX messages
-    each, so their logic offsets are lower. The offset depends only on the name, so a rebuild of the
-    database computes the same one.
+    each, so their logic offsets are lower. The offset depends only on the name, so the same one is
+    computed when the database is rebuilt.
 
     Raises:
         InvalidRequestError: the partition's number is so high that its logic offsets would exceed
@@ -108,7 +110,7 @@ def start_behind_loss(name: str) -> int:
 
 
 def is_behind_loss(partition: Partition) -> bool:
-    """Return True if an unknown number of messages was lost before this partition in its queue."""
+    """Return True if an unknown number of messages was lost before this partition of its queue."""
     number = partition_number(partition.name)
     return (
         partition.logic_start > 0
@@ -128,8 +130,8 @@ def build_segment(view: SegmentView, status: PartitionStatus) -> Segment:
 
 
 def queue_min(chain: Sequence[Segment]) -> int:
-    """Return the logic offset of the first stored message of a queue; `queue_max` if none is
-    stored.
+    """Return the logic offset of the first stored message of a queue, or `queue_max` if no message
+    is stored.
     """
     first_offsets = (
         segment.logic_first for segment in chain if segment.first_offset < segment.next_offset
@@ -138,7 +140,7 @@ def queue_min(chain: Sequence[Segment]) -> int:
 
 
 def queue_max(chain: Sequence[Segment]) -> int:
-    """Return the logic offset after the last message of a queue."""
+    """Return the logic offset that follows the last message of a queue."""
     return chain[-1].logic_end
 
 
@@ -147,7 +149,7 @@ def check_logic_offset(chain: Sequence[Segment], logic_offset: int) -> None:
     Check that a logic offset is in the queue's `[min, max]`.
 
     Raises:
-        OffsetOutOfRangeError: it is not.
+        OffsetOutOfRangeError: the logic offset is outside the queue.
     """
     low, high = queue_min(chain), queue_max(chain)
     if not low <= logic_offset <= high:
@@ -168,8 +170,8 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
     """
     Return the cursor in each segment for a cursor of the queue at `logic_offset`.
 
-    Segments before the offset get their end, the segment that contains it gets the offset, and
-    later segments get their first offset.
+    Segments before the offset get a cursor at their end, the segment that contains it gets a cursor
+    at the offset, and later segments get a cursor at their first offset.
     """
     return [
         min(max(logic_offset - segment.logic_start, segment.first_offset), segment.next_offset)
@@ -179,11 +181,11 @@ def physical_cursors(chain: Sequence[Segment], logic_offset: int) -> list[int]:
 
 def logic_cursor(chain: Sequence[Segment], cursors: Mapping[int, int]) -> int:
     """
-    Return the logic offset of the first message that a group has not acked; `queue_max` if it has
-    acked all.
+    Return the logic offset of the first message that a group has not acked, or `queue_max` if it
+    has acked all messages.
 
     Args:
-        cursors: cursor by partition id, without partitions that the group has not read.
+        cursors: maps partition ids to cursors, without partitions that the group has not read.
     """
     for segment in chain:
         cursor = max(cursors.get(segment.partition_id, 0), segment.first_offset)
@@ -199,11 +201,12 @@ def logic_offset_at(
     Return the logic offset of the message that a time refers to.
 
     Args:
-        offsets: result of the lookup in each segment, an offset or None, in the order of the chain.
+        offsets: the result of looking up the time in each segment, an offset or None, in the order
+            of the chain.
         bound: LOWER takes the first offset, UPPER the last.
 
     Returns:
-        The logic offset; None if no segment has such a message.
+        The logic offset, or None if no segment has such a message.
     """
     found_offsets = [
         segment.logic_start + offset

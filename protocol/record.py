@@ -13,18 +13,19 @@
   96   body: length - 96 bytes                                      little-endian
 
     header_crc = CRC-32C of bytes [8, 96), body_crc among them; body_crc = CRC-32C of the body.
-    The producer fills in all but base_offset, position and appended_at_ms, which the broker stamps.
+    The producer fills in all fields but base_offset, position and appended_at_ms, which the broker
+    stamps.
 
 Invariants
-    Reading a record returns it as it was written, or Short (the write was cut off), or Wrong (the
-    bytes are damaged).
-    Every bit is covered by a checksum: header_crc covers the header and body_crc, body_crc covers
-    the body.
+    Reading a record returns it as it was written, or IncompleteRecord (the write was cut off), or
+    InvalidRecord (the bytes are damaged).
+    Every bit is covered by a checksum: header_crc covers the header and body_crc, and body_crc
+    covers the body.
     body_crc is the producer's and never changes: the broker stamps only the header.
 
-Source: with two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch.
-Kafka instead keeps its offset outside the CRC. `position` detects blocks that were written or
-copied to a wrong position.
+With two checksums, stamping an offset costs a CRC of 88 bytes instead of the whole batch. Kafka
+keeps its offset outside the CRC instead. `position` detects blocks that were written or copied to a
+wrong position.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MAGIC = 0x314C4B42
 HEADER_BYTES = 96
 VERSION = 1
 COMPRESSION_AT = 14
-"""Index of the header's byte with the compression."""
+"""The index of the header's compression byte."""
 _LAYOUT = struct.Struct("<IIIBBBBIIQQQqqqQIIQ")
 _AFTER_CRC = struct.Struct("<IBBBBIIQQQqqqQIIQ")
 _BEFORE = struct.Struct("<II")
@@ -64,38 +65,41 @@ class Kind(enum.IntEnum):
     PARTITION = 2
     """The broker hosts the partition; body = msgpack of its metadata."""
     SEAL = 3
-    """The partition takes no more appends; base_offset = its end."""
+    """The partition accepts no more appends; base_offset = its end."""
     FENCE = 4
-    """The fence of a consumer group on the partition rose."""
+    """The fence of a consumer group on the partition has risen."""
     CURSOR = 5
     """A consumer group's cursor and acked ranges on the partition."""
     STATE = 6
-    """The partition's whole state except its messages, written before retention removes earlier
-    records of it.
+    """The partition's whole state except its messages. It is written before retention removes
+    earlier records of the partition.
     """
     TOLD = 7
-    """The metaserver has reported all consumer groups of the partition's subject: earlier records
+    """The metaserver has reported all consumer groups of the partition's subject. Earlier records
     in the log contain them.
     """
     FORGET = 8
-    """A consumer group was deleted: the partition keeps no progress of it, and refuses its tokens.
+    """A consumer group was deleted. The partition keeps no progress of the group, and refuses its
+    tokens.
     """
     DROPPED = 9
-    """Partitions were dropped with their subject: the broker will never host them again."""
+    """Partitions were dropped together with their subject. The broker will never host them
+    again.
+    """
     PARKED = 10
-    """Changes of the messages that a consumer group has parked on the partition."""
+    """Changes to the messages that a consumer group has parked on the partition."""
     HOLD = 11
     """A job has set or ended a hold, which protects messages of the partition from retention."""
 
 
 FLAG_NUMBERED = 1
-"""Flag of a batch whose `sequence` numbers the rows of a source, and whose `producer_epoch` is a
+"""A flag of a batch whose `sequence` numbers the rows of a source, and whose `producer_epoch` is a
 digest of all rows up to the end of the batch; see `broker/partition/appends.py`.
 """
 
 
 class Compression(enum.IntEnum):
-    """The compression of keys, values and properties in a batch. The meaning of a number never
+    """The compression of the keys, values and properties in a batch. The meaning of a number never
     changes.
     """
 
@@ -125,14 +129,14 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_offset(self) -> int:
-        """Offset after the last message of the batch."""
+        """The offset that follows the last message of the batch."""
         return self.base_offset + self.count
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteRecord:
-    """The data end before the record does. `wanted` is the record's length, or that of a header if
-    the header is cut off.
+    """The data ends before the record does. `wanted` is the length of the record or, if the header
+    is cut off, the length of a header.
     """
 
     wanted: int
@@ -163,10 +167,10 @@ def encode_record(
     flags: int = 0,
 ) -> bytes:
     """
-    Return header and body as bytes, with both checksums.
+    Return a header and a body as bytes, with both checksums.
 
     Raises:
-        MessageTooLargeError: the record is over RECORD_BYTES_MAX; readers would refuse it.
+        MessageTooLargeError: the record exceeds RECORD_BYTES_MAX, so readers would refuse it.
     """
     header = encode_header(
         HEADER_BYTES + len(body),
@@ -210,7 +214,7 @@ def encode_header(
     Return the header of a record of `length` bytes, including the header.
 
     Raises:
-        MessageTooLargeError: the record is over RECORD_BYTES_MAX; readers would refuse it.
+        MessageTooLargeError: the record exceeds RECORD_BYTES_MAX, so readers would refuse it.
     """
     if length > RECORD_BYTES_MAX:
         raise MessageTooLargeError(
@@ -241,7 +245,7 @@ def encode_header(
 def read_header(
     data: bytes | memoryview, start: int = 0
 ) -> Header | IncompleteRecord | InvalidRecord:
-    """Read and check the header at `start`, without checking the body."""
+    """Read and check the header at `start` without checking the body."""
     available = len(data) - start
     if available < HEADER_BYTES:
         if available >= 4 and _U32.unpack_from(data, start)[0] != MAGIC:
@@ -265,7 +269,7 @@ def read_header(
 def read_record(
     data: bytes | memoryview, start: int = 0
 ) -> Header | IncompleteRecord | InvalidRecord:
-    """Read the record at `start` and check both checksums."""
+    """Read the record at `start`, and verify both checksums."""
     header = read_header(data, start)
     if not isinstance(header, Header):
         return header
@@ -288,7 +292,7 @@ def is_batch(
     position: int,
 ) -> bool:
     """Return True if an undamaged batch with these fields is at `start`. This is faster than
-    `read_record`, because it creates no Header.
+    `read_record`, because it does not create a Header.
     """
     if not 0 <= start <= len(data) - length or length < HEADER_BYTES:
         return False

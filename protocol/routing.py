@@ -4,12 +4,12 @@
                                                                                 ──▶ broker
 
 Invariants
-    The ranges of `split_ranges(k)` cover [0, 1024) without gap or overlap, for every k in 1..1024,
-    and their sizes differ by at most one.
+    For every k in 1..1024, the ranges of `split_ranges(k)` cover [0, 1024) without gaps or
+    overlaps, and their sizes differ by at most one.
     A route has exactly one OPEN partition for each logical partition. A lower version never
     replaces a higher one.
 
-Source: QMQ rounds 1024/k, which leaves gaps or fails for most k. i*1024//k is exact.
+QMQ rounds 1024/k, which leaves gaps or fails for most k. i*1024//k is exact.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .limits import LOGICAL_PARTITIONS, MESSAGE_BYTES_MAX, PARTITIONS_MAX
 
 class OrderStrategy(enum.StrEnum):
     """
-    How producers treat keyed messages while their partition does not respond; a setting of the
-    subject.
+    How producers treat keyed messages while their partition does not respond. This is a setting of
+    the subject.
 
-    STRICT, the default, waits. BEST_TRIED sends them to another partition after some seconds, and
-    their receipts are marked as reordered. Messages without a key have no order: under both
-    strategies they go to a partition that responds.
+    STRICT, the default, waits. BEST_TRIED sends them to another partition after a few seconds, and
+    marks their receipts as reordered. Messages without a key have no order: under both strategies
+    they go to a partition that responds.
     """
 
     STRICT = "strict"
@@ -49,11 +49,11 @@ class OrderStrategy(enum.StrEnum):
 
 class ConsumeStrategy(enum.StrEnum):
     """
-    How a consumer group divides messages among its consumers; a setting of the group, fixed by its
-    first consumer.
+    How a consumer group divides messages among its consumers. This is a setting of the group, fixed
+    by its first consumer.
 
-    EXCLUSIVE: each partition has one consumer, and order is kept. SHARED: every consumer gets
-    messages of every partition, without order.
+    EXCLUSIVE: each partition has one consumer, and the order is kept. SHARED: every consumer
+    receives messages from every partition, without any order.
     """
 
     EXCLUSIVE = "exclusive"
@@ -61,8 +61,8 @@ class ConsumeStrategy(enum.StrEnum):
 
 
 class PartitionState(enum.StrEnum):
-    """State of a partition. PLANNED: only the metaserver knows it. OPEN: takes appends. SEALED:
-    read only. EXPIRED: its data is gone.
+    """The state of a partition. PLANNED: only the metaserver knows it. OPEN: it accepts appends.
+    SEALED: it is read-only. EXPIRED: its data is gone.
     """
 
     PLANNED = "planned"
@@ -72,7 +72,7 @@ class PartitionState(enum.StrEnum):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """A physical partition, as clients see it. Its range, name, broker group and parents never
+    """A physical partition, as seen by clients. Its range, name, broker group and parents never
     change.
     """
 
@@ -85,15 +85,15 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     address: str | None = None
-    """host:port of the broker; None while it is unavailable."""
+    """The host:port of the broker; None while it is unavailable."""
     logic_start: int = 0
-    """Logic offset of the partition's offset 0, in a static subject. It is computed from the
+    """The logic offset of the partition's offset 0, in a static subject. It is computed from the
     parents' ends once they are sealed. Brokers do not know it.
     """
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of a subject: its partitions that still have data, under a version."""
+    """The route of a subject: its partitions that still have data, with a version."""
 
     subject: Subject
     version: RouteVersion
@@ -104,12 +104,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     either order strategy.
     """
     subject_id: int = 0
-    """Id that distinguishes the subject from an earlier or later one of the same name; 0: not
-    reported.
+    """The id that distinguishes the subject from an earlier or later one with the same name; 0 if
+    not reported.
     """
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Maximum bytes of key, value and properties of one message together, in its open
-    partitions.
+    """The maximum total size of the key, value and properties of one message in its open
+    partitions, in bytes.
     """
 
     @property
@@ -150,8 +150,8 @@ def route_table(route: Route) -> list[Partition]:
     Return the OPEN partition of each logical partition, as a list of 1024 items.
 
     Raises:
-        InvalidRequestError: a logical partition has no OPEN partition or two, or a range is outside
-            [0, 1024).
+        InvalidRequestError: a logical partition has no OPEN partition or more than one, or a range
+            is outside [0, 1024).
     """
     table: list[Partition | None] = [None] * LOGICAL_PARTITIONS
     for partition in route.open_partitions():

@@ -1,4 +1,4 @@
-"""Checks of settings, which report all problems at once. Pure."""
+"""Checks settings, and reports all problems at once. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .ids import check_name
 
 F = TypeVar("F", bound=Callable[..., None])
 CALL_TIMEOUT_MS = (10, 600_000)
-"""Minimum and maximum milliseconds of the timeout of one call."""
+"""The minimum and maximum timeout of one call, in milliseconds."""
 
 
 def field_values(settings: Any) -> dict[str, object]:
@@ -23,27 +23,27 @@ def field_values(settings: Any) -> dict[str, object]:
 
 
 def whole(value: object) -> int | None:
-    """Convert an integer of any type, such as numpy's or an IntEnum, to int; return None for a bool
-    or any other value.
+    """Convert an integer of any type, such as numpy's integers or an IntEnum, to int. Return None
+    for a bool or any other value.
     """
     if isinstance(value, bool):
         return None
     try:
         return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:  # also raised by arrays, which have the method
+    except TypeError:  # also raised by arrays, which have this method
         return None
 
 
 def is_within(value: object, low: int, high: int) -> bool:
-    """Return True for an int in `[low, high]`, False for a bool."""
+    """Return True for an int in `[low, high]`. Return False for anything else, including a bool."""
     return type(value) is int and low <= value <= high
 
 
 def range_problems(
     values: Mapping[str, object], ranges: Mapping[str, tuple[int, int]]
 ) -> list[str]:
-    """Return a sentence for each value that is not an int in its range; `ranges` has the minimum
-    and maximum by name.
+    """Return a sentence for each value that is not an int within its range. `ranges` maps names to
+    the minimum and the maximum.
     """
     return [
         range_problem(name, values[name], low, high)
@@ -53,17 +53,15 @@ def range_problems(
 
 
 def range_problem(name: str, value: object, low: int, high: int) -> str:
-    """Return a sentence about `value`, which is outside `[low, high]`, or has another type than
-    int.
-    """
+    """Return a sentence about `value`, which lies outside `[low, high]` or is not an int."""
     number = whole(value)
     advice = f": use int({number})" if number is not None and low <= number <= high else ""
     return f"{name} must be a whole number from {low} to {high}, not {value!r:.40}{advice}"
 
 
 def flag_problems(**flags: object) -> list[str]:
-    """Return a sentence for each flag that is not a bool. Otherwise "no" would count as True, and
-    None as False.
+    """Return a sentence for each flag that is not a bool. Without this check, "no" would count as
+    True and None as False.
     """
     return [
         f"{name} must be True or False, not {value!r:.40}"
@@ -73,8 +71,8 @@ def flag_problems(**flags: object) -> list[str]:
 
 
 def type_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> list[str]:
-    """Return a sentence for each value that is not an instance of its class; `kinds` has the class
-    by name.
+    """Return a sentence for each value that is not an instance of its class. `kinds` maps names to
+    classes.
     """
     return [
         f"{name} must be {'text' if kind is str else f'a {kind.__name__}'}, not "
@@ -85,7 +83,7 @@ def type_problems(values: Mapping[str, object], kinds: Mapping[str, type]) -> li
 
 
 def cluster_problems(values: Mapping[str, object]) -> list[str]:
-    """Return the problem of the setting `cluster` as a list of at most one sentence."""
+    """Return the problem with the setting `cluster`, as a list of at most one sentence."""
     cluster = values.get("cluster", "")
     if cluster == "":
         return []
@@ -115,10 +113,10 @@ def refuse_unknown_arguments(
     Refuse unknown keyword arguments of a client, with advice.
 
     Args:
-        client_kind: name of the client.
-        other_clients: names of the unknown keyword arguments.
-        settings: class of the client's settings; the advice names a matching field.
-        words: advice by name, for names that other systems use.
+        client_kind: the name of the client.
+        other_clients: the names of the unknown keyword arguments.
+        settings: the class of the client's settings. The advice names a matching field.
+        words: maps names that other systems use to advice.
 
     Raises:
         TypeError: there is at least one unknown argument.
@@ -137,9 +135,9 @@ def refuse_unknown_arguments(
 
 
 def names_missing_address(what: str, settings: type, words: Mapping[str, str]) -> Callable[[F], F]:
-    """
-    Decorate the `__init__` of a client whose first argument is `meta`, so that a call without it
-    gets advice; see `refuse_unknown_arguments`, which gives that for every other argument.
+    """Decorate the `__init__` of a client whose first argument is `meta`, so that a call without it
+    raises an error with advice. `refuse_unknown_arguments` gives such advice for all other
+    arguments.
     """
 
     def decorate(initialize: F) -> F:

@@ -1,5 +1,5 @@
-"""Formats values for logs and messages: counts, lists, times, key digests, URLs without passwords.
-Pure.
+"""Formats values for logs and messages: counts, lists, times, digests of keys, and URLs without
+passwords. Pure.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any, get_args, get_type_hints
 _CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Matches control characters, line breaks, bidirectional marks and lone surrogates."""
 _PASSWORD = re.compile(r"(://[^:/@]*):.*@", re.DOTALL)
-"""Matches a URL up to its last @, to hide all of a password that contains an unescaped @."""
+"""Matches a URL up to its last @, so that all of a password is hidden even if it contains an
+unescaped @.
+"""
 _SECRET_PARAMETER = re.compile(r"([?&][^=&]*(?:passw|pwd|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
 _NOT_A_VALUE = re.compile(r"^Invalid enum value .* - at `\$\.(\w+)`$", re.DOTALL)
 MAYBE_OLDER_COPY = "may stand on an older copy of its data folder"
-"""Text about a broker that lacks messages it had stored, although retention has not removed them
-and no metaserver reports them as lost.
+"""The text about a broker that lacks messages it had stored, although retention has not removed
+them and no metaserver reports them as lost.
 """
 ESCAPED_RULE = (
     "in a user or password of a URL, @ is written %40, : is %3A, / is %2F, ? is %3F and % is %25"
@@ -33,7 +35,7 @@ _ESCAPES = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 def parse_number(text: str) -> int | None:
     """
-    Parse a number below 2**63 that consists of ASCII digits; return None for other text.
+    Parse a number below 2**63 that consists of ASCII digits. Return None for any other text.
 
     Python's `int` accepts more: `1_000`, `+1`, non-ASCII digits, white space and line breaks.
     """
@@ -52,10 +54,10 @@ def counted(count: int, noun: str, plural: str = "") -> str:
 
 def listed(items: Iterable[object], total: int | None = None) -> str:
     """
-    Join the first LISTED_MAX items, and give the number of others: "1, 2, 3", "1, 2, …, 10, … and
-    90 more", or "none".
+    Join the first LISTED_MAX items, and state the number of the others: "1, 2, 3", "1, 2, …, 10, …
+    and 90 more", or "none".
 
-    `total` is the number of all items, if `items` are only the first ones.
+    `total` is the total number of items, if `items` contains only the first ones.
     """
     texts = list(map(str, items))
     other_count = (len(texts) if total is None else total) - LISTED_MAX
@@ -70,8 +72,8 @@ def format_seconds(ms: int) -> str:
 
 
 def key_digest(order_key: bytes) -> str:
-    """Return the digest that stands for an order key in logs and errors. `printf %s KEY | b2sum -l
-    64` prints the same digest.
+    """Return the digest that stands for an order key in logs and errors. The command `printf %s KEY
+    | b2sum -l 64` prints the same digest.
     """
     if not order_key:
         return "no key"
@@ -86,17 +88,17 @@ def printable(text: str) -> str:
 
 
 def mask_password(url: str) -> str:
-    """Replace the password in a database URL, or in its query parameters, by `***`."""
+    """Replace the password in a database URL, or in its query parameters, with `***`."""
     return _SECRET_PARAMETER.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
 def url_problem(url: str, *, new: bool = False) -> str:
     """
-    Return why unescaped characters make a database URL ambiguous; "" if they do not.
+    Return the reason why unescaped characters make a database URL ambiguous, or "" if they do not.
 
     Args:
-        new: the URL is not in use yet. A bare %, which programs parse differently, is then refused
-            too.
+        new: True if the URL is not in use yet. A bare %, which programs parse in different ways, is
+            then refused, too.
     """
     _scheme, _, remainder = url.partition("://")
     user, position, location = remainder.partition("@")
@@ -119,15 +121,15 @@ def url_problem(url: str, *, new: bool = False) -> str:
 
 
 def json_printable(text: str) -> str:
-    """Escape the control characters in the strings of `text`, which is JSON on one line, as JSON
-    does.
+    """Escape the control characters in the strings of `text`, which is JSON on one line, in the way
+    that JSON does.
     """
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def describe_invalid_value(error: Exception, kind: object) -> str:
-    """Return the text of msgspec's `error` about an object of type `kind`. For an invalid
-    enumeration value, add the valid ones.
+    """Return the text of msgspec's `error` about an object of type `kind`. If a value of an
+    enumeration is invalid, the valid ones are added.
     """
     text = f"{error!s:.300}"
     field = _NOT_A_VALUE.search(text)
@@ -146,13 +148,13 @@ def _escaped(match: re.Match[str]) -> str:
 
 def invalid_unicode_text(error: UnicodeEncodeError) -> str:
     """Return an error text for a string with a lone surrogate, which Python uses in file names that
-    are not UTF-8.
+    are not valid UTF-8.
     """
     return f"{error.object!r:.80} is not valid text: {error.reason}"
 
 
 def collect_items(given: object) -> list[Any]:
-    """Return the items of an iterable; an empty list for text, and for values that cannot be
+    """Return the items of an iterable, or an empty list for text and for values that cannot be
     iterated, such as a zero-dimensional numpy array.
     """
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -165,7 +167,7 @@ def collect_items(given: object) -> list[Any]:
 
 
 def is_not_a_time(given: object) -> bool:
-    """Return True for pandas.NaT. Without importing pandas, it is recognised as a datetime that is
+    """Return True for pandas.NaT. It is recognised without importing pandas, as a datetime that is
     not equal to itself.
     """
     return given != given  # noqa: PLR0124

@@ -11,12 +11,12 @@ class CheckView(Struct, frozen=True, kw_only=True):
     """The result of one check."""
 
     code: str
-    """Code from V01 to V13, whose meaning never changes."""
+    """The code of the check, from V01 to V13. The meaning of a code never changes."""
     name: str
     claim: str
     """The property that is checked, as a sentence."""
     violations: list[str] = []
-    """First hundred violations, as sentences."""
+    """The first hundred violations, as sentences."""
     violations_total: int = 0
 
 

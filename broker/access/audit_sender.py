@@ -16,7 +16,7 @@ from ...rpc.access.audit_events import AuditBuffer
 log = logging.getLogger("keylane.broker")
 
 SEND_S = 1.0
-"""The interval, in seconds, between two attempts to send, and the timeout of the last one."""
+"""The interval between two attempts to send, and the timeout of the last attempt, in seconds."""
 
 
 class AuditSender:
@@ -45,8 +45,8 @@ class AuditSender:
                     await self.send()
 
     async def send(self) -> None:
-        """Send the buffered events. If the outcome of a call is unknown, its events are sent again,
-        so an event may be stored twice.
+        """Send the buffered events. If the outcome of a call is unknown, its events are sent again
+        and may therefore be stored twice.
         """
         while events := self.buffer.pop_oldest():
             try:

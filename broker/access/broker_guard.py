@@ -23,7 +23,7 @@ from .audit_sender import AuditSender
 from .judge import CapabilityJudge, JudgedCapability
 
 RATES_MAX = 10_000
-"""The most subjects whose limits are cached."""
+"""The maximum number of subjects whose limits are cached."""
 
 
 class BrokerGuard:
@@ -63,8 +63,8 @@ class BrokerGuard:
         self._cached_rates: tuple[object, dict[str, int]] = ({}, {})
 
     def _subject_rate(self, subject: str) -> int:
-        """Return a subject's limit in bytes per second, 0 if there is none. Cached until the limits
-        change.
+        """Return a subject's limit in bytes per second, or 0 if it has none. The result is cached
+        until the limits change.
         """
         limits = self.judge.subject_bytes
         if not limits:

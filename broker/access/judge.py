@@ -1,10 +1,11 @@
-"""Verifies capabilities with the latest access news from a metaserver, without a call for each.
+"""Verifies capabilities using the latest access news from a metaserver, without one call per
+capability.
 
     text ─▶ cached? ─▶ signed with a known key? ─▶ cluster, expiry, version ─▶ rights
 
 If the key is unknown, a metaserver is asked once: it may have started to sign with that key since
-its last news. A broker that reaches no metaserver continues with the news that it has, because
-capabilities expire by themselves. Meanwhile operators can use the tokens from the servers'
+it last sent news. A broker that cannot reach a metaserver keeps using the news it has, because
+capabilities expire by themselves. In the meantime, operators can use the tokens from the servers'
 settings: the broker knows its own token, and the hashes of the others.
 """
 
@@ -28,7 +29,7 @@ from ...rpc.race import shield
 from .newest_news import NewestNews
 
 CACHED_MAX = 10_000
-"""The most verified capabilities that are cached; the latest ones are kept."""
+"""The maximum number of verified capabilities that are cached; the most recent ones are kept."""
 ASK_AGAIN_MS = 200
 """The minimum interval, in milliseconds, between two requests for news."""
 
@@ -46,7 +47,7 @@ class JudgedCapability(NamedTuple):
 
     @property
     def ends_in_ms(self) -> int:
-        """The remaining validity of the capability, in milliseconds."""
+        """The time until the capability expires, in milliseconds."""
         return max(0, self.capability.ends_at_ms - self.judge.now_ms())
 
     def check(self) -> None:
@@ -69,10 +70,11 @@ class CapabilityJudge:
     Verifies callers' capabilities and tokens.
 
     Args:
-        ask_news: requests access news from a metaserver.
+        fetch_news: requests the access news from a metaserver.
         own_token: returns the broker's own token; None if it has none.
-        operators: the operators that were saved before the last stop; see `AccessNews.operators`.
-        keep: saves changed operators for the next start.
+        operators: the operators that were saved before the last shutdown; see
+            `AccessNews.operators`.
+        save_operators: saves changed operators for the next start.
     """
 
     def __init__(
@@ -98,15 +100,15 @@ class CapabilityJudge:
         self.version = 0
         """Incremented when verified capabilities may have become invalid."""
         self.subject_bytes: dict[str, int] = {}
-        """The subjects' limits in bytes per second. Each change replaces the object."""
+        """The subjects' limits in bytes per second. Every change replaces the dict."""
         self.scheduled_bytes: dict[str, int] = {}
         """The limits of scheduled messages."""
 
     def update_news(self, news: AccessNews) -> None:
         """
-        Replace the current news, unless these are older.
+        Replace the current news, unless the given news is older.
 
-        Between two news, the metaserver's time advances with this machine's boot clock.
+        Between two updates, the metaserver's time is extrapolated with this machine's boot clock.
         """
         if not self._newest_news.accept(news, self._boot_ms()):
             return
@@ -185,8 +187,8 @@ class CapabilityJudge:
         return capability
 
     async def _refresh(self) -> None:
-        """Request news from a metaserver, at most every ASK_AGAIN_MS; concurrent callers share a
-        request. If it fails, the current news stay in force.
+        """Request news from a metaserver, at most once per ASK_AGAIN_MS; concurrent callers share a
+        request. If it fails, the current news remains in effect.
         """
         if self._refresh_task is None:
             if self._boot_ms() - self._refreshed_at_ms < ASK_AGAIN_MS:
@@ -198,7 +200,7 @@ class CapabilityJudge:
         try:
             self.update_news(await self._fetch_news())
         except KeylaneError:
-            pass  # the current news stay in force
+            pass  # the current news remains in effect
         finally:
             self._refreshed_at_ms = self._boot_ms()
             self._refresh_task = None
@@ -244,7 +246,7 @@ class CapabilityJudge:
         self, nonce: bytes, request: Authenticate, address: str
     ) -> JudgedCapability:
         """
-        Verify the reply of a connection's peer to a challenge, and return the peer's capability.
+        Verify a peer's reply to a challenge, and return the peer's capability.
 
         Args:
             nonce: the challenge.

@@ -7,13 +7,13 @@ from __future__ import annotations
 from ...protocol.access.capability import AccessNews
 
 OLDER_AFTER_MS = 10_000
-"""The time, in milliseconds, after which older news are accepted. Metaservers read changes within a
-second; if none has reported the newest version for this long, the database was restored.
+"""How long outdated news is rejected, in milliseconds. Metaservers read changes within a second, so
+if none has reported the newest version for this long, the database was restored.
 """
 
 
 class NewestNews:
-    """Tracks the newest version of access news, using times of the boot clock."""
+    """Tracks the newest version of the access news. Times are in milliseconds since boot."""
 
     def __init__(self) -> None:
         self._cluster = ""
@@ -22,7 +22,7 @@ class NewestNews:
         """When this version was last reported, in milliseconds."""
 
     def accept(self, news: AccessNews, now_ms: int) -> bool:
-        """Record news that arrived at `now_ms`. Return False if they are outdated and must be
+        """Record news that arrived at `now_ms`. Return False if it is outdated and must be
         ignored.
         """
         is_older = news.cluster == self._cluster and news.version < self._version

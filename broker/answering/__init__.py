@@ -1,1 +1,1 @@
-"""Answers requests of the data plane, most of them without a task."""
+"""Answers requests of the data plane, most of them without creating a task."""

@@ -13,10 +13,11 @@ class AwaitedCall:
     """
     A `PromptCall` with a single reply, which a task awaits.
 
-    Messages are left to `handle`, in the awaiting task, because only a task can wait for room.
+    Reading messages is left to `handle`, in the awaiting task, because only a task can wait for
+    room.
 
     Args:
-        handle: answers a request that is handed on.
+        handle: answers a request that must be answered in a task.
     """
 
     accepts_parts = False
@@ -28,7 +29,7 @@ class AwaitedCall:
         self._cancel_on_disconnect: asyncio.Future[None] | None = None
 
     async def wait_answer(self) -> Handled:
-        """Wait for the reply and return it, or raise the error with which the call is refused."""
+        """Wait for the reply and return it, or raise the error with which the call was refused."""
         try:
             outcome = await self._outcome
         except asyncio.CancelledError:  # the client has disconnected

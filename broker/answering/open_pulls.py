@@ -1,19 +1,19 @@
-"""Answers owners' pulls: a pull waits for messages without a task, and stays open after a small
+"""Answers owners' pulls: a pull needs no task to wait for messages, and stays open after a small
 reply.
 
     pull ─▶ cached ─┬─ all readable, and small ─▶ part ─▶ waits ─▶ woken ─▶ cached ─┬─ …
                     ├─ otherwise ─▶ answer                   ╰─ timeout ─▶ answer, empty
                     ╰─ not cached, with tags, or no room ─▶ `read`, in a task
 
-So an owner whose messages arrive one by one sends one request for many of them, and the broker need
-not wake up for further requests. A larger reply ends the pull: while the owner handles it, more
-messages gather for the next one.
+So an owner whose messages arrive one by one sends one request for many of them, and the broker does
+not have to wake up for each. A larger reply ends the pull: while the owner handles it, more
+messages accumulate for the next one.
 
 Invariants
-    A part contains everything readable since the previous part, and is sent only after the same
-    check of the owner as for a new pull. A group has at most one open pull of a partition; a newer
-    pull ends it. A pull has at most PULL_ANSWERS_MAX replies. All but the last have at most
-    PART_BYTES_MAX bytes, which bounds what an owner receives that no longer wants messages.
+    A part contains everything readable since the previous part, and is sent only after the owner
+    has been checked as for a new pull. A group has at most one open pull of a partition; a newer
+    pull replaces it. A pull has at most PULL_ANSWERS_MAX replies. All but the last have at most
+    PART_BYTES_MAX bytes, which bounds how much is sent to an owner that no longer wants messages.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ from .tags import remove_unwanted_batches
 from .waiting import LongPolls
 
 LEFT_OUT_BYTES_MAX = 8 << 20
-"""The most bytes that one pull reads and filters out before it is answered without messages."""
+"""The maximum number of bytes that one pull reads and filters out before it is answered without
+messages.
+"""
 
 
 class OpenPulls:
-    """Answers owners' pulls. `open` contains the waiting ones, by partition and group."""
+    """Answers owners' pulls. `open` maps partition and group to the waiting pull."""
 
     def __init__(self, store: Store, waiting: LongPolls, clock: Clock) -> None:
         self.store = store
@@ -68,8 +70,8 @@ class OpenPulls:
         return pull.answer(partition, bytes_max, now_ms)
 
     def _check(self, request: Pull, now_ms: int) -> tuple[HostedPartition, Group, int]:
-        """Check a pull and its owner. Return the partition, the group, and the most bytes of the
-        reply.
+        """Check a pull and its owner. Return the partition, the group, and the maximum size of the
+        reply in bytes.
         """
         partition, group = check_owner(self.store.state, request, now_ms)
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
@@ -84,7 +86,9 @@ class OpenPulls:
         return partition, group, bytes_max
 
     async def read(self, request: Pull) -> Handled:
-        """Answer a pull in a task, without waiting for messages; may wait for room and the disk."""
+        """Answer a pull from within a task, without waiting for messages. May wait for room and for
+        the disk.
+        """
         tags = wanted_tags(request)
         partition, group, bytes_max = self._check(request, self.boot_ms())
         answer, data = await read_batches(
@@ -105,7 +109,7 @@ class OpenPulls:
         data: bytes,
     ) -> tuple[Batches, bytes]:
         """
-        Remove batches without a wanted tag from a reply. If none remains, read on, up to
+        Remove batches without a wanted tag from a reply. If none remains, read more, up to
         LEFT_OUT_BYTES_MAX.
 
         Args:
@@ -129,7 +133,7 @@ class OpenPulls:
     def record_pull(
         self, request: Pull, partition: HostedPartition, group: Group, end: int, size_bytes: int
     ) -> None:
-        """Record that the owner receives the messages before offset `end`."""
+        """Record that the owner has received the messages before offset `end`."""
         group.suspects.record_pull(end)
         self.store.traffic.count_delivered(
             partition.facts.subject, messages=end - request.offset, size_bytes=size_bytes
@@ -137,7 +141,7 @@ class OpenPulls:
 
 
 class OpenPull:
-    """A pull that has not had its last reply."""
+    """A pull that has not received its last reply."""
 
     __slots__ = (
         "_call",
@@ -155,31 +159,33 @@ class OpenPull:
     ) -> None:
         self._pulls = pulls
         self._request = request
-        """The unanswered rest of the request."""
+        """The part of the request that has not been answered yet."""
         self._call = call
         self._group = group
-        """The group whose pull lock is held while the pull waits."""
+        """The group whose pull lock is held while this pull waits."""
         self._deadline_ms = deadline_ms
         self._loop = asyncio.get_running_loop()
         self._disconnect: asyncio.Future[None] | None = None
-        """A future that is cancelled when the client disconnects; None before the pull has waited,
+        """A future that is cancelled when the client disconnects. None before the pull first waits,
         and after its last reply.
         """
         self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, now_ms: int) -> None:
-        """Wait until the partition is woken, or until the pull's timeout."""
+        """Wait until the partition is woken, or until the pull times out."""
         request, pulls = self._request, self._pulls
         deadline_ms = self._deadline_ms if self._deadline_ms > now_ms else now_ms + 1
-        # `now_ms` may be slightly old. Then the lock ends slightly early, and its owner acquires it
-        # again.
+        # `now_ms` may be slightly stale. Then the lock ends slightly early, and its owner acquires
+        # it again.
         extend_lock(self._group, request, deadline_ms)
         if self._disconnect is None:
             self._open(deadline_ms - now_ms)
         pulls.waiting.add_listener(request.partition_id, self, self._on_wake)
 
     def _open(self, wait_ms: int) -> None:
-        """Make this the group's open pull, until `_close`. All waits share a timer and a future."""
+        """Make this the group's open pull until `_close` is called. All its waits share a timer and
+        a future.
+        """
         request, loop = self._request, self._loop
         self._pulls.open[request.partition_id, request.group] = self
         self._timer = loop.call_at(round_to_tick(wait_ms / 1000, loop.time()), self._on_timeout)
@@ -188,10 +194,10 @@ class OpenPull:
         self._call.cancel_on_disconnect(self._disconnect)
 
     def _close(self) -> None:
-        """Stop the timer, stop watching the client, and no longer be the open pull of the group."""
+        """Stop the timer, stop watching the client, and remove this as the group's open pull."""
         if self._disconnect is not None and self._timer is not None:
             self._disconnect.remove_done_callback(self._on_disconnect)
-            self._disconnect.cancel()  # the call also holds it until it is done
+            self._disconnect.cancel()  # the call also holds a reference to it
             self._timer.cancel()
         self._disconnect = self._timer = None
         open_pulls, key = self._pulls.open, (self._request.partition_id, self._request.group)
@@ -199,12 +205,13 @@ class OpenPull:
             del open_pulls[key]
 
     def _on_wake(self) -> None:
-        # Resume at the end of this turn, when all batches of the commit are readable. Each pull
-        # resumes separately, so that an exception in one does not affect the others.
+        # Resume at the end of this iteration of the event loop, when all batches of the commit are
+        # readable. Each pull resumes separately, so that an exception in one does not affect the
+        # others.
         at_end(self._resume, self._loop)
 
     def _on_timeout(self) -> None:
-        self._deadline_ms = 0  # even if the timer was slightly early
+        self._deadline_ms = 0  # even if the timer fired slightly early
         self._pulls.waiting.remove_listener(self._request.partition_id, self)
         self._resume()
 
@@ -216,7 +223,7 @@ class OpenPull:
 
     def _resume(self) -> None:
         """Answer the pull after a wake-up or a timeout."""
-        if self._disconnect is None:  # it has ended meanwhile
+        if self._disconnect is None:  # it has ended in the meantime
             return
         pulls, request = self._pulls, self._request
         now_ms = pulls.boot_ms()

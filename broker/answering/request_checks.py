@@ -1,5 +1,5 @@
-"""Validates acks and pulls: their fields must be within limits and refer to stored messages, and
-their sender must own the pull lock. Pure.
+"""Validates acks and pulls: their fields must be within the limits and refer to stored messages,
+and the sender must own the pull lock. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from ..partition.suspects import BEGUN_MAX
 
 
 def check_failed(request: Ack, partition: HostedPartition) -> None:
-    """Check the failed messages of an ack. Raises InvalidRequestError if one is not stored or its
-    count of attempts is invalid, OverloadedError if there are too many.
+    """
+    Check the failed messages of an ack.
+
+    Raises:
+        InvalidRequestError: one of them is not stored, or its number of attempts is invalid.
+        OverloadedError: there are too many.
     """
     if len(request.failed) > ATTEMPTS_MAX:
         raise OverloadedError(f"more than {ATTEMPTS_MAX} failed messages in one ack")
@@ -43,8 +47,12 @@ def check_failing(failing: FailingMessage, partition: HostedPartition) -> None:
 
 
 def check_begun(request: Ack, partition: HostedPartition) -> None:
-    """Check the begun messages of an ack. Raises InvalidRequestError if one is not stored or its
-    count of crashes is invalid, OverloadedError if there are too many.
+    """
+    Check the messages whose handling is about to begin once an ack is durable.
+
+    Raises:
+        InvalidRequestError: one of them is not stored, or its number of crashes is invalid.
+        OverloadedError: there are too many.
     """
     if len(request.begun) > BEGUN_MAX:
         raise OverloadedError(f"more than {BEGUN_MAX} begun messages in one ack")
@@ -54,8 +62,12 @@ def check_begun(request: Ack, partition: HostedPartition) -> None:
 
 
 def check_held(request: Ack, partition: HostedPartition) -> None:
-    """Check the messages that an ack keeps in flight. Raises InvalidRequestError if one is not
-    stored or the time is invalid, OverloadedError if there are too many.
+    """
+    Check the messages that an ack keeps in flight.
+
+    Raises:
+        InvalidRequestError: one of them is not stored, or the time is invalid.
+        OverloadedError: there are too many.
     """
     if sum(end - start for start, end in request.held) > IN_FLIGHT_PER_SESSION_MAX:
         raise OverloadedError(f"more than {IN_FLIGHT_PER_SESSION_MAX} held messages in one ack")
@@ -69,7 +81,7 @@ def check_held(request: Ack, partition: HostedPartition) -> None:
 
 
 def wanted_tags(request: Pull) -> list[bytes]:
-    """Return the tags of a pull as UTF-8. Raises InvalidRequestError."""
+    """Return the tags of a pull, encoded as UTF-8. Raises InvalidRequestError."""
     wanted = [tag.encode() for tag in request.tags]
     if len(wanted) > TAGS_WANTED_MAX or not all(0 < len(tag) <= TAG_BYTES_MAX for tag in wanted):
         raise InvalidRequestError(
@@ -79,7 +91,7 @@ def wanted_tags(request: Pull) -> list[bytes]:
 
 
 def check_shared(request: PullShared) -> int:
-    """Check the limits of a shared pull, and return the most bytes of the reply. Raises
+    """Check the limits of a shared pull, and return the maximum size of the reply in bytes. Raises
     InvalidRequestError.
     """
     for name, value, high in (
@@ -105,7 +117,7 @@ def check_owner(
     Check that a request comes from the owner of the pull lock, and renew the lock.
 
     Args:
-        now_ms: the current time of the boot clock, in milliseconds.
+        now_ms: the current time, in milliseconds since boot.
 
     Returns:
         The partition and the group.
@@ -121,7 +133,7 @@ def check_owner(
     shared = lock.session == SHARED
     if shared or session != lock.session or not lock.fence:
         check_session(session)  # the lock's own session was checked when it acquired the lock
-    # The sessions of a shared group have one token, but they never send exclusive pulls.
+    # All sessions of a shared group have the same token, but they never send exclusive pulls.
     is_shared_request = kind is PullShared or (shared and kind is not Pull)
     check_holder(lock, token=request.token, session=SHARED if is_shared_request else session)
     renew(lock, now_ms=now_ms)
@@ -131,8 +143,8 @@ def check_owner(
 
 
 def extend_lock(group: Group, request: Pull, deadline_ms: int) -> None:
-    """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still
-    owns it.
+    """Extend the pull lock for a pull that waits until `deadline_ms`, if its sender still owns the
+    lock.
     """
     lock = group.lock
     if lock.fence == request.token and lock.session == request.session:

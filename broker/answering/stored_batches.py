@@ -12,8 +12,8 @@ from ..store.store import Store
 
 
 def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
-    """Check that messages can be read at `offset`, and return the most bytes of the reply. Raises
-    OffsetOutOfRangeError or InvalidRequestError.
+    """Check that messages can be read at `offset`, and return the maximum size of the reply in
+    bytes. Raises OffsetOutOfRangeError or InvalidRequestError.
     """
     is_in_range = partition.first_offset <= offset <= partition.readable_offset
     if not is_in_range:
@@ -34,7 +34,7 @@ def check_read(partition: HostedPartition, offset: int, bytes_max: int) -> int:
 def batches_up_to(
     partition: HostedPartition, end: int, parked_version: int = 0, *, more: bool = False
 ) -> Batches:
-    """Return the reply to a pull or read that received the messages before offset `end`; `more`
+    """Build the reply to a pull or read that receives the messages before offset `end`. `more`
     means that another reply follows.
     """
     return Batches(
@@ -54,7 +54,7 @@ async def read_batches(
     bytes_max: int,
     parked_version: int = 0,
 ) -> tuple[Batches, bytes]:
-    """Read batches at the offset of a request, after waiting for room for the reply."""
+    """Wait for room for the reply, then read batches from the offset of the request."""
     data, end = b"", request.offset
     if request.offset < partition.readable_offset:
         await reserve_bytes(bytes_max)

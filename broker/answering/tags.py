@@ -1,4 +1,4 @@
-"""Filters batches by tags, looking only at their bytes and not at single messages. Pure.
+"""Filters batches by tags, looking only at their bytes, not at individual messages. Pure.
 
     batch ─▶ its properties, at the end ─┬─ contain a wanted tag, or are compressed
                                          │      ─▶ the batch may have messages with the tag: kept
@@ -6,7 +6,7 @@
 
 Invariants
     A batch that has a message with a wanted tag is never left out. A batch without one may be kept,
-    because the tag may be part of another text. The reply contains the offset ranges of the batches
+    because the tag may occur in another text. The reply contains the offset ranges of the batches
     that are left out; the reader treats their messages as handled.
 """
 
@@ -19,14 +19,14 @@ from ...protocol.offsets import Range
 from ...protocol.record import HEADER_BYTES, Compression, Header, read_header
 
 RANGES_MAX = 1_000
-"""The most ranges that one reply leaves out, which keeps its header small. Later batches
+"""The maximum number of ranges that one reply leaves out. It keeps the header small. Later batches
 are kept.
 """
 
 
 def may_contain(data: bytes, start: int, header: Header, tags: Sequence[bytes]) -> bool:
     """
-    Return False if the batch certainly has no message with a wanted tag.
+    Return False if it is certain that no message of the batch has a wanted tag.
 
     Args:
         data: contains the batch, with its header, at `start`.

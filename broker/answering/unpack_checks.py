@@ -1,13 +1,14 @@
-"""Verifies in a thread that large compressed batches can be unpacked, before they are decided on.
-The order of a partition's appends is kept.
+"""Verifies in a thread that large compressed batches can be unpacked, before the broker decides
+whether to store them. Keeps the order of a partition's appends.
 
     append ─▶ is the unpacked batch large, or does an earlier one of its partition wait here?
                  no ─▶ decided immediately; the store unpacks a small compressed batch itself
                 yes ─▶ after the earlier ones: unpacked by a thread, then decided
 
 Invariants
-    A partition's appends leave in the order of arrival, so a producer's batches are decided in
-    order. Memory is bounded: by the bytes of waiting batches, and one unpacked batch per thread.
+    A partition's appends leave in their order of arrival, so a producer's batches are decided in
+    order. Memory is bounded: by the total size of the waiting batches, plus one unpacked batch per
+    thread.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from ..store.group_commit import RunBlocking
 
 INLINE_BYTES_MAX = 256 << 10
 """The largest unpacked size, in bytes, of a batch that is unpacked on the event loop, which takes
-about 0.3 ms. Using a thread would cost as much.
+about 0.3 ms: as long as handing it to a thread.
 """
 WAITING_BYTES_MAX = 32 << 20
-"""The most bytes of batches, as received, that wait for their check or for an earlier batch."""
+"""The maximum total size, in bytes as received, of the batches that wait for their check or for an
+earlier batch.
+"""
 
 
 class UnpackChecks:
     """
-    The queues, by partition, of appends that wait for the check of a large compressed batch.
+    Keeps a queue per partition of the appends that wait while a large compressed batch is checked.
 
     Args:
         run_blocking: runs the check of one batch.
@@ -38,14 +41,14 @@ class UnpackChecks:
     def __init__(self, run_blocking: RunBlocking) -> None:
         self._run_blocking = run_blocking
         self._latest: dict[int, asyncio.Future[None]] = {}
-        """Partition id → a future that is done when its last waiting append leaves. Partitions
-        without waiting appends are absent.
+        """Maps a partition id to a future that is done when the last waiting append leaves.
+        Partitions without waiting appends are absent.
         """
         self._waiting_bytes = 0
 
     @staticmethod
     def is_large(data: memoryview) -> bool:
-        """Return True if the batch, according to its header, must be checked in a thread."""
+        """Return True if, according to its header, the batch must be checked in a thread."""
         is_compressed = len(data) > COMPRESSION_AT and data[COMPRESSION_AT]
         return bool(is_compressed) and unpacked_bytes(data) > INLINE_BYTES_MAX
 
@@ -61,7 +64,8 @@ class UnpackChecks:
         anything else.
 
         Returns:
-            True if the batch was checked. False if the store must check it, if it is compressed.
+            True if the batch was checked; False if the store must check it, in case it is
+            compressed.
 
         Raises:
             CorruptBatchError, UnpackError: see `check_whole_batch`.

@@ -21,7 +21,9 @@ class LongPolls:
 
     def __init__(self) -> None:
         self._callbacks: dict[int, dict[Hashable, Callable[[], object]]] = {}
-        """Partition id → waiting call, in the order of arrival → its wake-up callback."""
+        """Maps each partition id to its waiting calls, in order of arrival, with their
+        callbacks.
+        """
         self._closed = False
 
     @property
@@ -32,8 +34,8 @@ class LongPolls:
     def add_listener(
         self, partition_id: int, key: Hashable, callback: Callable[[], object]
     ) -> None:
-        """Call `callback` once, when the partition is woken, unless `remove_listener` is called
-        with `key` before. The callback must not raise.
+        """Call `callback` once when the partition is woken, unless `remove_listener` is called with
+        `key` first. The callback must not raise.
         """
         callbacks = self._callbacks.get(partition_id)
         if callbacks is None:
@@ -41,7 +43,9 @@ class LongPolls:
         callbacks[key] = callback
 
     def remove_listener(self, partition_id: int, key: Hashable) -> None:
-        """Remove a callback that was passed to `add_listener`, if it has not been called."""
+        """Remove a callback that was passed to `add_listener`, unless it has already been
+        called.
+        """
         callbacks = self._callbacks.get(partition_id, {})
         if callbacks.pop(key, None) is not None and not callbacks:
             del self._callbacks[partition_id]
@@ -63,7 +67,7 @@ class LongPolls:
         self, request: Read, partition_of: Callable[[int], HostedPartition]
     ) -> HostedPartition:
         """
-        Wait until there are messages at the offset of a read, or the partition ends there, for at
+        Wait until there are messages at the offset of a read or the partition ends there, but at
         most `request.wait_ms`.
 
         Other changes of the partition, such as those of its consumer groups, do not end the wait.
@@ -73,7 +77,7 @@ class LongPolls:
 
         Raises:
             InvalidRequestError: `wait_ms` is out of range.
-            Any error of `partition_of`: the partition no longer exists.
+            Any error that `partition_of` raises: the partition no longer exists.
         """
         if not 0 <= request.wait_ms <= PULL_WAIT_MS_MAX:
             raise InvalidRequestError(f"cannot wait {request.wait_ms} ms")
@@ -90,14 +94,14 @@ class LongPolls:
             await self.wait(request.partition_id, remaining_ms)
 
     def wake(self, partition_id: int) -> None:
-        """End all waits on a partition."""
+        """The end all waits on a partition."""
         callbacks = self._callbacks.pop(partition_id, None)
         if callbacks is not None:
             for callback in callbacks.values():
                 callback()
 
     def wake_all(self) -> None:
-        """End all waits. Later ones return immediately."""
+        """End all waits, and make later ones return immediately."""
         self._closed = True
         for partition_id in list(self._callbacks):
             self.wake(partition_id)

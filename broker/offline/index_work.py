@@ -35,11 +35,11 @@ INCOMPLETE = "it is incomplete; the next start of the broker, or `rebuild`, rebu
 NONE = "there is no index; the next start of the broker, or `rebuild`, creates one"
 ALL = 1 << 62
 OnPosition = Callable[[int], None]
-"""Called with the position of each record of the log that is read."""
+"""Called with the position of each log record that is read."""
 
 
 def _ignore(_position: int) -> None:
-    """Tell nobody how far the work is."""
+    """Ignore the progress."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class IndexReport:
     partitions: int = 0
     batches: int = 0
     position: int = 0
-    """The log position up to which the index has every batch."""
+    """The log position up to which the index contains every batch."""
     problems: list[str] = field(default_factory=list)
 
     def add_problem(self, text: str) -> None:
@@ -129,8 +129,8 @@ def switch_index(files: Files, to: str) -> IndexReport:
 
 
 def verify_indexes(files: Files, on_position: OnPosition = _ignore) -> list[IndexReport]:
-    """Compare each index with the log, and the indexes with each other. Problems are in the
-    reports.
+    """Compare each index with the log, and the indexes with each other. The reports list the
+    problems.
     """
     reports = []
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def verify_indexes(files: Files, on_position: OnPosition = _ignore) -> list[Inde
 
 
 def _summarize(kind: str, queues: ConsumeQueues) -> IndexReport:
-    """Return a report with the counts of an index, and the problems of reading it."""
+    """Return a report with the counts of an index, and the problems found while reading it."""
     report = IndexReport(kind, position=queues.position)
     for partition_id in queues.partitions():
         report.partitions += 1
@@ -194,7 +194,7 @@ class _IndexComparison:
             self.ends[partition_id] = unit.next_offset
             bounds = self._queues.bounds(partition_id)
             if bounds is not None and unit.base_offset < bounds[0]:
-                continue  # retention was about to remove the batch
+                continue  # retention was about to remove this batch
             try:
                 indexed = self._queues.find(
                     partition_id, unit.base_offset, end=unit.next_offset, bytes_max=1
@@ -239,7 +239,7 @@ def _compare_with_log(
 def _compare_bounds(index: ConsumeQueues, other: ConsumeQueues, report: IndexReport) -> None:
     """Compare the bounds of two indexes that have reached the same position."""
     if index.position != other.position:
-        return  # the comparison with the log has reported the shorter one
+        return  # the comparison with the log has already reported the shorter one
     for partition_id in sorted({*index.partitions(), *other.partitions()}):
         bounds = index.bounds(partition_id), other.bounds(partition_id)
         if bounds[0] != bounds[1]:

@@ -35,7 +35,7 @@ class Inspection:
     messages: int = 0
     partitions: int = 0
     unfinished_bytes: int = 0
-    """The size of an unfinished write at the end of the log, which the next start cuts."""
+    """The size of an unfinished write at the end of the log, which the next start will truncate."""
     snapshot_position: int = 0
     """The log position of the newest snapshot; 0 if there is none."""
     scheduled: int = 0
@@ -155,7 +155,8 @@ def walk_log(
     start: int = 0,
 ) -> FolderIdentity:
     """
-    Call `visit` with the records, and `on_hole` with the holes, of a locked folder's log, in order.
+    Read the log of a locked folder in order, calling `visit` with its records and `hole` with its
+    holes.
 
     The walk begins with the segment that contains position `start`.
 

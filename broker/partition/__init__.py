@@ -1,1 +1,3 @@
-"""The state and the decisions of a hosted partition. Pure: it imports the protocol only."""
+"""The state of a hosted partition, and the decisions about it. Pure: it imports the protocol
+only.
+"""

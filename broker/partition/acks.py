@@ -1,7 +1,7 @@
 """Applies acks to a consumer group's progress on a partition. Pure.
 
 Invariants
-    Only stored messages are acked. A request acks all of its ranges, or none.
+    Only stored messages are acked. A request acks either all of its ranges or none.
     The cursor never falls, and never passes an unacked message. Only an operator's reset may set
     it to another offset (`store/group_changes.py`).
 """
@@ -40,7 +40,9 @@ def decide_ack(acked: AckedOffsets, ranges: Sequence[Range], *, next_offset: int
 
 
 def apply_ack(acked: AckedOffsets, ranges: Sequence[Range]) -> bool:
-    """Mark the ranges as acked. Return True if that acked any new offset."""
+    """Mark the ranges as acked. Return True if an offset was acked that had not been acked
+    before.
+    """
     has_changed = False
     for start, end in ranges:
         has_changed |= acked.add(start, end)

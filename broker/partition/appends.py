@@ -24,18 +24,18 @@ A retry sends the same bytes as the first attempt, so a batch that is part of a 
 spans several, is not a repeat. Neither is a batch older than all remembered batches, because a
 producer has at most BATCHES_IN_FLIGHT_MAX unanswered batches.
 
-Numbered rows (FLAG_NUMBERED) are the rows of a task, which a repeated task writes again from the
-first one. A batch below the next sequence therefore counts as stored, however old it is, unless the
-rows differ: numbered batches have a digest of all rows so far instead of an epoch. If the digests
-of two batches with the same end differ, the task is not the same, and nothing more is stored under
-its id, as with two producers of one id.
+Numbered rows (FLAG_NUMBERED) are the rows of a task, all of which a repeated task writes again. A
+batch below the next sequence therefore counts as stored, however old it is, unless the rows differ:
+numbered batches have a digest of all rows so far instead of an epoch. If the digests of two batches
+with the same end differ, they are not of the same task, and nothing more is stored under this id,
+as when two producers share one.
 
 Each idempotency key (`protocol/http/posted.py`) has its own producer id, and one batch per
 partition, whose epoch is a digest of the messages. When ids must be evicted, keys are evicted
 before producers.
 
-Source: Kafka's idempotent producer (KIP-98), which remembers five batches and compares their
-sequences only.
+Modelled on Kafka's idempotent producer (KIP-98), which remembers five batches and compares only
+their sequences.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ from ...protocol.limits import BATCHES_IN_FLIGHT_MAX
 from ...protocol.record import FLAG_NUMBERED, Header
 
 REMEMBERED_BATCHES = BATCHES_IN_FLIGHT_MAX
-"""The number of batches that the broker remembers per producer. A repeated one is answered with its
-original offset.
+"""The number of batches that the broker remembers per producer. A remembered batch that is repeated
+is answered with its original offset.
 """
 OFFSET_UNKNOWN = -1
-"""The offset of a repeated batch of numbered rows that is older than all remembered batches."""
+"""Stands for the offset of a repeated batch of numbered rows that is older than all remembered
+batches.
+"""
 
 
 class StoredBatch(msgspec.Struct, frozen=True, gc=False):
@@ -83,7 +85,7 @@ class StoredBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProducerState(msgspec.Struct, frozen=True):
-    """A producer's epoch, next sequence and remembered batches on a partition. Immutable."""
+    """A producer's epoch, next sequence and remembered batches in a partition. Immutable."""
 
     epoch: int
     next_sequence: int
@@ -104,8 +106,8 @@ def decide_append(
     Decide whether a batch is stored.
 
     Args:
-        is_clashed: two clients use the producer's current epoch (SequenceReusedError), so nothing
-            more is stored in it.
+        is_clashed: True if two clients have used the producer's current epoch
+            (SequenceReusedError), so nothing more is stored in this epoch.
 
     Returns:
         None if the batch must be stored, Duplicate if it is already stored.
@@ -148,7 +150,7 @@ def decide_append(
 def _decide_numbered(
     producer: ProducerState | None, header: Header, *, is_clashed: bool
 ) -> Duplicate | None:
-    """Decide on a batch of numbered rows, whose epoch is a digest and fences nothing."""
+    """Decide on a batch of numbered rows. Its epoch is a digest and does not fence anything."""
     sequence, end = header.sequence, header.sequence + header.count
     if end > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)
@@ -170,8 +172,8 @@ def _decide_numbered(
 
 
 def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate | None:
-    """Decide on a batch with an idempotency key. A batch with a sequence other than 0 is only a
-    query, and is never stored.
+    """Decide on a batch with an idempotency key. A batch whose sequence is not 0 is only a query,
+    and is never stored.
     """
     if producer is None:
         if header.sequence:
@@ -188,8 +190,8 @@ def _decide_keyed(producer: ProducerState | None, header: Header) -> Duplicate |
 
 
 class Producers(dict[int, ProducerState]):
-    """Producer id → state, ordered by the last append, the oldest first. Tracks idempotency keys
-    separately, because they are evicted first.
+    """Maps producer ids to states, ordered by the last append, the oldest first. Tracks idempotency
+    keys separately, because they are evicted first.
     """
 
     __slots__ = ("_keyed_ids",)
@@ -197,7 +199,7 @@ class Producers(dict[int, ProducerState]):
     def __init__(self, states: Mapping[int, ProducerState] | None = None) -> None:
         super().__init__(states or {})
         self._keyed_ids = {producer_id: None for producer_id in self if producer_id >= KEYED_IDS}
-        """The ids of idempotency keys, in the same order."""
+        """The ids that belong to idempotency keys, in the same order."""
 
     def __setitem__(self, producer_id: int, state: ProducerState) -> None:
         super().__setitem__(producer_id, state)
@@ -205,14 +207,14 @@ class Producers(dict[int, ProducerState]):
             self._keyed_ids[producer_id] = None
 
     def remove_state(self, producer_id: int) -> ProducerState | None:
-        """Remove a producer if it is present, and return its state or None."""
+        """Remove a producer if it is present. Return its state, or None."""
         if producer_id >= KEYED_IDS:
             self._keyed_ids.pop(producer_id, None)
         return self.pop(producer_id, None)
 
     def remove_oldest(self) -> tuple[int, ProducerState]:
-        """Remove the oldest idempotency key or, if there are none, the oldest producer, and return
-        its id and state.
+        """Remove the oldest idempotency key or, if there is none, the oldest producer. Return its
+        id and state.
         """
         oldest = next(iter(self._keyed_ids or self))
         self._keyed_ids.pop(oldest, None)

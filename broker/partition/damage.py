@@ -1,4 +1,6 @@
-"""Describes damage for operators: problems of the log, and lost messages by partition. Pure."""
+"""Describes damage for operators: problems in the log, and the messages lost from each partition.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from .partition import END_UNKNOWN, LOST_MAX, HostedPartition
 from .state import BrokerState
 
 PARTITIONS_MAX = 100
-"""The number of partitions that are listed. Further ones are only counted."""
+"""The maximum number of partitions that are listed. Further ones are only counted."""
 
 
 def describe_damage(state: BrokerState) -> list[str]:
-    """Return a line for each problem of the log, and for each of the first PARTITIONS_MAX damaged
-    partitions.
+    """Return one line for each problem in the log, and one for each of the first PARTITIONS_MAX
+    damaged partitions.
     """
     lines = list(state.problems)
     damaged_ids = sorted(state.damaged)

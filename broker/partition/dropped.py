@@ -1,7 +1,7 @@
-"""Remembers the partitions that a broker has dropped with their subjects; it never hosts their ids
-again. Pure.
+"""Remembers the partitions that a broker has dropped together with their subjects. The broker never
+hosts their ids again. Pure.
 
-a delayed call to host a dropped partition     is refused
+    a delayed call to host a dropped partition     is refused
     a metaserver database rebuilt from brokers     allocates higher ids, and does not restore the
                                                    remaining partitions of a deleted subject
 
@@ -21,11 +21,11 @@ from ...protocol.offsets import IntervalSet, Range
 from .records import DroppedBody
 
 SUBJECTS_MAX = 1_000
-"""The number of deleted subjects that are remembered by name, the latest ones."""
+"""The maximum number of deleted subjects that are remembered by name. The latest ones are kept."""
 RANGES_MAX = 10_000
-"""The greatest number of id ranges in a record."""
+"""The maximum number of id ranges in a record."""
 RANGES_KEPT = 10_000
-"""The number of id ranges above which ranges are merged. The half with the highest ids is never
+"""The number of ranges above which ranges are merged. The half with the highest ids is never
 merged.
 """
 
@@ -36,15 +36,17 @@ class DroppedPartitions:
     def __init__(self) -> None:
         self._ids = IntervalSet()
         self._pending_bodies: dict[int, DroppedBody] = {}
-        """Partition id → its record, for dropped partitions whose record is not durable yet."""
+        """Maps each dropped partition whose record is not durable yet to that record."""
         self._ranges_after_merge = 0
-        """The number of ranges after the last merge, which may be high because hosted partitions
-        lie between them.
+        """The number of ranges after the last merge. It may be high, because hosted partitions may
+        separate them.
         """
         self.version = 0
-        """The version, which rises with each durable record."""
+        """Incremented by each durable record."""
         self.subjects: dict[str, int] = {}
-        """Name of a deleted subject → its highest partition id; the latest deletion is last."""
+        """Maps the name of each deleted subject to its highest partition id. The latest deletion is
+        last.
+        """
 
     def __contains__(self, partition_id: object) -> bool:
         assert isinstance(partition_id, int)
@@ -54,7 +56,7 @@ class DroppedPartitions:
         return bool(self._pending_bodies or len(self._ids))
 
     def copy_durable(self) -> DroppedPartitions:
-        """Return a copy with only the durably dropped ids. Data of these partitions may be
+        """Return a copy that has only the durably dropped ids. Data of these partitions may be
         deleted.
         """
         copy = DroppedPartitions()
@@ -63,7 +65,7 @@ class DroppedPartitions:
 
     @property
     def highest_id(self) -> int:
-        """The highest durable id; 0 if none was dropped."""
+        """The highest durable id; 0 if no partition was dropped."""
         return max((end - 1 for _, end in self._ids), default=0)
 
     def add_pending(self, partition_id: int, body: DroppedBody) -> None:
@@ -93,17 +95,16 @@ class DroppedPartitions:
 
     def begin_merge(self) -> RangeMerge:
         """
-        Begin to merge the ranges with lower ids. Afterwards there are at most `RANGES_KEPT`, plus
-        one for each id that separates two ranges.
+        Begin to merge the ranges with the lower ids. After the merge there are at most
+        `RANGES_KEPT` ranges, plus one for each id that separates two ranges.
 
-        Must not be called during the replay of the log, which may still host further
-        partitions.
+        Must not be called while the log is replayed, because more partitions may still be hosted.
         """
         return RangeMerge(list(self._ids))
 
     def merge_ranges(self, range_merge: RangeMerge, kept_ids: Iterable[int]) -> None:
         """
-        Merge all ranges that no hosted partition separates.
+        Merge adjacent ranges that no hosted partition separates.
 
         Args:
             range_merge: must have been passed every partition that the broker hosted, or might host
@@ -121,7 +122,9 @@ class DroppedPartitions:
         self._ranges_after_merge = len(merged_ids)
 
     def record_bodies(self) -> Iterator[DroppedBody]:
-        """Yield records of all ids and subjects, including those that are about to be written."""
+        """Yield records of all ids and subjects, including those whose record is about to be
+        written.
+        """
         ids, subjects = IntervalSet(self._ids), dict(self.subjects)
         for body in self._pending_bodies.values():
             for start, end in body.ranges:
@@ -133,7 +136,7 @@ class DroppedPartitions:
 
 
 class RangeMerge:
-    """Finds the ranges that may be merged. It is passed the hosted partitions in portions, because
+    """Finds the ranges that may be merged. It is given the hosted partitions in chunks, because
     there may be a million.
     """
 
@@ -141,10 +144,10 @@ class RangeMerge:
         self._ranges = ranges
         self._starts = [start for start, _ in ranges]
         self._separate = {0, *range(max(0, len(ranges) - RANGES_KEPT // 2), len(ranges))}
-        """The indexes of ranges that are not merged with the previous one."""
+        """The indexes of the ranges that are not merged with their predecessors."""
 
     def keep_apart(self, partition_ids: Iterable[int]) -> None:
-        """Keep these ids out of merged ranges, so that they do not count as dropped."""
+        """Keep these ids out of the merged ranges, so that they do not count as dropped."""
         starts = self._starts
         self._separate.update(bisect_right(starts, partition_id) for partition_id in partition_ids)
 

@@ -29,9 +29,9 @@ class Mark(NamedTuple):
     """The known facts about the messages of a range; 0 means unknown."""
 
     since_ms: int
-    """When they were parked, by the broker's calendar, in milliseconds since 1970."""
+    """When they were parked, by the broker's wall clock, in milliseconds since 1970."""
     at_ms: int
-    """When they failed last, by the consumer's calendar, in milliseconds since 1970."""
+    """When they last failed, by the consumer's wall clock, in milliseconds since 1970."""
     fault: int
     """The number of the fault in `FaultTable`."""
     retry_at_ms: int = 0
@@ -40,7 +40,7 @@ class Mark(NamedTuple):
 
 UNKNOWN = Mark(0, 0, UNKNOWN_FAULT)
 MarkedRange = tuple[int, int, Mark]
-"""The start, the end, and the facts about the messages in between."""
+"""The start and end of a range, and the facts about its messages."""
 
 
 class RetryTimes(NamedTuple):
@@ -274,7 +274,9 @@ def _merge_marks(mark: Mark, other: Mark) -> Mark:
 
 
 class FaultTable:
-    """Interns the types and texts of failures under numbers; `UNKNOWN_FAULT` means none."""
+    """Assigns a number to each distinct failure, with its type and text. `UNKNOWN_FAULT` stands for
+    none.
+    """
 
     __slots__ = ("_by_number", "_char_count", "_last_number", "_numbers")
 
@@ -289,7 +291,7 @@ class FaultTable:
         return len(self._numbers)
 
     def intern(self, fault: Fault | None) -> int:
-        """Return the number of a fault, and add the fault if it is new."""
+        """Return the number of a fault, after adding the fault if it is new."""
         if fault is None:
             return UNKNOWN_FAULT
         number = self._numbers.get(fault)
@@ -316,7 +318,7 @@ class FaultTable:
         return Failure(fault.kind, fault.text, fault.client, mark.at_ms, fault.attempts)
 
     def intern_failure(self, failure: Failure | None) -> int:
-        """Return the number of a failure's fault, and add the fault if it is new."""
+        """Return the number of a failure's fault, after adding the fault if it is new."""
         if failure is None:
             return UNKNOWN_FAULT
         return self.intern(Fault(failure.kind, failure.text, failure.client, failure.attempts))
@@ -328,11 +330,11 @@ class FaultTable:
 
     def prune(self, used_numbers: set[int]) -> dict[int, int]:
         """
-        Forget unused faults, then the texts of the oldest faults, then the oldest faults, until a
-        quarter of the capacity is free.
+        Forget first the unused faults, then the texts of the oldest faults, then the oldest faults
+        themselves, until a quarter of the capacity is free.
 
         Returns:
-            Number → the number that replaces it.
+            A dict that maps each changed number to the number that replaces it.
         """
         for number in self._by_number.keys() - used_numbers:
             self._forget(number)
@@ -369,7 +371,7 @@ class FaultTable:
 
     @classmethod
     def from_items(cls, numbered_faults: Iterable[tuple[int, Fault]]) -> FaultTable:
-        """Create the object from the result of `list_numbered`."""
+        """Create a table from the result of `list_numbered`."""
         faults = cls()
         for number, fault in numbered_faults:
             faults._add(number, fault)

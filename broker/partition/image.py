@@ -1,4 +1,4 @@
-"""Encodes the whole state of a partition in few bytes, its image, for snapshots, STATE records and
+"""Encodes the whole state of a partition compactly, as an image for snapshots, STATE records and
 cold partitions. Pure.
 
     [subject, name, queue, range_start, range_end, broker_group, parents,
@@ -18,14 +18,14 @@ cold partitions. Pure.
 
 A group's row ends with [[offset, tries], …] and the image of its parked messages, if there are any,
 followed by [[offset, crashes], …] of begun suspects, if there are any. `removed_unread` is written
-if it is not 0 or if one of these follows. The array ends after the last field from `static` on that
-does not have its default. `producers_before` and `producers_all` are only used in parts: a
+if it is not 0 or if one of these follows. From `static` on, the array ends after the last field
+whose value is not the default. `producers_before` and `producers_all` are only used in parts: a
 partition with many producers has several STATE records, each with some of the producers.
 `body_crcs` are the checksums of the remembered batches, in the order of `producers`.
 
 Invariants
-    `decode_partition(encode_partition(p))` is `p` after a restart: without pull locks, which are
-    only in memory.
+    `decode_partition(encode_partition(p))` is `p` as it would be after a restart: without pull
+    locks, which are only in memory.
 """
 
 from __future__ import annotations
@@ -89,18 +89,20 @@ class _Image(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ProducerRange(NamedTuple):
-    """Which of a partition's `total` producers an image has: those after the first `before`."""
+    """Identifies which of a partition's `total` producers an image contains: those that follow the
+    first `before` ones.
+    """
 
     before: int
     total: int
 
 
 PART_FIELDS = 3
-"""The number of optional fields that every part has: those up to `producers_all`."""
+"""The number of optional fields that every part has, up to `producers_all`."""
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Image).decode
 _interned: dict[str, str] = {}
-"""Interned names of subjects and broker groups, because many partitions share few names."""
+"""Interned names of subjects and broker groups, because many partitions share a few names."""
 INTERNED_MAX = 10_000
 
 
@@ -205,7 +207,7 @@ def decode_partition_part(
     partition_id: int, image: bytes | memoryview
 ) -> tuple[HostedPartition, ProducerRange]:
     """
-    Decode a partition, and which of its producers the image has.
+    Decode a partition, and the range of producers that the image contains.
 
     Raises:
         CorruptLogError: `image` is not a valid image.

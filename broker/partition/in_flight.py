@@ -7,15 +7,15 @@ before a deadline. Pure.
 
 A message that is neither acked nor in flight is free. This state is in memory only: after a restart
 every unacked message is free. Each acquire, pull and ack renews the session. An ack also extends
-the deadlines of the messages that it lists as held, because their handlers run.
+the deadlines of the messages that it lists as held, because their handlers are still running.
 
 Invariants
-    A message is in flight at one session at a time. An acked message is not in flight. A message
+    A message is in flight to one session at a time. An acked message is not in flight. A message
     that is neither acked nor held becomes free at its deadline, by the broker's boot clock. So do
-    all messages of a session that was silent for its ttl. Such a session may still handle them, so
-    they may be handled twice. The messages of a silent session may have crashed its process:
-    `pop_unreleased` returns them once. There is no order: the lowest free messages go to the first
-    session that pulls.
+    all messages of a session that was silent for its ttl. Such a session may still be handling
+    them, so they may be handled twice. The messages of a silent session may have crashed its
+    process: `pop_unreleased` returns them once. No order is kept: the lowest free messages go to
+    the first session that pulls.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from ...protocol.offsets import AckedOffsets, Range, subtract_range
 
 RANGES_PER_HAND_OUT_MAX = 1_000
 SESSIONS_MAX = 1_000
-"""The number of sessions above which each acquire removes expired sessions."""
+"""The number of sessions above which each acquire removes the expired ones."""
 RELEASED_SESSIONS_MAX = 1_000
-"""The number of released sessions that are remembered: far more than can have a waiting pull."""
+"""The maximum number of released sessions that are remembered: far more than can have a waiting
+pull.
+"""
 NEVER_MS = 1 << 62
 
 
 @dataclass(slots=True, order=True)
 class InFlightRange:
-    """Messages `[start, end)` are in flight at `session` until `until_ms`."""
+    """The messages `[start, end)`, which are in flight to `session` until `until_ms`."""
 
     start: int
     end: int
@@ -48,7 +50,7 @@ class InFlightRange:
 
 @dataclass(slots=True)
 class SessionLease:
-    """The lease of a session, which expires at `until_ms` unless the session makes another call."""
+    """The lease of a session. It expires at `until_ms` unless the session makes another call."""
 
     ttl_ms: int
     until_ms: int
@@ -76,17 +78,20 @@ class InFlight:
         self._search_start = 0
         """The lowest offset that may be free."""
         self._next_deadline_ms = NEVER_MS
-        """A lower bound of the deadlines of messages and of their sessions, in milliseconds of the
-        boot clock.
+        """A lower bound of the deadlines of messages and of their sessions, in milliseconds since
+        boot.
         """
         self._sessions: dict[str, SessionLease] = {}
         self._released_sessions: dict[str, None] = {}
-        """The sessions that have released all their messages, in order of the releases."""
+        """The sessions that have released all their messages, in the order of their releases."""
         self._late_ranges: dict[str, list[Range]] = {}
-        """Session → its messages that reached a deadline, until it makes another call or expires.
+        """Maps each session to its messages whose deadline has passed, until it makes another call
+        or expires.
         """
         self._unreleased_ranges: list[Range] = []
-        """The messages that expired sessions had in flight, until `pop_unreleased` is called."""
+        """The messages that sessions had in flight when they expired, until `pop_unreleased` is
+        called.
+        """
         self._redriving_session = ""
         """The session that redrives the parked messages."""
 
@@ -97,7 +102,7 @@ class InFlight:
 
     @property
     def next_deadline_ms(self) -> int:
-        """The earliest time at which a deadline can pass, in milliseconds of the boot clock, or
+        """The earliest time at which a deadline can pass, in milliseconds since boot, or
         NEVER_MS.
         """
         return self._next_deadline_ms if self._ranges else NEVER_MS
@@ -124,15 +129,15 @@ class InFlight:
         isolated_offsets: Sequence[int] = (),
     ) -> list[Range]:
         """
-        Put the lowest free messages in flight at a session: at most `count_max`, and without gaps
-        of more than `count_max`.
+        Hand the lowest free messages to a session: at most `count_max`, and without gaps of more
+        than `count_max`.
 
         Args:
             acked: the group's progress.
-            readable_offset: the offset after the last message that may be read.
+            readable_offset: the offset that follows the last readable message.
             in_flight_ms: the time until the deadline, in milliseconds.
-            isolated_offsets: the sorted offsets of messages that a session may only have in flight
-                alone.
+            isolated_offsets: the sorted offsets of messages that a session may have in flight only
+                on their own.
 
         Returns:
             The ranges that were handed out; empty if no message is free, or a limit is reached.
@@ -167,7 +172,7 @@ class InFlight:
         return ranges
 
     def _insert(self, ranges: list[Range], session: str, until_ms: int) -> None:
-        """Put free messages in flight at a session."""
+        """Put free messages in flight to a session."""
         for start, end in ranges:
             insort(self._ranges, InFlightRange(start, end, session, until_ms))
         if ranges:
@@ -185,10 +190,10 @@ class InFlight:
         in_flight_ms: int,
     ) -> None:
         """
-        Extend the deadline of messages whose handlers run at a session.
+        Extend the deadline of messages that a session is still handling.
 
-        Messages that have become free, for example through a restart of the broker, are put in
-        flight at the session again, unless another session has them or they are acked.
+        Messages that have become free, for example because the broker was restarted, are put in
+        flight to the session again, unless they are acked or another session has them.
         """
         self.free_expired(now_ms)
         for start, end in ranges if session not in self._released_sessions else ():
@@ -204,14 +209,14 @@ class InFlight:
                 self._search_start = min(self._search_start, offset)
 
     def _has_isolated(self, session: str, alone: Sequence[int]) -> bool:
-        """Return True if a session has one of these messages in flight alone."""
+        """Return True if one of these messages is in flight to the session on its own."""
         return any(
             entry.session == session and entry.end - entry.start == 1 and entry.start in alone
             for entry in self._ranges
         )
 
     def _next_free_range(self, acked: AckedOffsets, offset: int, readable_offset: int) -> Range:
-        """Return the first free range at or above `offset`, or an empty range."""
+        """Return the first free range that begins at or above `offset`, or an empty range."""
         while True:
             start = acked.next_unacked(offset)
             index = bisect_right(self._ranges, start, key=lambda entry: entry.start)
@@ -274,12 +279,16 @@ class InFlight:
         return expired_sessions
 
     def pop_unreleased(self) -> list[Range]:
-        """Return, once, the messages that sessions had in flight when they expired."""
+        """Return the messages that sessions had in flight when they expired. Each is returned
+        once.
+        """
         unreleased, self._unreleased_ranges = self._unreleased_ranges, []
         return unreleased
 
     def add_session(self, session: str, *, ttl_ms: int, now_ms: int) -> None:
-        """Add a session that acquires. It may pull again even if it has released its messages."""
+        """Add a session that acquires the partition. It may pull again even if it has released its
+        messages.
+        """
         if len(self._sessions) >= SESSIONS_MAX:
             self.free_expired(now_ms)
             self._remove_expired_sessions(now_ms)
@@ -290,8 +299,8 @@ class InFlight:
         """
         Renew a session that pulls or acks.
 
-        A session that makes a call after its ttl keeps its messages unless another session has
-        pulled since.
+        A session that makes a call after its ttl has passed keeps its messages, unless another
+        session has pulled since then.
 
         Args:
             ttl_ms: the ttl for a session that has expired and not acquired since.
@@ -318,8 +327,8 @@ class InFlight:
         return self._redriving_session == session
 
     def check_not_released(self, session: str) -> None:
-        """Raise FencedError if the session has released its messages: its waiting pull must not
-        get more.
+        """Raise FencedError if the session has released its messages, because its waiting pull must
+        not receive any more.
         """
         if session in self._released_sessions:
             raise FencedError("the session has released its messages", token=self.token)
@@ -338,8 +347,8 @@ class InFlight:
 
     def free_from(self, session: str, ranges: Iterable[Range], *, end_offset: int) -> list[Range]:
         """
-        Free the messages of `ranges` at or above `end_offset`, because they were handed out but
-        could not be read.
+        Free the messages of `ranges` at or above `end_offset`, which were handed out but could not
+        be read.
 
         Returns:
             The parts of `ranges` below `end_offset`.
@@ -374,8 +383,8 @@ class InFlight:
         return bool(has_removed)
 
     def _remove(self, start: int, end: int, session: str | None = None) -> None:
-        """Remove `[start, end)` from the messages in flight; with `session`, only those of that
-        session.
+        """Remove `[start, end)` from the messages in flight. If `session` is given, remove only the
+        messages of that session.
         """
         ranges = self._ranges
         first = bisect_right(ranges, start, key=lambda entry: entry.start)

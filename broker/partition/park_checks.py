@@ -1,9 +1,10 @@
-"""Decides which of the requested changes of parked messages are written: skips those already made,
-and checks that the others are allowed. Pure.
+"""Decides which requested changes to parked messages are written: skips those that were already
+made, and checks that the others are allowed. Pure.
 
 Invariants
-    Only unacked messages are parked, so a repeated request never parks messages that were handled
-    since. Each change is checked against the state after the earlier changes of the request.
+    Only unacked messages are parked, so a repeated request never parks messages that have been
+    handled in the meantime. Each change is checked against the state after the earlier changes of
+    the request.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def decide_park_changes(
 
     Args:
         acked: the progress of the group.
-        next_offset: the offset after the last message that may be parked.
-        token: the fence; messages that an earlier owner was handling do not count as being
+        next_offset: the offset that follows the last message that may be parked.
+        token: the group's fence. Messages that an earlier owner was handling do not count as being
             handled.
 
     Raises:
@@ -91,7 +92,7 @@ _PRECEDENCE = ParkState.PARKED, ParkState.DEAD, ParkState.REDRIVING
 
 
 class _ChangeChecker:
-    """Checks changes one after another, and remembers the effects of the earlier ones."""
+    """Checks changes one after another, taking the effects of the earlier ones into account."""
 
     def __init__(self, parked: Parked, acked: AckedOffsets, next_offset: int, token: int) -> None:
         self._parked = parked
@@ -101,19 +102,19 @@ class _ChangeChecker:
         self._newly_parked = OffsetRanges()
         """All messages that the request parks."""
         self._added_offsets: dict[ParkKey, OffsetRanges] = {}
-        """Key → the messages that the request parks under it."""
+        """Maps each key to the messages that the request parks under it."""
         self._removed_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
-        """Key and source → the messages that the request removes."""
+        """Maps each (key, source) to the messages that the request removes."""
         self._changed_states: dict[ParkKey, ParkState | None] = {}
-        """Key → its state after the changes so far; None if it was freed."""
+        """Maps each key to its state after the changes so far; None if it was freed."""
         self._still_redriving: set[ParkKey] = set()
-        """Loose keys whose redrive continues although one of their messages failed again."""
+        """The loose keys whose redrive continues although one of their messages failed again."""
         self._is_cleared = False
-        """True once the request has cleared all parked messages."""
+        """True once the request has removed all parked messages."""
         self._has_other_changes = False
         """True once the request has made a change other than an adoption."""
         self._adopted_offsets: dict[tuple[ParkKey, int], OffsetRanges] = {}
-        """Key and source → the messages that the request adopts."""
+        """Maps each (key, source) to the messages that the request adopts."""
         self._live_usage, self._dead_usage = _count_usage(parked)
         self._check_by_type: dict[type[Any], Callable[[Any], ParkChange | None]] = {
             Park: self._check_park,
@@ -228,8 +229,8 @@ class _ChangeChecker:
         return Park(change.key, new_ranges, change.failure, self._owner_token_after(change))
 
     def _owner_token_after(self, change: Park) -> int:
-        """Return the token of the owner that handles messages of the key after a Park change, or
-        0.
+        """Return the token of the owner that handles messages of the key after a Park change, or 0
+        if there is none.
         """
         if change.token not in {0, self._token}:
             raise InvalidRequestError(f"{change.token} is not the owner's token")
@@ -276,8 +277,8 @@ class _ChangeChecker:
         return DeadLetterKey(key, new_ranges, failure)
 
     def _claim_ranges(self, change: Park | ParkOrDeadLetter) -> tuple[Range, ...]:
-        """Add the unacked messages of a change to those that the request parks. Return those that
-        it has not parked before.
+        """Add the unacked messages of a change to those that the request parks. Return the ones
+        that it has not parked before.
         """
         unacked = self._unacked_ranges(change)
         return tuple(new for start, end in unacked for new in self._newly_parked.add(start, end))
@@ -379,8 +380,8 @@ class _ChangeChecker:
         return change if change.source in self._parked.retaining_ancestors else None
 
     def _is_adoption_current(self, parent: int) -> bool:
-        """Return True if this owner or a later one has adopted from a parent. After an earlier
-        owner's adoption there may have been a reset, so it must be repeated.
+        """Return True if this owner or a later one has adopted from a parent. If an earlier owner
+        did, there may have been a reset since, so the adoption must be repeated.
         """
         under = self._parked.adoption_tokens.get(parent, self._token)
         return parent in self._parked.adopted_parents and under >= self._token
@@ -416,8 +417,8 @@ class _ChangeChecker:
         """
         Return a key without the marks and edits of messages that are not parked under it.
 
-        They have no effect now, but would have one if a start replays this change after these
-        messages have been parked.
+        They have no effect now, but would have one if a restart replayed this change after these
+        messages had been parked.
         """
         for source, start, end in key.rows:
             self._adopted_offsets.setdefault((key.key, source), OffsetRanges()).add(start, end)
@@ -452,8 +453,8 @@ class _ChangeChecker:
 
     def _merge_with_parked(self, key: AdoptedKey) -> AdoptedKey:
         """
-        Merge an adopted key with the state of the messages that are already parked under it,
-        usually from another parent.
+        Merge an adopted key with the messages that are already parked under it, which usually come
+        from another parent.
 
         A redrive of either extends to all messages of the key, and a dead key stays dead.
         """
@@ -468,11 +469,11 @@ class _ChangeChecker:
 
 class _CapacityUsage:
     """
-    The number of keys and messages of one kind that a group has, and that a request adds.
+    Counts the keys and messages of one kind: those that a group has, and those that a request adds.
 
     Args:
-        count: returns the exact numbers before the request. It is slow, so it is only called if
-            the upper bound is over a limit.
+        count: returns the exact numbers before the request. It is slow, so it is called only if the
+            upper bound exceeds a limit.
     """
 
     def __init__(self, parked: Parked, count: Callable[[], tuple[int, int]]) -> None:
@@ -496,18 +497,18 @@ class _CapacityUsage:
         return self._counts_before[1]
 
     def exceeds_keys(self, limit: int, more: int = 0) -> bool:
-        """Return True if the keys, including `more`, exceed the limit."""
+        """Return True if the keys, plus `more`, exceed the limit."""
         added = self.keys + more
         return self._upper_bound[0] + added > limit and self.keys_before + added > limit
 
     def exceeds_messages(self, limit: int, more: int = 0) -> bool:
-        """Return True if the messages, including `more`, exceed the limit."""
+        """Return True if the messages, plus `more`, exceed the limit."""
         added = self.messages + more
         return self._upper_bound[1] + added > limit and self.messages_before + added > limit
 
 
 def _count_usage(parked: Parked) -> tuple[_CapacityUsage, _CapacityUsage]:
-    """Return the usage of parked messages, and that of dead keys and dead letters."""
+    """Return the usage of parked keys and messages, and the usage of dead keys and dead letters."""
 
     def count_alive() -> tuple[int, int]:
         keys, messages = count_dead(parked)
@@ -517,7 +518,7 @@ def _count_usage(parked: Parked) -> tuple[_CapacityUsage, _CapacityUsage]:
 
 
 def count_dead(parked: Parked) -> tuple[int, int]:
-    """Return the number of dead keys, and the number of dead letters."""
+    """Return the number of dead keys and the number of dead letters."""
     counts = [
         (int(isinstance(key, bytes)), each.messages)
         for key, each in parked.items()

@@ -1,5 +1,5 @@
 """Builds the views of a group's parked messages for owners, children and operators, and translates
-requests of operators into changes. Pure.
+operators' requests into changes. Pure.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from .parked import Parked
 from .parked_key import NO_LOGICAL_PARTITION, MessageRef, ParkedKey, Row, logical_partition_of
 
 KEY_ROW_BYTES = 24
-"""The approximate length in bytes of a key's row, without the key."""
+"""The approximate size of a key's row, without the key, in bytes."""
 MARK_BYTES = 40
-"""The approximate length in bytes of a mark, without its text."""
+"""The approximate size of a mark, without its text, in bytes."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 # ── for owners ────────────────────────────────────────────────────────────────────────────────────
 def list_parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
-    """Return a page of keys beginning with the `first`th, limited by PARKED_ROWS_MAX and
+    """Return a page of keys, beginning with row `first`. It is limited by PARKED_ROWS_MAX and
     PARKED_PAGE_BYTES.
     """
     rows: list[ParkedKeyRow] = []
@@ -63,8 +63,8 @@ def list_parked_keys(parked: Parked, first: int) -> list[ParkedKeyRow]:
 def list_parked_offsets(
     parked: Parked, key: ParkKey, *, count: int, first: int = 0
 ) -> ParkedOffsets:
-    """Return the sources and offsets of up to `count` parked messages of a key, in up to
-    PARKED_ROWS_MAX ranges, without the first `first` ranges.
+    """Return the sources and offsets of up to `count` parked messages of a key, in at most
+    PARKED_ROWS_MAX ranges. The first `first` ranges are skipped.
     """
     parked_key = parked.get(key)
     if parked_key is None:
@@ -179,8 +179,8 @@ def _adopted_key(
 def _build_ranges_part(
     parked: Parked, key: ParkKey, first: int, count: int
 ) -> tuple[AdoptedKey, int]:
-    """Return up to `count` ranges of a key beginning with the `first`th, and the number of rows for
-    which they count: at least one, because a key may have no messages.
+    """Return up to `count` ranges of a key, beginning with range `first`, and the number of rows
+    that they count as: at least one, because a key may have no messages.
     """
     parked_key = parked.get(key)
     assert parked_key is not None
@@ -191,8 +191,8 @@ def _build_ranges_part(
 def _build_marks_part(
     parked: Parked, key: ParkKey, first: int, count: int
 ) -> tuple[AdoptedKey, int]:
-    """Return up to `count` marks of a key beginning with the `first`th, limited by
-    PARKED_PAGE_BYTES, but at least one; and their number.
+    """Return up to `count` marks of a key, beginning with mark `first`, and how many they are: at
+    least one, but otherwise limited by PARKED_PAGE_BYTES.
     """
     parked_key = parked.get(key)
     assert parked_key is not None
@@ -221,7 +221,9 @@ class _FaultList:
         self._indexes: dict[int, int] = {}
 
     def index_of(self, number: int) -> int:
-        """Return the index of a fault in the list, adding it if needed, or -1 if it is unknown."""
+        """Return the index of a fault in the list, after adding it if needed, or -1 if it is
+        unknown.
+        """
         index = self._indexes.get(number)
         if index is None:
             fault = self._parked.fault(number)
@@ -234,11 +236,11 @@ class _FaultList:
 
 def changes_to_rebuild(parked: Parked) -> Iterator[ParkChange]:
     """
-    Yield changes that create this state from an empty one, a page each. No other change may come
-    between them.
+    Yield changes that create this state from an empty one, with one page each. No other change may
+    come between them.
 
-    Applied to the present state they change nothing, so a log that ends between two of them has
-    lost nothing.
+    Applied to the present state, they have no effect, so nothing is lost if the log ends between
+    two of them.
     """
     for keys, _ in _build_pages(parked, lambda _key: True, 0):
         if keys:
@@ -270,13 +272,13 @@ def offsets_needed_by_children(
     parked: Parked, child_ranges: Collection[tuple[int, int]], range_start: int
 ) -> tuple[tuple[int, int], ...]:
     """
-    Return, by logical partition, the lowest offset of this partition that may be parked at
-    children which keep their adopted messages when this partition is reset.
+    Return, for each logical partition, the lowest offset of this partition that may be parked at a
+    child that keeps its adopted messages when this partition is reset.
 
     Args:
-        child_ranges: half-open ranges of logical partitions of these children.
-        range_start: the start of the partition's range. The child that has it also has the loose
-            messages, which are reported under -1.
+        child_ranges: the half-open ranges of logical partitions of these children.
+        range_start: the start of the partition's range. The child that contains it also has the
+            loose messages, which are reported under -1.
     """
     lowest_offsets = dict(parked.offsets_for_children)
     for key, each in parked.items() if parked.frozen else ():
@@ -307,11 +309,12 @@ def build_parked_list(
     next_tries: bool = True,
 ) -> ParkedList:
     """
-    Return up to `count` keys beginning with the `first`th, limited by PARKED_PAGE_BYTES.
+    Return up to `count` keys, beginning with row `first`, limited by PARKED_PAGE_BYTES.
 
     Args:
-        retrying: include the messages that wait for retry, by their number of tries.
-        next_tries: include the times of next tries, which are only valid while there is an owner.
+        retrying: True to include the messages that wait for a retry, grouped by their number of
+            tries.
+        next_tries: True to include the retry times, which are valid only while there is an owner.
     """
     views: list[ParkedView] = []
     size_bytes, has_more = 0, False
@@ -360,12 +363,12 @@ def list_offsets_with_failures(
 ) -> ParkedOffsets:
     """
     Return the ranges of a key's parked messages with their failures; all messages of a range have
-    the same one.
+    the same failure.
 
     Args:
-        after: the source and offset from which messages are returned, inclusive.
+        after: the source and offset of the first message that may be returned.
         count: the maximum number of ranges; the page also ends at PARKED_PAGE_BYTES.
-        next_tries: include the times of next tries, which are only valid while there is an owner.
+        next_tries: True to include the retry times, which are valid only while there is an owner.
     """
     parked_key = parked.get(key)
     if parked_key is None:
@@ -394,7 +397,7 @@ def list_offsets_with_failures(
 
 
 def decode_key(key_hex: str | None) -> ParkKey:
-    """Decode a key in hexadecimal, or raise InvalidRequestError; None means no key."""
+    """Decode a key from hexadecimal. None means no key. Raises InvalidRequestError."""
     try:
         return None if key_hex is None else bytes.fromhex(key_hex)
     except ValueError:

@@ -1,12 +1,12 @@
 """Holds the messages that a consumer group has parked on a partition. The same changes are applied
-in recovery and in service. Pure.
+during recovery and in operation. Pure.
 
     park_checks (raises, or returns the changes to write)
         ──▶ apply (immediately; returns its undo) ──▶ the record in the log
 
 Invariants
     A parked message is acked, and stays parked until an Unpark or a Clear. A loose key exists only
-    while it has messages. The messages of a key are in the order in which they were sent: by
+    while it has messages. The messages of a key are in the order in which they were sent: sorted by
     source, because a partition has a higher id than its ancestors, and then by offset. Replaying
     earlier changes, followed by all later ones, leads to the same state; therefore the state of a
     key is always set by a change, never derived from its number of messages. A frozen object does
@@ -65,7 +65,7 @@ from .parked_key import (
 
 Undo = Callable[[], object]
 NextTry = tuple[int, int, int, int]
-"""(number of tries, source, offset, time of the next try in milliseconds since 1970)"""
+"""The number of tries, the source, the offset, and the retry time in milliseconds since 1970."""
 
 
 _RESTORED_FIELDS = (
@@ -104,29 +104,29 @@ class Parked:
         self.messages = 0
         self.frozen = False
         self.adopted_parents: set[int] = set()
-        """Parents whose parked messages are completely adopted."""
+        """The parents whose parked messages have been completely adopted."""
         self.adoption_tokens: dict[int, int] = {}
-        """Parent → the token of the owner that adopted from it, if known. A later owner must adopt
-        again, because the parent may have been reset, and have parked messages again.
+        """Maps each parent to the token of the owner that adopted from it, if known. A later owner
+        must adopt again, because the parent may have been reset and have parked messages again.
         """
         self.offsets_for_children: dict[int, int] = {}
-        """Logical partition, or NO_LOGICAL_PARTITION → the offset of this partition from which
-        children still need messages after a reset of this partition.
+        """Maps each logical partition, or NO_LOGICAL_PARTITION, to the offset of this partition
+        from which children still need messages after a reset of this partition.
         """
         self.retaining_ancestors: set[int] = set()
-        """Ancestors that retain messages which were adopted here, until they are notified that
+        """The ancestors that retain messages which were adopted here, until they are notified that
         these are no longer needed.
         """
         self.partly_adopted_parents: set[int] = set()
-        """Parents whose parked messages are partly adopted. The owner is still adopting them, or it
-        ended before it had adopted all.
+        """The parents whose parked messages are partly adopted. Either the owner is still adopting
+        them, or it stopped before it had adopted all of them.
         """
         self.children_notify_ancestors = False
-        """True if children keep messages that they adopted before a reset. They then notify the
-        `retaining_ancestors`, and the owner of this partition does not.
+        """True if children keep messages that they adopted before a reset. They, and not the owner
+        of this partition, then notify the `retaining_ancestors`.
         """
         self.version = 1
-        """Rises with each change that was not requested by the owner. In memory only."""
+        """Incremented by each change that was not requested by the owner. In memory only."""
 
     def __bool__(self) -> bool:
         return (
@@ -142,7 +142,7 @@ class Parked:
 
     @property
     def retrying_messages(self) -> int:
-        """The number of messages that wait for retry."""
+        """The number of messages that wait for a retry."""
         return sum(
             parked.messages for key, parked in self._keys.items() if isinstance(key, int) and key
         )
@@ -165,15 +165,15 @@ class Parked:
 
     @property
     def left_to_children(self) -> bool:
-        """True if the owners of children must fetch something once the partition is drained:
-        parked messages, or the list of ancestors that they must notify.
+        """True if the owners of children must fetch something once the partition is drained: either
+        parked messages or the list of ancestors that they must notify.
         """
         return bool(self._keys or self.retaining_ancestors or self.offsets_for_children)
 
     @property
     def owner_version(self) -> int:
-        """The version that answers to the owner contain, so it notices changes that it did not
-        request: 0 unless something is parked, kept for children, or was changed in this way.
+        """The version in the answers to the owner, from which it notices changes that it did not
+        request. It is 0 unless something is parked, kept for children, or was changed in this way.
         """
         return self.version if self.left_to_children or self.version > 1 else 0
 
@@ -200,8 +200,8 @@ class Parked:
         return partial(_undo_all, [each.clear_retry_times() for each in self._keys.values()])
 
     def clear_owner_tokens(self) -> None:
-        """Record in memory that the owner has released the partition, and handles none of the
-        parked messages any more.
+        """Record, in memory, that the owner has released the partition and no longer handles any of
+        the parked messages.
         """
         for parked in self._keys.values():
             parked.owner_token = 0
@@ -219,8 +219,8 @@ class Parked:
         )
 
     def unneeded_ancestors(self) -> tuple[int, ...]:
-        """Return the retaining ancestors without parked messages here. The owner must notify them,
-        unless the owners of children do.
+        """Return the retaining ancestors that no longer have messages parked here. The owner must
+        notify them, unless the owners of children do.
         """
         if self.children_notify_ancestors:
             return ()
@@ -230,8 +230,8 @@ class Parked:
         return tuple(sorted(self.retaining_ancestors - needed_sources))
 
     def token_for_rewrite(self, change: ParkChange, fence: int) -> int:
-        """Return the token for a record with which carry-over writes a change again: for an
-        adoption that of the owner that made it, otherwise the fence.
+        """Return the token for the record in which carry-over rewrites a change: for an adoption,
+        the token of the owner that made it, otherwise the fence.
         """
         return (
             self.adoption_tokens.get(change.parent, fence) if isinstance(change, Adopt) else fence
@@ -242,10 +242,10 @@ class Parked:
         self, change: ParkChange, *, at_ms: int, acked: AckedOffsets | None = None, token: int = 0
     ) -> Undo:
         """
-        Apply a change; applying it again has no effect. Return a function that undoes it.
+        Apply a change, and return a function that undoes it. Applying a change again has no effect.
 
         Args:
-            at_ms: when the change was written, by the broker's calendar.
+            at_ms: when the change was written, by the broker's wall clock.
             acked: the group's progress, to which the parked messages are added; None if it already
                 includes them. The undo does not change it.
             token: the group's fence when the change was written; 0 if unknown.
@@ -327,8 +327,8 @@ class Parked:
         *,
         keeps_since: bool = False,
     ) -> Undo:
-        """Record how messages of a loose key failed. With `keeps_since`, keep the times since when
-        they are parked.
+        """Record how messages of a loose key failed. If `keeps_since` is true, keep the times at
+        which they were parked.
         """
         if not is_loose(key):
             return _noop
@@ -346,7 +346,7 @@ class Parked:
         return lambda: parked_key.set_failure_marks(previous_marks)
 
     def _prune_faults(self) -> None:
-        """Forget failure texts if there are too many."""
+        """Forget the texts of failures if there are too many."""
         if not self._faults.is_over_limit:
             return
         failure_ranges = [
@@ -361,7 +361,7 @@ class Parked:
         return lambda: self._free(key)
 
     def _set_state(self, key: ParkKey, state: ParkState | None) -> Undo:
-        """Set the state of a key, unless `state` is None. The returned undo restores the state,
+        """Set the state of a key, unless `state` is None. The returned function restores the state,
         failure, time and token.
         """
         parked_key = self._keys.get(key)
@@ -500,8 +500,8 @@ class Parked:
         return undo
 
     def _apply_adoption(self, change: Adopt, token: int) -> Undo:
-        """Add the parked messages of a parent, or, for parent 0, state that this partition had
-        before a reset or before the log was written again.
+        """Add the parked messages of a parent. Parent 0 stands for the state of this partition
+        before a reset, or before the log was rewritten.
         """
         undos = [self._restore_on_undo()]
         undos += [
@@ -525,8 +525,8 @@ class Parked:
         return partial(_undo_all, undos)
 
     def _adopt_key(self, key: AdoptedKey, *, is_own: bool) -> Undo:
-        """Add parked messages of a key. With `is_own`, they were parked here before, by the same
-        owner; otherwise they come from a parent.
+        """Add parked messages of a key. If `is_own` is true, they were parked here before by the
+        same owner; otherwise they come from a parent.
         """
         undos = [] if key.key in self._keys else [self._create_key(key.key, key.since_ms)]
         parked_key = self._keys[key.key]
@@ -616,8 +616,8 @@ class Parked:
         self.messages -= count_messages(ranges)
 
     def _restore_on_undo(self, *names: str) -> Undo:
-        """Return a function that restores these fields and _RESTORED_FIELDS as they are now. Until
-        then, they may be replaced, but not changed in place.
+        """Return a function that restores these fields and _RESTORED_FIELDS to their present
+        values. Until then, they may be replaced but not changed in place.
         """
         previous = {name: getattr(self, name) for name in (*_RESTORED_FIELDS, *names)}
 
@@ -664,8 +664,8 @@ class Parked:
         Return the edited version of a parked message, or None if it was not edited.
 
         Raises:
-            StaleRouteError: the children have adopted it.
-            NotFoundError: it is not parked under this key.
+            StaleRouteError: the children have adopted the message.
+            NotFoundError: the message is not parked under this key.
         """
         if self.frozen:
             raise StaleRouteError(Reason.PARK_MOVED, partition_id=self.partition_id)

@@ -1,5 +1,5 @@
-"""Holds the parked messages of one key by source partition, with their failures and their edits by
-operators, and encodes the image of all keys. Pure.
+"""Holds the parked messages of one key by source partition, with their failures and operators'
+edits, and encodes the image of all keys. Pure.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .failure_ranges import UNKNOWN, UNKNOWN_FAULT, FailureRanges, Mark, exceeds
 from .offset_ranges import OffsetRanges
 
 Row = tuple[int, int, int]
-"""(source, start, end) of parked messages."""
+"""The source, start and end of a range of parked messages."""
 MessageRef = tuple[int, int]
-"""(source, offset) of a message."""
+"""The source and offset of a message."""
 NO_LOGICAL_PARTITION = -1
 """Stands for the logical partition of loose messages, which have none."""
 
@@ -91,16 +91,16 @@ class ParkedKey:
         self.since_ms = since_ms
         self.failure: Failure | None = None
         self.owner_token = 0
-        """The token of the owner that handles messages of the key without a stored redrive, so the
-        key stays parked if the owner crashes; 0 if there is none.
+        """The token of the owner that handles messages of the key without a stored redrive, so that
+        the key stays parked if the owner crashes; 0 if there is none.
         """
         self.offsets_by_source: dict[int, OffsetRanges] = {}
-        """Source → offsets, sorted by source, which is the order of the messages."""
+        """Maps sources to offsets. Sorted by source, which is the order of the messages."""
         self.messages = 0
         self.edits: dict[MessageRef, EditedMessage] = {}
-        """(source, offset) → the message with which an operator replaced it."""
+        """Maps each (source, offset) to the message with which an operator replaced it."""
         self.failures: dict[int, FailureRanges] = {}
-        """Source → how its messages failed; only for loose messages."""
+        """Maps each source to how its messages failed. Only for loose messages."""
 
     def is_being_handled(self, token: int) -> bool:
         """Return True if the owner with this token may be handling messages of the key."""
@@ -112,13 +112,15 @@ class ParkedKey:
         return offset_ranges is not None and bool(offset_ranges.intersection(ref[1], ref[1] + 1))
 
     def count_rows(self) -> int:
-        """Return the number of ranges, but at least 1."""
+        """Return the number of ranges, or 1 if there are none."""
         return max(
             1, sum(offset_ranges.range_count for offset_ranges in self.offsets_by_source.values())
         )
 
     def rows(self, first: int = 0, count: int = 1 << 62) -> Iterator[Row]:
-        """Yield up to `count` ranges, the oldest messages first, beginning with the `first`th."""
+        """Yield up to `count` ranges, beginning with range `first`. The oldest messages come
+        first.
+        """
         for source, offset_ranges in self.offsets_by_source.items():
             if first < offset_ranges.range_count:
                 for start, end in offset_ranges.page(first, count):
@@ -143,7 +145,7 @@ class ParkedKey:
         return new_ranges
 
     def remove(self, source: int, start: int, end: int) -> list[Range]:
-        """Remove messages of a source, and return the ranges that were parked."""
+        """Remove messages of a source, and return the ranges that had been parked."""
         offset_ranges = self.offsets_by_source.get(source)
         if offset_ranges is None:
             return []
@@ -224,7 +226,7 @@ class ParkedKey:
                 yield from marked_rows
 
     def list_marks(self, first: int, count: int) -> Iterator[MarkedRow]:
-        """Yield up to `count` failure marks, beginning with the `first`th."""
+        """Yield up to `count` failure marks, beginning with mark `first`."""
         for source, failure_ranges in self.failures.items():
             if first < len(failure_ranges):
                 for marked_range in failure_ranges.rows(first, count):
@@ -298,7 +300,7 @@ class ParkedKey:
 def clip_marks(
     source: int, marks: Iterable[MarkedRow], ranges: Iterable[Range]
 ) -> Iterator[MarkedRow]:
-    """Clip a source's marks to these ranges, without next tries."""
+    """Clip a source's marks to these ranges, and drop their retry times."""
     failure_ranges = FailureRanges()
     for _, start, end, mark in marks:
         failure_ranges.set_mark(start, end, mark._replace(retry_at_ms=0))
@@ -314,8 +316,8 @@ def decode_mark(
     Decode the mark of an adopted key.
 
     Args:
-        fault_numbers: the numbers of the faults that were sent with it.
-        keeps_tries: keep the time of the next try, because the owner is the same.
+        fault_numbers: the numbers of the faults that were sent with the key.
+        keeps_tries: True to keep the retry time, because the owner is still the same.
     """
     index = encoded.fault
     fault = fault_numbers[index] if 0 <= index < len(fault_numbers) else UNKNOWN_FAULT
@@ -325,8 +327,8 @@ def decode_mark(
 
 # ── encoding ──────────────────────────────────────────────────────────────────────────────────────
 class ParkedImage(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that a group has parked on a partition, as it is stored. Trailing fields with
-    their defaults are not written.
+    """Everything that a group has parked on a partition, as it is stored. Trailing fields that have
+    their default values are not written.
     """
 
     keys: list[tuple[ParkKey, ParkState, int, Failure | None, list[tuple[int, bytes, bytes]]]]
@@ -352,7 +354,7 @@ _decode = msgspec.msgpack.Decoder(ParkedImage).decode
 def image_of_keys(
     keys: Mapping[ParkKey, ParkedKey], faults: list[tuple[int, Fault]]
 ) -> ParkedImage:
-    """Return an image of the keys, which does not have any other state yet."""
+    """Return an image that contains the keys but no other state yet."""
     failures = [
         (key, source, failure_ranges.end, failure_ranges.pack())
         for key, parked in keys.items()
@@ -392,12 +394,12 @@ def encode_image(image: ParkedImage) -> bytes:
 
 
 def decode_image(image: bytes) -> ParkedImage:
-    """Decode the fields of an image, or raise msgspec.MsgspecError."""
+    """Decode the fields of an image. Raises msgspec.MsgspecError."""
     return _decode(image)
 
 
 def decode_keys(image: ParkedImage) -> dict[ParkKey, ParkedKey]:
-    """Decode the keys of an image without their edited messages, or raise ValueError."""
+    """Decode the keys of an image, without their edited messages. Raises ValueError."""
     keys: dict[ParkKey, ParkedKey] = {}
     for key, state, since_ms, failure, offsets in image.keys:
         parked = keys[key] = ParkedKey(since_ms)

@@ -1,12 +1,12 @@
-"""Holds the state of a hosted partition. The same records are applied in recovery and in service.
-Pure.
+"""Holds the state of a hosted partition. The same records are applied during recovery and in
+operation. Pure.
 
     decide_… (raises, or returns what to write)  ──▶  apply_… (immediately)  ──▶  the record in the
         log  ──▶  durable_…
 
 Until the record is durable, the state is ahead of the disk: `next_offset` is the offset of the next
-append, `readable_offset` the end of the messages that may be read. If the write fails, `undo_…`
-restores the durable state.
+append, `readable_offset` `readable_offset` is the end of the messages that may be read. If the
+write fails, `undo_…` restores the durable state.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from .records import CursorBody, FenceBody, ForgetBody, HoldBody, ParkedBody
 from .suspects import Begun, Suspects
 
 ATTEMPTS_MAX = 1_000
-"""For how many messages of a group on a partition the failed tries are counted: those with the
-lowest offsets.
+"""The maximum number of messages, per group and partition, whose failed tries are counted. The ones
+with the lowest offsets are kept.
 """
 END_UNKNOWN = -1
 """The end of a lost range if only its start is known."""
 FORGOTTEN_MAX = 1_000
-"""The number of deleted groups whose tokens are refused. Calls of groups that were deleted earlier
-can no longer be under way.
+"""The maximum number of deleted groups whose tokens are refused. Calls from groups that were
+deleted earlier can no longer be in progress.
 """
 LOST_MAX = 1_000
-"""The number of lost ranges that are remembered. Reads detect further ones themselves, because the
-index leads them to the damage.
+"""The maximum number of lost ranges that are remembered. Reads detect any others themselves,
+because the index leads them to the damage.
 """
 
 
@@ -96,34 +96,34 @@ class Group:
         """The highest durable fence."""
         self.acked = AckedOffsets()
         self.version = 0
-        """Rises whenever the progress changes."""
+        """Incremented whenever the progress changes."""
         self._saved_version = 0
-        """The latest durable version."""
+        """The latest version that is durable."""
         self.durable_cursor = 0
-        """The durable cursor, the highest one that answers may contain."""
+        """The durable cursor. Answers never contain a higher one."""
         self.durable_ranges: Sequence[Range] = ()
         """The durable acked ranges above the durable cursor."""
         self.is_durable = False
-        """True if a record of the group is durable, so it survives a restart."""
+        """True if a record of the group is durable, so that the group survives a restart."""
         self.removed_unread = 0
         """The number of messages that retention removed before the group acked them."""
         self.in_flight: InFlight | None = None
         """The messages in flight of a shared group; in memory only."""
         self.attempts: dict[int, int] = {}
-        """Offset → the number of failed tries of an unacked message."""
+        """Maps the offset of each unacked message that has failed to its number of failed tries."""
         self.suspects = Suspects()
         """The messages that may have crashed the process of an owner."""
         self.parked: Parked | None = None
         """The messages that the group has parked, or None if it never parked any."""
         self._failing: FailingMessage | None = None
-        """The oldest message that fails or hangs, as last reported by the owner; it may have been
-        acked since.
+        """The oldest message that fails or hangs, as last reported by the owner. It may have been
+        acked in the meantime.
         """
         self.pending_park_changes = 0
         """The number of changes to `parked` that are not durable yet."""
 
     def get_or_create_parked(self, partition_id: int) -> Parked:
-        """Return `parked`, and create it first if needed; the partition must be the group's own."""
+        """Return `parked`, after creating it if needed. The partition must be the group's own."""
         if self.parked is None:
             self.parked = Parked(partition_id)
         return self.parked
@@ -135,7 +135,7 @@ class Group:
 
     @property
     def parked_messages(self) -> int:
-        """The number of messages parked here, without those that the children have adopted."""
+        """The number of messages parked here, not counting those that the children have adopted."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.messages
 
     @property
@@ -145,7 +145,7 @@ class Group:
 
     @property
     def retrying(self) -> int:
-        """The number of messages parked here that wait for retry."""
+        """The number of messages parked here that wait for a retry."""
         return 0 if self.parked is None or self.parked.frozen else self.parked.retrying_messages
 
     @property
@@ -155,7 +155,7 @@ class Group:
         return self.acked.cursor if first is None else min(first, self.acked.cursor)
 
     def record_failures(self, attempts: Sequence[tuple[int, int]]) -> None:
-        """Record the failed tries of messages, but only of the ATTEMPTS_MAX lowest unacked
+        """Record the failed tries of messages, but only for the ATTEMPTS_MAX lowest unacked
         offsets.
         """
         self.attempts.update(attempts)
@@ -165,7 +165,7 @@ class Group:
         self.mark_changed()
 
     def set_failing(self, failing: FailingMessage | None) -> None:
-        """Record the oldest message that fails, or None. The time of its first failure is kept,
+        """Record the oldest failing message, or None. The time of its first failure is kept,
         because a new owner does not know it.
         """
         previous = self._failing
@@ -174,7 +174,7 @@ class Group:
         self._failing = failing
 
     def clear_hanging(self) -> None:
-        """Clear the failing message if it hangs, because the owner handles nothing any more."""
+        """Clear the failing message if it hangs, because the owner no longer handles anything."""
         if self._failing is not None and self._failing.running_ms is not None:
             self._failing = None
 
@@ -191,7 +191,7 @@ class Group:
         return failing if is_redriven else None
 
     def begin_suspects(self, begun: Sequence[Begun]) -> None:
-        """Record suspects that the owner is about to handle."""
+        """Record suspects whose handling is about to begin."""
         self.suspects.begin(begun, self.acked)
         self.mark_changed()
 
@@ -220,7 +220,7 @@ class Group:
             self.mark_changed()
 
     def mark_changed(self) -> None:
-        """Mark the progress as changed, so it will be saved."""
+        """Mark the progress as changed, so that it will be saved."""
         self.version += 1
 
     @property
@@ -229,7 +229,7 @@ class Group:
         return self.version > self._saved_version
 
     def record_saved(self, body: CursorBody, version: int) -> None:
-        """Record that a record of the progress, made at this `version`, is durable."""
+        """Record that a record of the progress as of `version` is durable."""
         self.is_durable = True
         if version >= self._saved_version:
             self._saved_version = version
@@ -256,7 +256,7 @@ class Group:
 
 
 class LostOffsets(NamedTuple):
-    """Offsets `[start, end)` that damage of the log at `position` has lost; `end` may be
+    """The offsets `[start, end)`, which were lost by damage to the log at `position`; `end` may be
     END_UNKNOWN.
     """
 
@@ -269,7 +269,7 @@ AppendUndo = tuple[int, int, int, ProducerState | None, tuple[int, ProducerState
 
 
 class HostedPartition:
-    """The state of a partition; `facts` never change."""
+    """The state of a partition. Its `facts` never change."""
 
     __slots__ = (
         "__weakref__",
@@ -299,43 +299,45 @@ class HostedPartition:
         self.readable_offset = 0
         self.appended_at_ms = 0
         """When the newest batch was appended or, if there is none, the earliest time for the first
-        one, in milliseconds since 1970. The times of a partition never fall.
+        one, in milliseconds since 1970. The times of a partition never decrease.
         """
         self.sealed = False
-        """True if the partition accepts no more appends. It is set as soon as the seal is
+        """True if the partition no longer accepts appends. This is set as soon as the seal is
         accepted.
         """
         self.ended = False
-        """True once the seal and every record before it are durable. Only then do readers see the
+        """True once the seal and all earlier records are durable. Only then do readers see the
         end.
         """
         self.producers = Producers()
         self.clashed_ids: set[int] = set()
-        """Producers whose epoch is used by two clients; nothing more is stored in this epoch. In
-        memory only.
+        """The producers whose current epoch is used by two clients. Nothing more is stored in that
+        epoch. In memory only.
         """
         self.groups: dict[str, Group] = {}
         self.groups_told = False
-        """True if the metaserver has sent all consumer groups of the subject, durably."""
+        """True once all consumer groups of the subject, as sent by the metaserver, are durable."""
         self.forgotten: dict[str, int] = {}
-        """Deleted group → its highest token; lower ones are refused, too. The latest deletion is
-        last.
+        """Maps each deleted group to its highest token. Lower tokens are refused, too. The latest
+        deletion is last.
         """
         self.holds: dict[str, HoldBody] = {}
-        """Job → its hold against retention. `store/holds.py` knows which holds have expired."""
+        """Maps each job to its hold against retention. `store/holds.py` knows which holds have
+        expired.
+        """
         self.lost: tuple[LostOffsets, ...] = ()
         """The lost ranges, in order. If there are any, the partition accepts no appends, and reads
         end before them.
         """
         self.fences_lost = False
-        """True if a fence may be lost. The owner is then unknown, so no consumer may acquire the
-        partition.
+        """True if a fence may have been lost. The owner is then unknown, so no consumer may acquire
+        the partition.
         """
 
     # ── damage ────────────────────────────────────────────────────────────────────────────────────
     def add_lost_range(self, start: int, end: int, *, position: int) -> None:
         """Record that damage at `position` has lost the offsets `[start, end)`; END_UNKNOWN means
-        all from `start` on.
+        all offsets from `start` on.
         """
         if len(self.lost) == LOST_MAX and self._exceeds_limit(start, end):
             return
@@ -355,7 +357,7 @@ class HostedPartition:
         self.lost = tuple(lost)
 
     def _exceeds_limit(self, start: int, end: int) -> bool:
-        """Return True if a range lies after the first LOST_MAX ranges. A range without a known end
+        """Return True if a range lies after the first LOST_MAX ranges. A range whose end is unknown
         is always remembered.
         """
         last = self.lost[-1]
@@ -375,7 +377,7 @@ class HostedPartition:
             raise self._damaged_error(self.lost[-1].position, "cannot be sealed")
 
     def check_fences_known(self) -> None:
-        """Raise CorruptLogError if a fence may be lost."""
+        """Raise CorruptLogError if a fence may have been lost."""
         if self.fences_lost:
             position = self.lost[0].position if self.lost else -1
             raise self._damaged_error(position, "cannot tell who owns it")
@@ -404,7 +406,7 @@ class HostedPartition:
         )
 
     def is_quiet(self, now_ms: int) -> bool:
-        """Return True if a restart would restore exactly this state."""
+        """Return True if a restart would restore exactly the present state."""
         return (
             not self.clashed_ids
             and self.next_offset == self.readable_offset
@@ -438,7 +440,7 @@ class HostedPartition:
                 is_clashed=producer_id in self.clashed_ids,
             )
         except SequenceReusedError:
-            # A later batch may have the expected sequence, but must be refused, too.
+            # A later batch may have the expected sequence, but must be refused as well.
             self.clashed_ids.add(producer_id)
             raise
         if duplicate is None and self.sealed:
@@ -452,7 +454,7 @@ class HostedPartition:
 
     def check_message_sizes(self, record: memoryview, header: Header) -> None:
         """
-        Check the message sizes of a batch whose unpacked size exceeds the limit of the subject.
+        Check the message sizes of a batch whose unpacked size exceeds the subject's limit.
 
         Raises:
             MessageTooLargeError: a single message exceeds the limit.
@@ -493,10 +495,11 @@ class HostedPartition:
     # ── groups ────────────────────────────────────────────────────────────────────────────────────
     def group_for_acquire(self, name: str) -> Group:
         """
-        Return the group with this name, or a new one that is not added to the partition yet.
+        Return the group with this name, or a new group that has not been added to the partition
+        yet.
 
         Raises:
-            InvalidRequestError: the name is illegal.
+            InvalidRequestError: the name is invalid.
             OverloadedError: the partition has GROUPS_PER_SUBJECT_MAX groups.
         """
         group = self.groups.get(name)
@@ -508,7 +511,7 @@ class HostedPartition:
         return Group(name)
 
     def check_not_forgotten(self, name: str, token: int) -> None:
-        """Raise FencedError if the token was granted to a deleted group of this name."""
+        """Raise FencedError if the token was granted to a deleted group with this name."""
         if token <= self.forgotten.get(name, 0):
             raise FencedError(
                 f"consumer group {name!r} with this token was deleted",
@@ -517,7 +520,7 @@ class HostedPartition:
             )
 
     def apply_forget(self, body: ForgetBody) -> Callable[[], None]:
-        """Forget a deleted group. Return a function that undoes it."""
+        """Forget a deleted group. Return a function that undoes this."""
         group, forgotten = self.groups.pop(body.group, None), self.forgotten
         tokens = {name: token for name, token in forgotten.items() if name != body.group}
         tokens[body.group] = max(body.token, forgotten.get(body.group, 0))
@@ -531,7 +534,7 @@ class HostedPartition:
         return undo
 
     def apply_fence(self, body: FenceBody) -> Callable[[], None]:
-        """Raise the fence of a group, creating the group if needed. The returned function restores
+        """Raise the fence of a group, creating the group if needed. Return a function that restores
         the previous fence.
         """
         group = self.groups.get(body.group)
@@ -563,7 +566,7 @@ class HostedPartition:
         group.is_durable = True
 
     def apply_parked(self, body: ParkedBody) -> None:
-        """Apply the changes of a group's parked messages from a record in the log."""
+        """Apply changes to a group's parked messages from a record in the log."""
         group = self.groups.get(body.group)
         if group is None:
             group = self.groups[body.group] = Group(body.group)
@@ -576,7 +579,7 @@ class HostedPartition:
         group.is_durable = True
 
     def apply_hold(self, body: HoldBody) -> Callable[[], None]:
-        """Set or end a job's hold. Return a function that undoes it."""
+        """Set or end a job's hold. Return a function that undoes this."""
         previous = self.holds
         other_holds = {job: hold for job, hold in previous.items() if job != body.job}
         self.holds = {**other_holds, body.job: body} if body.ttl_ms else other_holds
@@ -584,7 +587,7 @@ class HostedPartition:
 
     # ── views ─────────────────────────────────────────────────────────────────────────────────────
     def check_same_facts(self, facts: HostPartition) -> None:
-        """Raise InvalidRequestError if this partition has other facts."""
+        """Raise InvalidRequestError if the partition's facts differ from these."""
         if strip_volatile_facts(facts) != self.facts:
             raise InvalidRequestError(
                 Reason.PARTITION_IN_USE,
@@ -594,12 +597,12 @@ class HostedPartition:
             )
 
     def check_unused(self) -> None:
-        """Raise InvalidRequestError if the partition is sealed, or has or had messages."""
+        """Raise InvalidRequestError if the partition is sealed, or has ever had messages."""
         if self.sealed or self.next_offset:
             raise self._in_use_error()
 
     def check_empty(self) -> None:
-        """Raise InvalidRequestError if the partition has or had messages."""
+        """Raise InvalidRequestError if the partition has ever had messages."""
         if self.next_offset:
             raise self._in_use_error()
 
@@ -614,7 +617,9 @@ class HostedPartition:
         )
 
     def status(self, *, now_ms: int, group: str | None = None) -> PartitionStatus:
-        """Return the durable status, with all groups or only with `group`."""
+        """Return the durable status, with all groups or, if `group` is given, with only that
+        one.
+        """
         groups = (
             GroupStatus(
                 group=progress.name,
@@ -661,8 +666,8 @@ def _end_bound(end: int) -> int:
 
 
 def strip_volatile_facts(facts: HostPartition) -> HostPartition:
-    """Return the facts that a broker stores: without the address, state, logic start, groups and
-    times, which change or are unknown.
+    """Return the facts that a broker stores. The address, state, logic start, groups and times are
+    removed, because they change or are unknown.
     """
     partition = msgspec.structs.replace(
         facts.partition, address=None, state=PartitionState.OPEN, logic_start=0

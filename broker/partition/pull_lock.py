@@ -1,5 +1,5 @@
-"""Decides who may pull and ack a partition for a consumer group: a fence that only rises, and a
-lock that expires. Pure.
+"""Decides who may pull and ack a partition for a consumer group, using a fence that only rises and
+a lock that expires. Pure.
 
     token < fence     FENCED: there is a newer owner            same token, same session: the owner
     token > fence     unknown: acquire first                    same token, other session: FENCED
@@ -14,8 +14,8 @@ Invariants
     The fence never falls. After a higher token was accepted, every call with a lower one is
     refused.
 
-Source: Kleppmann, "How to do distributed locking" (a token checked by the resource); the pull lock
-of QMQ, which has no token and does not survive a restart.
+See Kleppmann, "How to do distributed locking" (a token that the resource checks), and QMQ's pull
+lock, which has no token and does not survive a restart.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ RESET = "=reset"
 RESET_SHARED = "=reset*"
 """The session of a token presented by an operator's reset of a shared group."""
 SHARED = "*"
-"""The session of a shared group's token, which all sessions of the group use."""
+"""The session that is stored with a shared group's token, which all sessions of the group use."""
 
 
 def operator_session(strategy: ConsumeStrategy) -> str:
-    """Return the session with which an operator's reset presents its token."""
+    """Return the session that an operator's reset uses with its token."""
     return RESET_SHARED if strategy is ConsumeStrategy.SHARED else RESET
 
 
@@ -51,7 +51,7 @@ class PullLock:
     """The session that acquired the token."""
     ttl_ms: int = TTL_MS_DEFAULT
     expires_at_ms: int = 0
-    """When the lock expires, in milliseconds of the broker's boot clock."""
+    """When the lock expires, in milliseconds since the broker's machine was booted."""
     released: bool = False
     """True if the owner has released the lock, and must acquire it again."""
 
@@ -63,7 +63,7 @@ class PullLock:
     @property
     def known_ttl_ms(self) -> int:
         """The ttl of the session that acquired the token, in milliseconds; 0 if it was acquired
-        before the start of the broker.
+        before the broker started.
         """
         return self.ttl_ms if self.expires_at_ms else 0
 
@@ -114,7 +114,7 @@ def decide_acquire(lock: PullLock, *, token: int, session: str, ttl_ms: int) -> 
 
 
 def check_session(session: str) -> None:
-    """Check the name of a session, or raise InvalidRequestError."""
+    """Check the name of a session. Raises InvalidRequestError."""
     if not 1 <= len(session) <= SESSION_CHARS_MAX or session == SHARED:
         raise InvalidRequestError(f"a session has 1 to {SESSION_CHARS_MAX} characters")
 
@@ -155,7 +155,7 @@ def raise_fence(lock: PullLock, *, token: int, session: str) -> None:
 
 
 def grant_lock(lock: PullLock, *, ttl_ms: int, now_ms: int) -> None:
-    """Give the lock to the owner for `ttl_ms`."""
+    """Grant the lock to the owner for `ttl_ms`."""
     lock.ttl_ms = ttl_ms
     lock.expires_at_ms = now_ms + ttl_ms
     lock.released = False

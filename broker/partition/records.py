@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class FenceBody(msgspec.Struct, frozen=True, array_like=True):
-    """A record body: the fence of a consumer group on a partition rose to `token`."""
+    """A record body: the fence of a consumer group on a partition has risen to `token`."""
 
     group: str
     token: int
@@ -51,9 +51,11 @@ class CursorBody(msgspec.Struct, frozen=True, array_like=True):
     removed_unread: int = 0
     """The number of messages that retention removed before the group acked them."""
     attempts: list[tuple[int, int]] = []
-    """(offset, number of failed tries) of unacked messages."""
+    """The offsets of unacked messages, with their numbers of failed tries."""
     begun: list[tuple[int, int]] = []
-    """(offset, crashes) of suspects that were begun and are not finished."""
+    """The offsets of suspects whose handling was begun and not finished, with their numbers of
+    crashes.
+    """
 
 
 class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
@@ -62,16 +64,16 @@ class ParkedBody(msgspec.Struct, frozen=True, array_like=True):
     group: str
     token: int
     at_ms: int
-    """When the changes were made, in milliseconds since 1970, by the broker's calendar."""
+    """When the changes were made, by the broker's wall clock, in milliseconds since 1970."""
     changes: tuple[ParkChange, ...]
     next_tries: tuple[tuple[int, int, int, int], ...] = ()
-    """(number of tries, source, offset, milliseconds since 1970): the times of next tries after the
-    changes.
+    """The retry times after the changes: number of tries, source, offset, milliseconds since
+    1970.
     """
 
 
 class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
-    """A record body: a consumer group was deleted, and its tokens up to and including `token` are
+    """A record body: a consumer group was deleted. Its tokens up to and including `token` are
     refused.
     """
 
@@ -80,8 +82,8 @@ class ForgetBody(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HoldBody(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A record body: a job holds the messages at and above `from_offset` against retention for
-    `ttl_ms`; 0 means that the hold has ended.
+    """A record body: a job protects the messages from `from_offset` on against retention for
+    `ttl_ms`, where 0 means that the hold has ended.
     """
 
     job: str
@@ -95,7 +97,7 @@ class DroppedBody(msgspec.Struct, frozen=True, array_like=True):
     ranges: list[tuple[int, int]]
     """Half-open ranges of partition ids."""
     subjects: dict[str, int]
-    """Name of a deleted subject → its highest partition id."""
+    """Maps the name of each deleted subject to its highest partition id."""
 
 
 Body = (
@@ -124,7 +126,7 @@ _KINDS = {
 
 
 def encode_body(partition_id: int, body: Body) -> bytes:
-    """Encode an unstamped log record; None becomes a SEAL."""
+    """Encode an unstamped log record. None is encoded as a SEAL."""
     if body is None:
         return encode_record(b"", kind=Kind.SEAL, partition_id=partition_id)
     fields: Any = body
@@ -143,8 +145,8 @@ def encode_body(partition_id: int, body: Body) -> bytes:
 
 
 def encode_told(partition_id: int) -> bytes:
-    """Encode an unstamped TOLD record: the groups that the log has for the partition up to it are
-    all groups of the subject.
+    """Encode an unstamped TOLD record. It states that the log, up to this record, has all groups of
+    the subject for the partition.
     """
     return encode_record(b"", kind=Kind.TOLD, partition_id=partition_id)
 

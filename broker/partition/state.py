@@ -1,6 +1,6 @@
-"""The state of a broker: its hosted partitions, and the damage of its log. Pure.
+"""The state of a broker: its hosted partitions, and the damage to its log. Pure.
 
-The same records lead to the same state in recovery (`store/replay.py`) and in service
+The same records lead to the same state during recovery (`store/replay.py`) and in operation
 (`store/store.py`).
 """
 
@@ -22,15 +22,15 @@ from .records import DroppedBody
 from .table import PartitionTable
 
 AHEAD_MS_MAX = 24 * 3_600_000
-"""How far ahead of the calendar a partition may begin, in milliseconds: enough for a wrong time
-zone, and over within a day.
+"""How far ahead of the wall clock a partition may begin, in milliseconds. This is enough for a
+wrong time zone, and has passed within a day.
 """
 PROBLEMS_MAX = 100
 MORE = "there are more problems: stop the broker, then `keylane broker verify` lists them"
 
 
 class BrokerState:
-    """The hosted partitions by id, and the damage of the log; `now_ms` is the clock of their pull
+    """The hosted partitions by id, and the damage to the log. `now_ms` is the clock of the pull
     locks.
     """
 
@@ -38,23 +38,25 @@ class BrokerState:
         self.partitions = PartitionTable(now_ms)
         self._warm_partitions = self.partitions.warm
         self.hosting: set[int] = set()
-        """The partitions whose facts are not durable yet. They are not listed."""
+        """The partitions whose facts are not durable yet. They are omitted from lists."""
         self.orphans: dict[int, int] = {}
-        """Partition id → the position of the first record of a partition whose facts are lost."""
+        """Maps the id of each partition whose facts are lost to the position of its first
+        record.
+        """
         self.problems: list[str] = []
         """Descriptions of damage, the newest last."""
         self.repaired_by_restart: set[str] = set()
-        """The problems that the next start repairs. Snapshots omit them."""
+        """The problems that will be repaired at the next start. Snapshots omit them."""
         self.retained = 0
-        """The start of the log for which the first offsets are valid. If the log begins later, a
-        start raises them.
+        """The start of the log for which the first offsets are valid. If the log begins later, they
+        are raised when the broker starts.
         """
         self.damaged: set[int] = set()
         """The partitions that have lost messages."""
         self.dropped = DroppedPartitions()
 
     def partition(self, partition_id: int) -> HostedPartition:
-        """Return the partition with this id, or raise PartitionUnknownError or CorruptLogError."""
+        """Return the partition with this id. Raises PartitionUnknownError or CorruptLogError."""
         partition = self._warm_partitions.get(partition_id) or self.partitions.get(partition_id)
         if partition is None:
             self.check_no_orphan(partition_id)
@@ -62,7 +64,7 @@ class BrokerState:
         return partition
 
     def check_no_orphan(self, partition_id: int) -> None:
-        """Raise CorruptLogError if the log has records of this partition but lost its facts."""
+        """Raise CorruptLogError if the log has records of this partition but has lost its facts."""
         if partition_id in self.orphans:
             position = self.orphans[partition_id]
             raise CorruptLogError(
@@ -100,7 +102,7 @@ class BrokerState:
     def add_lost_range(
         self, partition: HostedPartition, start: int, end: int, *, position: int
     ) -> None:
-        """Record the loss of offsets `[start, end)` of a partition; see
+        """Record that a partition has lost the offsets `[start, end)`; see
         `HostedPartition.add_lost_range`.
         """
         partition.add_lost_range(start, end, position=position)
@@ -108,11 +110,11 @@ class BrokerState:
         self.mark_dirty(partition)
 
     def record_damage(self, partition: HostedPartition, error: StorageError) -> None:
-        """Record damage that a read has found: the partition loses the damaged offsets, as it would
-        at a start.
+        """Record damage that was found by a read. The partition loses the damaged offsets, as it
+        would at a restart.
         """
-        # Make the partition warm again, because only warm ones may be changed: it may have become
-        # cold while the disk was read.
+        # Make the partition warm again, because only warm partitions may be changed, and it may
+        # have become cold while the disk was read.
         self.partitions.get(partition.partition_id)
         if not isinstance(error, CorruptLogError) or error.end_offset is None:
             self.add_problem(error.message)
@@ -123,8 +125,8 @@ class BrokerState:
         self.add_lost_range(partition, start, error.end_offset, position=error.position)
 
     def add_problem(self, text: str, *, count_max: int = PROBLEMS_MAX) -> None:
-        """Add a problem to the health report, once. If there are already `count_max` problems, add
-        that there are more.
+        """Add a problem to the health report, unless it is already there. If there are `count_max`
+        problems, only add that there are more.
         """
         if text in self.problems:
             return
@@ -134,7 +136,7 @@ class BrokerState:
             self.problems.append(MORE)
 
     def mark_dirty(self, partition: HostedPartition) -> None:
-        """Mark the partition as changed, so it is included in the next snapshot."""
+        """Mark the partition as changed, so that it is included in the next snapshot."""
         self.partitions.dirty.add(partition.partition_id)
 
     def host(self, facts: HostPartition) -> HostedPartition:
@@ -144,8 +146,8 @@ class BrokerState:
         return partition
 
     def first_time_ms(self, partition: HostedPartition, now_ms: int) -> int:
-        """Return the earliest time for a partition's first message: the present time, or the time
-        at which its parents on this broker ended, if that is later.
+        """Return the earliest possible time of a partition's first message: the present time or, if
+        it is later, the time at which its parents on this broker ended.
         """
         parents = map(self.partitions.peek, partition.facts.partition.parents)
         ends_ms = [parent.appended_at_ms for parent in parents if parent is not None]
@@ -158,7 +160,7 @@ class BrokerState:
 
 
 def is_plausible_end(at_ms: int, now_ms: int) -> bool:
-    """Return True if a partition that ended at `at_ms` is plausible as a lower bound for the times
-    of its children: not too far ahead of `now_ms`, the time of the broker's calendar.
+    """Return True if `at_ms`, when a partition ended, is plausible as a lower bound for the times
+    of its children: not too far ahead of `now_ms`, the broker's wall-clock time.
     """
     return at_ms <= now_ms + AHEAD_MS_MAX

@@ -9,15 +9,15 @@ Pure.
          ├─ released: the owner did not crash
          ╰─ the next owner acquires: it is accused
 
-In a shared group the broker knows which messages each session has in flight, so consumers need not
-report suspects:
+In a shared group the broker knows which messages each session has in flight, so consumers do not
+have to report suspects:
 
     in flight at a session that expires without a release, once ─▶ counted
         ─ twice ─▶ isolated: a session has it in flight without other messages of the partition
         ─ this session expires, too ─▶ counted again; consumers park it
 
-A single crash accuses no message. Most crashes have other causes, and everything that was pulled
-would then be handled one message at a time.
+A single crash does not make any message a suspect: most crashes have other causes, and everything
+that was pulled would have to be handled one message at a time.
 
 `_pulled_to`, `_pulled_once_to` and `upto` are in memory only. After a restart of the broker,
 `_pulled_to` is set by the next pull, which reports how far its owner has read. Begun messages are
@@ -32,16 +32,16 @@ from itertools import islice
 from ...protocol.offsets import AckedOffsets, Range
 
 BEGUN_MAX = 1_000
-"""The number of begun messages that are remembered per group and partition, those with the lowest
-offsets.
+"""The maximum number of begun messages that are remembered per group and partition. The ones with
+the lowest offsets are kept.
 """
 
 ISOLATED_FROM = 2
-"""After how many crashes of sessions a message of a shared group is isolated."""
+"""The number of sessions that must crash with a message of a shared group before it is isolated."""
 
 Begun = tuple[int, int]
-"""(offset, crashes): how often the process of an owner has crashed while the message was begun,
-assuming that the present owner crashes, too.
+"""The offset of a begun message, and its number of crashes: how often the process of an owner has
+crashed while the message was begun, assuming that the present owner crashes, too.
 """
 
 
@@ -52,29 +52,31 @@ class Suspects:
 
     def __init__(self, begun: Iterable[Begun] = ()) -> None:
         self.begun: dict[int, int] = dict(begun)
-        """Offset → crashes, for messages that are begun and not finished."""
+        """Maps the offset of each message that is begun and not finished to its number of
+        crashes.
+        """
         self.upto = 0
-        """Unacked messages below this offset may have been handled by two owners in a row that
+        """Unacked messages below this offset may have been handled by two successive owners that
         ended without a release.
         """
         self._pulled_once_to = -1
-        """The same for one owner; -1 if no owner ended without a release."""
+        """Like `upto`, but for one owner; -1 if no owner has ended without a release."""
         self._pulled_to = -1
-        """The offset after the last message pulled under the current token; -1 if nothing is known
-        about the owner.
+        """The offset that follows the last message pulled under the current token; -1 if nothing is
+        known about the owner.
         """
 
     def record_pull(self, upto: int) -> None:
-        """Record that the owner may have all messages below `upto`."""
+        """Record that the owner may have received all messages below `upto`."""
         self._pulled_to = max(self._pulled_to, upto)
 
     def on_new_owner(self, *, is_released: bool) -> bool:
         """
-        Record that a new token was acquired. Return True if that changes `begun`.
+        Record that a new token was acquired. Return True if this changes `begun`.
 
         Args:
-            is_released: the previous owner has released the partition, or the same session acquires
-                it again.
+            is_released: True if the previous owner has released the partition, or the same session
+                acquires it again.
         """
         has_changed = self.on_released() if is_released else False
         self.upto = max(self.upto, min(self._pulled_once_to, self._pulled_to))
@@ -85,14 +87,14 @@ class Suspects:
     @property
     def unreleased(self) -> bool:
         """True if an owner, even one without messages, has ended without a release, and no later
-        owner has released.
+        owner has released the partition.
         """
         return self._pulled_once_to >= 0
 
     def on_session_expired(self, ranges: Iterable[Range], acked: AckedOffsets) -> bool:
         """
         Count a crash for the messages that a session of a shared group had in flight when it
-        expired. Return True if there were any.
+        expired. Return True if it had any.
 
         Only the lowest BEGUN_MAX messages are counted.
         """
@@ -106,11 +108,11 @@ class Suspects:
 
     @property
     def isolated(self) -> list[int]:
-        """The offsets of a shared group's messages that are only handed out alone, sorted."""
+        """The sorted offsets of a shared group's messages that are handed out only on their own."""
         return sorted(offset for offset, crashes in self.begun.items() if crashes >= ISOLATED_FROM)
 
     def begin(self, begun: Iterable[Begun], acked: AckedOffsets) -> None:
-        """Record messages that will be handled once this is durable."""
+        """Record messages that will be handled as soon as this is durable."""
         self.begun.update(begun)
         self.begun = dict(sorted(self.unacked(acked))[:BEGUN_MAX])
 
@@ -120,7 +122,7 @@ class Suspects:
             self.begun.pop(offset, None)
 
     def on_released(self) -> bool:
-        """Clear everything, because the owner has released the partition. Return True if that
+        """Clear everything, because the owner has released the partition. Return True if this
         changes `begun`.
         """
         self.upto = 0

@@ -1,4 +1,4 @@
-"""Holds the hosted partitions by id: recently used ones as objects, the others as images, which
+"""Holds the hosted partitions by id: recently used ones as objects, and the others as images, which
 take less memory. Pure.
 
     use ──▶ warm: up to WARM_MAX objects ──(the oldest, if it is quiet)──▶ cold: images
@@ -20,18 +20,20 @@ from .image import decode_partition, encode_partition
 from .partition import HostedPartition
 
 WARM_MAX = 8_000
-"""The number of objects. An object takes about 1 kB of memory, an image about 200 bytes."""
+"""The maximum number of objects. An object takes about 1 kB of memory, an image about 200 bytes."""
 COOL_AT_ONCE = 8
 
 
 class PartitionTable(Mapping[int, HostedPartition]):
-    """The hosted partitions by id; `now_ms` is the clock of the pull locks."""
+    """The hosted partitions by id. `now_ms` is the clock of the pull locks."""
 
     def __init__(self, now_ms: Callable[[], int] = lambda: 0, *, warm_max: int = WARM_MAX) -> None:
         self._now_ms = now_ms
         self._warm_max = warm_max
         self.warm: OrderedDict[int, HostedPartition] = OrderedDict()
-        """The partitions that are objects, the oldest first. Only this class may change it."""
+        """The partitions that are objects, the least recently used first. Only this class may
+        change it.
+        """
         self._cold_images: dict[int, bytes] = {}
         self._referenced_partitions: WeakValueDictionary[int, HostedPartition] = (
             WeakValueDictionary()
@@ -39,12 +41,12 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.dirty: set[int] = set()
         """The partitions that have changed since the last snapshot began."""
         self.version = 0
-        """Rises when a partition is added or removed."""
+        """Incremented when a partition is added or removed."""
 
     def get(  # type: ignore[override]
         self, partition_id: int, default: object = None
     ) -> HostedPartition | None:
-        """Return the partition, made warm if needed, or None."""
+        """Return the partition, or None. It is made warm if needed."""
         return self.warm.get(partition_id) or self._decode_cold(partition_id)
 
     def peek(self, partition_id: int) -> HostedPartition | None:
@@ -89,7 +91,7 @@ class PartitionTable(Mapping[int, HostedPartition]):
         return partition
 
     def _encode_oldest(self) -> None:
-        """Turn up to COOL_AT_ONCE of the oldest objects into images if there are too many."""
+        """If there are too many objects, turn up to COOL_AT_ONCE of the oldest ones into images."""
         for _ in range(min(COOL_AT_ONCE, len(self.warm) - self._warm_max)):
             partition_id, oldest = self.warm.popitem(last=False)
             if oldest.is_quiet(self._now_ms()):
@@ -120,8 +122,8 @@ class PartitionTable(Mapping[int, HostedPartition]):
         self.version += 1
 
     def image(self, partition_id: int) -> bytes | None:
-        """Return the image of a partition's present state, durable or not, or None if it is not
-        hosted.
+        """Return the image of a partition's present state, durable or not, or None if the partition
+        is not hosted.
         """
         warm = self.warm.get(partition_id)
         return self._cold_images.get(partition_id) if warm is None else encode_partition(warm)

@@ -2,22 +2,23 @@
 segments. Does disk I/O.
 
     ages, disk usage ─▶ policy.py ─▶ first position that is still needed
-      ─▶ partitions that these segments describe are rewritten ─▶ first offsets are raised
+      ─▶ partitions described in these segments are rewritten ─▶ first offsets are raised
       ─▶ segments are removed ─▶ the index forgets them ─▶ a snapshot
 
 `docs/ARCHITECTURE.md` explains each step and its reason.
 
 Invariants
-    First offsets are raised before segments are removed, so a read of a removed offset gets the
-    first offset. They are raised only when all records that must precede the removal are durable.
-    Messages are kept until the metaserver has sent their partition's groups, unless the subject's
-    retention is TIME; so rows of a hidden subject are kept until it is published. Messages that a
-    job holds are kept, whatever the subject's retention is. Segments are removed only when a
-    metaserver has accepted a report of this opening and does not refuse the folder. If the clock
-    jumps forward, nothing becomes old for a day: `../wall_clock.py`. The index forgets last; after
-    a crash in between, a start corrects it. After partitions were dropped, the oldest segments are
-    removed at any age if they have no message of a hosted partition. The event loop is never
-    occupied for long; blocking work is done in slices between commits.
+    First offsets are raised before segments are removed, so a read at a removed offset is answered
+    with the first offset. They are raised only when all records that must precede the removal are
+    durable. Messages are kept until the metaserver has sent their partition's groups, unless the
+    subject's retention is TIME; so rows of a hidden subject are kept until it is published.
+    Messages that a job holds are kept, regardless of the subject's retention. Segments are removed
+    only if a metaserver has accepted a report of this opening and does not refuse the folder. If
+    the clock
+    jumps forward, nothing becomes old for a day: `../wall_clock.py`. The index forgets last. If the
+    broker crashes before that, the next start corrects the index. After partitions were dropped,
+    the oldest segments are removed at any age if they have no message of a hosted partition. The
+    event loop is never occupied for long; blocking work is done in slices between commits.
 """
 
 from __future__ import annotations
@@ -59,33 +60,35 @@ from .policy import (
 log = logging.getLogger("keylane.broker")
 
 _REFUSED, _REMOVED_EARLY = "full", "early"
-"""Keys of two log filters: messages are refused, and messages are removed early."""
+"""The keys under which `LogFilter` counts refused messages and early removals."""
 CHECK_MS = 10_000
 """The interval between two checks, in milliseconds, as in RocketMQ."""
 SLICE = 500
-"""The number of partitions that are examined without a pause."""
+"""The number of partitions that are examined between two pauses."""
 NOT_ACCEPTED = "nothing is removed until a metaserver accepts this broker's report"
-"""The problem that is reported until then: the folder may be an older copy that lacks consumer
+"""The problem that is reported until then. The folder may be an older copy that lacks consumer
 groups.
 """
 NO_DISK = DiskUse(free_bytes=0, total_bytes=0)
-"""The disk usage to assume while it is unknown or does not matter: nothing is used."""
+"""The disk usage that is assumed while it is unknown or irrelevant: nothing is used."""
 HEADERS_MAX = 10_000
-"""The number of a segment's records that one check reads to find messages. The next check continues
-after them.
+"""The maximum number of a segment's records that one check reads to find messages. The next check
+continues after them.
 """
 READ_BYTES_MAX = 16 << 20
-"""The largest sealed segment, in bytes, that is read to find the time of its newest message."""
+"""The maximum size, in bytes, of a sealed segment that is read to find the time of its newest
+message.
+"""
 
 
 class _MessageTimes:
-    """The times of a segment's messages, as far as the segment was read."""
+    """The times of a segment's messages, up to the position to which it has been read."""
 
     __slots__ = ("first_ms", "is_complete", "newest_ms", "next_position")
 
     def __init__(self, base: int) -> None:
         self.next_position = base
-        """The position of the first record that was not read."""
+        """The position of the first record that has not been read."""
         self.first_ms: int | None = None
         self.newest_ms = 0
         self.is_complete = False
@@ -93,7 +96,7 @@ class _MessageTimes:
 
 
 class RetentionLoop:
-    """The retention loop. `problem` tells why segments are kept that should be removed."""
+    """The retention loop. `problem` is the reason why segments are kept that should be removed."""
 
     def __init__(
         self,
@@ -109,8 +112,8 @@ class RetentionLoop:
     ) -> None:
         """
         Args:
-            folder_ownership: tells whether a metaserver has accepted this broker's report, without
-                which nothing is removed; None if there is no metaserver.
+            folder_ownership: says whether a metaserver has accepted this broker's report, without
+                which nothing is removed. None if there is no metaserver.
             calendar: the wall clock; may be shared.
         """
         self._store = store
@@ -119,7 +122,7 @@ class RetentionLoop:
         self._files = files
         self._first_offsets = store.first_offsets
         self._forgotten_position = store.log.first_position
-        """The log position below which the index has forgotten all batches."""
+        """The log position below which the index has already forgotten all batches."""
         self._wall_clock = calendar or WallClock(clock)
         self._clock = clock
         self._log_filter = LogFilter()
@@ -127,30 +130,30 @@ class RetentionLoop:
         self._dropped_version = -1 if store.state.dropped else 0
         """The version of the dropped partitions for which `_vacant_end` was computed."""
         self._vacant_end = 0
-        """The position below which no hosted partition has a message."""
+        """The position below which there is no message of a hosted partition."""
         self._run_commit = run_commit
         self._run_read = run_read
         self._refusal = ""
         self._disk_use = NO_DISK
-        """The disk usage that the last check found."""
+        """The disk usage found by the last check."""
         self._times: dict[int, _MessageTimes] = {}
-        """Base of a segment → the times of its messages."""
+        """Maps the base of each segment to the times of its messages."""
         self.problem = ""
         self.untold: tuple[int, ...] = ()
-        """Ids of at most GROUPLESS_PARTITIONS_MAX partitions whose messages are kept only because
-        the metaserver never sent their groups.
+        """The ids of at most GROUPLESS_PARTITIONS_MAX partitions whose messages are kept only
+        because the metaserver has never sent their groups.
         """
         self._unregistered_ids: list[int] = []
-        """Ids of partitions whose groups were never sent, except those of hidden subjects, as found
-        by the current check.
+        """The ids of partitions whose groups have never been sent, except those of hidden subjects,
+        as found by the current check.
         """
         self._hidden_subjects: dict[int, str] = {}
-        """Partition id → hidden subject, for partitions whose groups were never sent: that happens
-        only when the subject is published.
+        """Maps each partition of a hidden subject whose groups have never been sent to that
+        subject. They are sent only when the subject is published.
         """
         self._held_ids: list[int] = []
-        """Ids of partitions where jobs hold messages that no group needs, as found by the current
-        check.
+        """The ids of partitions in which jobs hold messages that no group needs, as found by the
+        current check.
         """
 
     def apply_settings(self, settings: BrokerSettings) -> None:
@@ -162,7 +165,7 @@ class RetentionLoop:
 
     def removed_from_ms(self, stored_ms: int) -> int | None:
         """Return the earliest time at which a message that was stored at `stored_ms` may be
-        removed, according to the disk usage at the last check; None means never.
+        removed, assuming the disk usage of the last check; None means never.
         """
         return earliest_removal_ms(
             stored_ms,
@@ -190,8 +193,8 @@ class RetentionLoop:
             await self._wait_next_check()
 
     async def _wait_next_check(self) -> None:
-        """Wait until the next check is due: after CHECK_MS, or when a metaserver accepts this
-        broker's report, if the last check lacked that.
+        """Wait until the next check is due: after CHECK_MS, or, if the last check was made before a
+        metaserver had accepted this broker's report, as soon as one does.
         """
         if self._folder_ownership is None or self.problem != NOT_ACCEPTED:
             await asyncio.sleep(CHECK_MS / 1000)
@@ -224,7 +227,7 @@ class RetentionLoop:
             self._log_refusal()
 
     def _log_refusal(self) -> None:
-        """Log that messages are refused and why, or that they are accepted again."""
+        """Log that messages are refused, with the reason, or that they are accepted again."""
         now_ms = self._clock.boot_ms()
         if not self._refusal:
             if self._log_filter.end_failures(now_ms, _REFUSED):
@@ -233,9 +236,7 @@ class RetentionLoop:
             log.error("messages are refused: %s; free disk space or add a disk", self._refusal)
 
     def _log_early_removal(self, percent: int) -> None:
-        """Log that segments were removed because of the disk, before the log's limits
-        required it.
-        """
+        """Log that segments were removed to free disk space before the log's limits required it."""
         if self._log_filter.count_failure("disk", self._clock.boot_ms(), _REMOVED_EARLY):
             log.warning(
                 "the disk was %d %% full: messages that no group needs are removed early, now up "
@@ -245,7 +246,9 @@ class RetentionLoop:
             )
 
     async def _begin_segment(self, oldest_ms: int | None, *, segments: int) -> bool:
-        """Begin a new segment if the active one is old enough. Return True if that was done."""
+        """Begin a new segment if the active one is old enough. Return True if a segment was
+        begun.
+        """
         now_ms = self._wall_clock.now_ms()
         if not must_begin_segment(oldest_ms, self._limits, segments=segments, now_ms=now_ms):
             return False
@@ -261,7 +264,7 @@ class RetentionLoop:
         self._store.commit.refuse_messages(reason)
 
     async def _remove_due(self, disk: DiskUse, segments: list[SealedSegment]) -> int:
-        """Remove the segments that the policy wants to remove and that nobody needs."""
+        """Remove the segments that the policy wants to remove and nobody needs."""
         if self._store.log.has_undeleted:
             await self._run_commit(self._store.log.delete_leftovers)
         end = self._store.log.end
@@ -333,7 +336,7 @@ class RetentionLoop:
         return allowed
 
     async def _rewrite_partitions(self, position: int, disk: DiskUse) -> None:
-        """Rewrite the partitions that the segments describe, using the reserve if the disk is
+        """Rewrite the partitions described in these segments, using the reserve if the disk is
         full.
         """
         carry_over = self._store.carry_over
@@ -342,13 +345,14 @@ class RetentionLoop:
         except (StorageError, BrokerReadOnlyError):
             if not await self._run_read(release_reserve, self._files):
                 raise
-            # The reserve's space is for the records that must precede the removal, not for
-            # messages.
+            # The reserved space is for the records that must precede the removal, not for messages.
             self._refuse_messages(reason_to_refuse(disk) or "the disk is full")
             await carry_over.rewrite_described(position)
 
     async def _save_counts(self) -> None:
-        """Make the counts of messages removed unread durable, then log them once per group."""
+        """Make the numbers of messages that were removed unread durable, then log them once per
+        group.
+        """
         try:
             await self._first_offsets.flush()
         except (StorageError, BrokerReadOnlyError):
@@ -367,7 +371,7 @@ class RetentionLoop:
 
     async def _decide_position(self, segments: list[SealedSegment], position: int) -> int:
         """Decide the position up to which segments are removed, taking into account groups that
-        joined meanwhile, and set the pending first offsets.
+        have joined in the meantime, and set the pending first offsets.
         """
         first_offsets = self._first_offsets
         pending_offsets = await self._first_offsets_at(position)
@@ -384,7 +388,9 @@ class RetentionLoop:
         return position
 
     async def _first_offsets_at(self, position: int) -> dict[int, int]:
-        """Return the first offset that each partition will have if the log begins at `position`."""
+        """Return the first offset that each partition will have when the log begins at
+        `position`.
+        """
         firsts: dict[int, int] = {}
         steps = self._queues.first_offsets_at(position)
         while (step := await self._run_read(_next_step, steps)) is not None:
@@ -405,7 +411,7 @@ class RetentionLoop:
         first_ms: int | None = None
         for base, end in reversed(list(pairwise(bases))):
             # Unless the clock is set back, no message of a segment is newer than the first message
-            # after the segment.
+            # after that segment.
             first_ms = self._read_times(end).first_ms or first_ms
             following_ms.append(first_ms)
             self._read_times(base, end=end)
@@ -424,7 +430,8 @@ class RetentionLoop:
 
     def _read_times(self, base: int, *, end: int | None = None) -> _MessageTimes:
         """
-        Read a segment further, up to its first message, or up to its end if it is sealed and small.
+        Continue to read a segment up to its first message or, if it is sealed and small, up to its
+        end.
 
         Args:
             end: the end of a sealed segment; None for the active one.
@@ -458,8 +465,8 @@ class RetentionLoop:
         return newest_ms
 
     async def _find_floor(self, wanted: int, partition_ids: list[int]) -> int | None:
-        """Return the first position below `wanted` of a message in these partitions that a group
-        needs or a job holds, or None.
+        """Return the position of the first message below `wanted` that a group needs or a job holds
+        in these partitions, or None if there is none.
         """
         floor: int | None = None
         async for slice_ in self._partition_slices(partition_ids):
@@ -484,7 +491,7 @@ class RetentionLoop:
         return floor
 
     async def _update_vacant_end(self, end: int) -> None:
-        """Find the first position of a message of a hosted partition, if partitions were dropped
+        """Find the position of the first message of a hosted partition, if partitions were dropped
         since the last time.
         """
         version = self._store.state.dropped.version
@@ -505,7 +512,7 @@ class RetentionLoop:
         self._dropped_version = version
 
     def _first_needed_offset(self, partition: HostedPartition) -> int:
-        """Return a partition's first offset that a group needs or a job holds."""
+        """Return the first offset of a partition that a group needs or a job holds."""
         needed_offset = self._needed_by_groups(partition)
         held_offset = self._store.holds.first_held_offset(partition)
         return (
@@ -515,8 +522,8 @@ class RetentionLoop:
         )
 
     def _needed_by_groups(self, partition: HostedPartition) -> int:
-        """Return the first offset that a group needs; the partition's first offset if its groups
-        were never sent.
+        """Return the first offset that a group needs. If the partition's groups have never been
+        sent, this is its first offset.
         """
         if partition.facts.retention is Retention.TIME:
             return partition.readable_offset
@@ -528,7 +535,7 @@ class RetentionLoop:
     async def _partition_slices(
         self, partition_ids: list[int]
     ) -> AsyncIterator[list[HostedPartition]]:
-        """Yield those partitions that are still hosted, in slices."""
+        """Yield, in slices, those of the partitions that are still hosted."""
         partitions = self._store.state.partitions
         for start in range(0, len(partition_ids), SLICE):
             hosted_partitions = map(partitions.get, partition_ids[start : start + SLICE])
@@ -536,8 +543,8 @@ class RetentionLoop:
             await asyncio.sleep(0)
 
     def _first_needed(self, cursors: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return (partition id, position of the batch) for each (partition id, offset) of which the
-        index has the batch.
+        """Return (partition id, position of the batch) for each (partition id, offset) whose batch
+        is in the index.
         """
         return [
             (partition_id, units[0].position)
@@ -555,11 +562,11 @@ class RetentionLoop:
 
     async def _forget_removed(self) -> None:
         """Remove the dropped segments' batches from the index, and write a snapshot that contains
-        the log's beginning (`retained`).
+        the start of the log (`retained`).
         """
         position = self._store.log.first_position
         steps = self._queues.retain(position, dropped=self._store.state.dropped.copy_durable())
-        # Each step is a separate call, so that appends are served in between.
+        # Each step is a separate call, so that appends are served between the steps.
         while await self._run_commit(_next_step, steps) is not None:
             pass
         self._forgotten_position = self._store.state.retained = position
@@ -567,7 +574,7 @@ class RetentionLoop:
 
 
 def _describe(partition_ids: list[int]) -> str:
-    """Return a text with the lowest partition id and the number of the others."""
+    """Return a text with the lowest partition id and the number of other ones."""
     others = f" and {len(partition_ids) - 1} more" if len(partition_ids) > 1 else ""
     return f"partition {min(partition_ids)}{others}"
 

@@ -11,13 +11,13 @@
 Invariants
     Sealed segments are removed as a whole, oldest first, but never the active segment. A segment's
     messages are stored within an eighth of retention_ms, unless there are very many segments. So a
-    message is removed at most that long after it has reached retention_ms, even if the broker
+    message is removed at most that long after its age has reached retention_ms, even if the broker
     stores no more messages. A message is kept until all consumer groups of its partition have acked
     it, unless the subject's retention is TIME. All messages of a partition are kept until the
     metaserver has sent its groups (`loop.py`).
 
-Source: RocketMQ's limits (75, 85, 90 %; 72 hours), without its daily hour of deletion; QMQ's 72
-hours.
+The limits are those of RocketMQ (75, 85, 90 %; 72 hours), without its daily hour of deletion, and
+of QMQ (72 hours).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ EARLY_PERCENT = 75
 FORCED_PERCENT = 85
 FULL_PERCENT = 90
 SEGMENTS_PER_AGE = 8
-"""The number of segments that are begun within retention_ms because of their age."""
+"""How many segments are begun because of their age within retention_ms."""
 SEGMENTS_MAX = 1_000
 """The number of segments above which none is begun because of its age. Segments that a group or a
-job needs are kept, and each takes two files.
+job needs are kept, and each uses two files.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A sealed segment with positions `[base, end)`. `newest_ms` is the time of its newest message,
-    None if unknown.
+    """A sealed segment with the positions `[base, end)`. `newest_ms` is the time of its newest
+    message, or None if unknown.
     """
 
     base: int
@@ -63,7 +63,9 @@ class DiskUse:
     total_bytes: int
 
     def percent(self, freed_bytes: int = 0) -> int:
-        """Return the percentage of the disk in use after `freed_bytes` more bytes are freed."""
+        """Return the percentage of the disk that is in use after `freed_bytes` more bytes are
+        freed.
+        """
         used = self.total_bytes - self.free_bytes - freed_bytes
         return max(used, 0) * 100 // max(self.total_bytes, 1)
 
@@ -71,8 +73,8 @@ class DiskUse:
 def wanted_position(
     segments: Sequence[SealedSegment], limits: Limits, disk: DiskUse, *, end: int, now_ms: int
 ) -> int:
-    """Return the log position up to which segments should be removed; the first base if none
-    should. `end` is the end of the log.
+    """Return the log position up to which segments should be removed, or the first base if none
+    should be removed. `end` is the end of the log.
     """
     position = segments[0].base if segments else end
     freed_bytes = 0
@@ -93,11 +95,11 @@ def must_begin_segment(
     oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int
 ) -> bool:
     """
-    Return True if a new segment must be begun because of the age of the active one, which can only
-    be removed after that.
+    Return True if a new segment must be begun because of the age of the active one, which can be
+    removed only after that.
 
     Args:
-        oldest_ms: the time of the active segment's first message; None if it has no messages.
+        oldest_ms: the time of the active segment's first message; None if it has no message.
         segments: the number of segments, including the active one.
     """
     if oldest_ms is None or not limits.retention_ms or segments > SEGMENTS_MAX:
@@ -108,7 +110,7 @@ def must_begin_segment(
 def earliest_removal_ms(
     stored_ms: int, limits: Limits, disk: DiskUse, *, log_bytes: int, now_ms: int
 ) -> int | None:
-    """Return the earliest time at which a message that was stored at `stored_ms` may be removed,
+    """Return the earliest time at which a message that was stored at `stored_ms` may be removed
     under the current conditions; None means never.
     """
     percent = disk.percent()
@@ -120,8 +122,8 @@ def earliest_removal_ms(
 
 
 def allowed_position(segments: Sequence[SealedSegment], wanted: int, floor: int | None) -> int:
-    """Return `wanted`, lowered to a segment's end so that `floor`, the first position that is still
-    needed, is kept; None means that nothing is needed.
+    """Return `wanted`, lowered to the end of a segment so that everything from `floor` on is kept.
+    `floor` is the first position that is still needed; None means that nothing is needed.
     """
     if floor is None or floor >= wanted:
         return wanted

@@ -1,11 +1,11 @@
-"""Stores the journal of scheduled messages: segments of frames in `scheduled/`. Disk I/O, through
-`Files`; one thread at a time.
+"""Stores the journal of scheduled messages as segments of frames in `scheduled/`. Does disk I/O
+through `Files`, in one thread at a time.
 
     scheduled/00000000000000000001.log      numbered from 1; only the last is written, at its end
 
 Invariants
     A frame is synced before the next one is written; if the process crashes before the sync, the
-    next start does it. An unfinished write can only lie after the frames of the last segment.
+    next start does it. An unfinished write can only follow the frames of the last segment.
     The oldest segment is removed first, so a record that settles a message is not removed before
     the message.
 
@@ -41,8 +41,8 @@ log = logging.getLogger("keylane.broker")
 FOLDER = "scheduled"
 SUFFIX = ".log"
 SEGMENT_BYTES = 16 << 20
-"""The maximum size of a segment in bytes; a start reads it in one piece. A larger frame gets its
-own segment.
+"""The maximum size of a segment in bytes. The broker reads a segment in one piece when it starts. A
+larger frame gets its own segment.
 """
 
 
@@ -58,10 +58,10 @@ class ScheduledJournal:
         self._files = files
         self.segment_bytes = segment_bytes
         self._sizes: dict[int, int] = {}
-        """Segment → its size in bytes, the oldest segment first."""
+        """Maps segments to sizes in bytes, the oldest segment first."""
         self._file: AppendFile | None = None
         self.problems: list[str] = []
-        """The damage of the journal. A damaged journal is not written."""
+        """Descriptions of the damage to the journal. A damaged journal is not written."""
 
     @classmethod
     def open(
@@ -76,9 +76,8 @@ class ScheduledJournal:
         Open the journal, and call `on_frame` with every frame, the oldest first.
 
         Args:
-            must_cut: truncate an unfinished write, and make the last frame durable. If False,
-            nothing
-                is changed.
+            must_cut: True to truncate an unfinished write, and to make the last frame durable. If
+                False, nothing is changed.
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
@@ -112,6 +111,9 @@ class ScheduledJournal:
         is_last: bool,
         must_cut: bool,
     ) -> None:
+        """Read a segment, and pass its frames to `on_frame`. An unfinished write is truncated if
+        `must_cut` is true.
+        """
         path = segment_path(segment)
         size = self._files.size(path) or 0
         data = self._files.pread(path, 0, size)
@@ -147,7 +149,7 @@ class ScheduledJournal:
 
     @property
     def size_bytes(self) -> int:
-        """The number of bytes in all segments."""
+        """The total size of all segments, in bytes."""
         return sum(self._sizes.values())
 
     @property
@@ -161,7 +163,7 @@ class ScheduledJournal:
 
         Raises:
             DiskFullError: nothing was written.
-            StorageError: the journal must not be written until a restart.
+            StorageError: the journal must not be written until the broker restarts.
         """
         segment = max(self._sizes, default=0)
         frame = encode_frame(records, segment=segment, position=self._sizes.get(segment, 0))
@@ -194,8 +196,8 @@ class ScheduledJournal:
         self._sizes[segment] = 0
 
     def _cut_unfinished(self, segment: int) -> None:
-        """Truncate an unfinished write, durably: in a segment other than the last one, a start
-        would treat it as damage.
+        """Truncate an unfinished write, durably. In any segment but the last, it would be treated
+        as damage at the next start.
         """
         end = self._sizes.get(segment, 0)
         if self._file is not None and (self._files.size(segment_path(segment)) or 0) > end:
@@ -265,8 +267,8 @@ def _segments(files: Files) -> list[int]:
 
 
 WRITE_BYTES_MAX = 4 << 20
-"""The size of the records in a frame, in bytes; larger only for a single write. A start would
-truncate a frame over FRAME_BYTES_MAX.
+"""The maximum size of the records in a frame, in bytes, which only a single write may exceed. A
+frame over FRAME_BYTES_MAX would be truncated at the next start.
 """
 
 
@@ -301,12 +303,12 @@ class JournalWriter:
         self._on_written = on_written
         self._queue: deque[_PendingWrite] = deque()
         self._failure = ""
-        """Why writes are refused; "" if they are accepted."""
+        """The reason why writes are refused; "" if they are accepted."""
         self._task: asyncio.Task[None] | None = None
 
     @property
     def problem(self) -> str:
-        """Why writes are refused; "" if they are accepted."""
+        """The reason why writes are refused; "" if they are accepted."""
         return self._journal.problems[0] if self._journal.problems else self._failure
 
     def check(self) -> None:
@@ -324,11 +326,11 @@ class JournalWriter:
         undo: Callable[[], object] = lambda: None,
     ) -> asyncio.Future[None]:
         """
-        Queue records for writing. The future is done when they are durable.
+        Queue records for writing, and return a future that is done when they are durable.
 
         Args:
             on_durable: called when they are durable, before the future is done.
-            undo: called instead of `on_durable` if they are not written, or may not be durable.
+            undo: called instead of `on_durable` if they were not written or may not be durable.
         """
         done = asyncio.get_running_loop().create_future()
         self._queue.append(
@@ -339,6 +341,7 @@ class JournalWriter:
         return done
 
     async def _write(self) -> None:
+        """Write the queued records, a frame at a time, until the queue is empty."""
         while self._queue:
             batch: list[_PendingWrite] = []
             size_bytes = 0
@@ -367,7 +370,7 @@ class JournalWriter:
         self._task = None
 
     def _fail(self, batch: Sequence[_PendingWrite], error: KeylaneError) -> None:
-        """Report a failure to the callers. After a disk error other than a full disk, all later
+        """Report a failure to the callers. After any disk error other than a full disk, all later
         writes are refused.
         """
         if isinstance(error, StorageError) and not isinstance(error, DiskFullError):

@@ -1,30 +1,30 @@
-"""Counts the bytes of scheduled messages by subject and by prefixes of subject names. The sum of a
-prefix is maintained after the first query for it. Pure.
+"""Counts the bytes of scheduled messages by subject and by prefix of the subject's name. The sum
+for a prefix is maintained from the first query for it. Pure.
 """
 
 from __future__ import annotations
 
 PREFIXES_MAX = 2_000
-"""The number of prefixes with a maintained sum, more than there are limits. If there are more, all
-sums are discarded.
+"""The maximum number of prefixes whose sums are maintained, which is more than there are limits. If
+there are more, all sums are discarded.
 """
 
 
 class BytesByName:
     """Maintains sums over all subjects with a common prefix, because there may be thousands of
-    subjects, and each message needs the sums.
+    subjects, and the sums are needed for each message.
     """
 
     def __init__(self) -> None:
         self._by_subject: dict[str, int] = {}
-        """Subject → bytes, only for subjects with scheduled messages."""
+        """Maps subjects to bytes, only for subjects with scheduled messages."""
         self._by_prefix: dict[str, int] = {}
-        """Prefix → bytes."""
+        """Maps prefixes to bytes."""
         self._lengths: set[int] = set()
         """The distinct lengths of the prefixes."""
 
     def add(self, subject: str, size: int) -> None:
-        """Add bytes to a subject, or subtract them if `size` is negative."""
+        """Add bytes to a subject. A negative `size` subtracts them."""
         total = self._by_subject.get(subject, 0) + size
         if total:
             self._by_subject[subject] = total
@@ -35,8 +35,8 @@ class BytesByName:
                 self._by_prefix[prefix] += size
 
     def bytes_of(self, pattern: str) -> int:
-        """Return the bytes of a subject or, for a prefix followed by `*`, of all subjects with that
-        prefix.
+        """Return the bytes of a subject or, if `pattern` is a prefix followed by `*`, of all
+        subjects with that prefix.
         """
         if not pattern.endswith("*"):
             return self._by_subject.get(pattern, 0)

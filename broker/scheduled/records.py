@@ -7,11 +7,11 @@ written. Pure.
      0       4            8        12         16           24            32            little-endian
 
     header_crc = CRC-32C of bytes [8, 32); body_crc = CRC-32C of the body; length = header and body
-    segment, position: the position of the frame, so that a copy elsewhere is not valid
+    segment, position: the position of the frame, so that a copy in another place is not valid
     the last byte of the magic is the format: 2 if the frame has a ScheduledForSubject or a
-    DroppedMessages, else 1
+    DroppedMessages, otherwise 1
 
-A frame is written and synced at once, so its records become durable together or not at all.
+A frame is written and synced as a whole, so its records become durable together or not at all.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ScheduledMessageRecord(msgspec.Struct, frozen=True, array_like=True, tag=1
 
 
 class ScheduledForSubject(ScheduledMessageRecord, frozen=True, array_like=True, tag=5):
-    """A message for the subject with this id; a later subject with the same name does not receive
+    """A message for the subject with this id. A later subject with the same name does not receive
     it.
     """
 
@@ -65,7 +65,7 @@ class ScheduledForSubject(ScheduledMessageRecord, frozen=True, array_like=True, 
 
 
 def bind_to_subject(record: ScheduledMessageRecord, subject_id: int) -> ScheduledMessageRecord:
-    """Return the record bound to the subject with this id; 0 means that the id is unknown."""
+    """Return the record, bound to the subject with this id; 0 means that the id is unknown."""
     if not subject_id:
         return record
     return ScheduledForSubject(
@@ -80,7 +80,7 @@ def bind_to_subject(record: ScheduledMessageRecord, subject_id: int) -> Schedule
 
 
 class Canceled(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """A record: a waiting message was canceled, and is never delivered."""
+    """A record: a waiting message was canceled and will never be delivered."""
 
     scheduled_id: bytes
 
@@ -112,7 +112,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class DroppedMessages(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """A record: messages are never delivered, because their subject was deleted, or they are too
+    """A record: messages will never be delivered, because their subject was deleted or they are too
     large for it.
     """
 
@@ -125,7 +125,9 @@ Record = (
 
 
 def record_bytes(record: Record) -> int:
-    """Return the maximum or approximate size of a record in the journal, in bytes."""
+    """Return the size of a record in the journal, in bytes: either the maximum or an
+    approximation.
+    """
     if isinstance(record, ScheduledMessageRecord):
         return record.size
     if isinstance(record, Canceled):
@@ -147,11 +149,13 @@ class Place(NamedTuple):
 
 
 class ScanResult(NamedTuple):
-    """The result of scanning a segment; `end` is the end of its last valid frame."""
+    """The result of scanning a segment. `end` is the end of its last valid frame."""
 
     end: int
     problem: str
-    """Why the bytes at `end` are damaged, and not an unfinished write; "" if they are not."""
+    """Why the bytes at `end` are damage rather than an unfinished write; "" if they are not
+    damage.
+    """
     newer: bool = False
     """True if a frame with a newer format begins at `end`."""
 
@@ -161,8 +165,8 @@ def encode_frame(records: Sequence[Record], *, segment: int, position: int) -> b
     Encode records as a frame at this position of the journal.
 
     Raises:
-        ValueError: the frame exceeds FRAME_BYTES_MAX, so a start would treat it as an unfinished
-            write.
+        ValueError: the frame exceeds FRAME_BYTES_MAX, so it would be treated as an unfinished write
+            at the next start.
     """
     body = _encode(records)
     if HEADER_BYTES + len(body) > FRAME_BYTES_MAX:
@@ -206,10 +210,10 @@ def read_frame(
 
 def scan(data: bytes, segment: int, on_frame: Callable[[Place, list[Record]], None]) -> ScanResult:
     """
-    Call `on_frame` with each frame of a segment in order, up to the first invalid bytes.
+    Call `on_frame` with each frame of a segment, in order, up to the first invalid bytes.
 
-    These are an unfinished write if no valid frame follows, because a frame is only written after
-    the previous one is durable. Otherwise they are damage.
+    The invalid bytes are an unfinished write if no valid frame follows them, because a frame is
+    written only after the previous one is durable. Otherwise they are damage.
     """
     position = 0
     while position < len(data):
@@ -227,7 +231,7 @@ def scan(data: bytes, segment: int, on_frame: Callable[[Place, list[Record]], No
 
 
 def _find_damage(data: bytes, end: int, segment: int) -> str:
-    """Return a description of the damage if a valid frame follows after `end`, else ""."""
+    """Return a description of the damage if a valid frame follows `end`, otherwise ""."""
     position = data.find(MAGIC[:3], end + 1)
     while position >= 0:
         if read_frame(data, position, segment=segment, position=position) is not None:

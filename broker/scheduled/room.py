@@ -1,7 +1,7 @@
 """Limits the scheduled messages of a broker, in total and per subject, so that no subject uses up
 the quota of the others. Pure.
 
-limit of a subject = half of the quota that the other subjects do not use
+    limit of a subject = half of the quota that the other subjects do not use
 """
 
 from __future__ import annotations
@@ -43,11 +43,13 @@ def check_name_limits(
         requested_bytes: the size of the new messages, in bytes.
         stored_bytes_of: returns the bytes stored for a subject, or for all subjects that match a
             pattern.
-        amounts_being_written: subject → the amount that is being written, which counts as well.
-        limits: subject or pattern → the limit in bytes.
+        amounts_being_written: maps each subject to the amount that is being written, which counts
+            as well.
+        limits: maps each subject or pattern to the limit in bytes.
 
     Raises:
-        OverloadedError: the limit of a pattern would be exceeded; the error names the first one.
+        OverloadedError: the limit of a pattern would be exceeded. The error names the first such
+            pattern.
     """
     for pattern, limit in matching_limits(subject, limits):
         stored_bytes = stored_bytes_of(pattern) + sum(

@@ -7,14 +7,14 @@
 
 Invariants
     A message is in at most one delivery. A delivery is always stored under the same idempotency key
-    with the same messages, so they are requeued only if none of them can be stored. A taken message
-    can only be canceled after it was requeued. The calendar decides whether a message is due, but
-    pauses between retries are measured on the boot clock: if the calendar is set back, pauses do
-    not become longer, and messages that are no longer due wait again. A message is not rewritten
-    after the record that settles it, because a start would restore it. The records that settle the
-    latest SETTLED_MAX messages are rewritten before their segment is removed, so repeated calls are
-    recognized even after a restart. Replaying the journal leads to the same waiting messages and
-    deliveries.
+    with the same messages, so they are requeued only if none of them can have been stored. A taken
+    message can be canceled only after it was requeued. The wall clock decides whether a message is
+    due, but delays between retries are measured with the boot clock: if the wall clock is set back,
+    the delays do not become longer, and messages that are no longer due wait again. A message is
+    not rewritten after the record that settles it, because it would then be restored at the next
+    start. The records that settle the latest SETTLED_MAX messages are rewritten before their
+    segment is removed, so repeated calls are recognized even after a restart. Replaying the journal
+    leads to the same waiting messages and deliveries.
 """
 
 from __future__ import annotations
@@ -43,32 +43,34 @@ from .records import (
 )
 
 SETTLED_MAX = 10_000
-"""The number of settled messages that are remembered in order to recognize repeated calls."""
+"""The maximum number of settled messages that are remembered in order to recognize repeated
+calls.
+"""
 SETTLED_BYTES = 20
-"""The approximate size of a settled message in the journal after its record was rewritten, in
+"""The approximate size of a settled message in the journal after its record has been rewritten, in
 bytes.
 """
 REWRITTEN = ""
-"""The delivery name of a rewritten record, which has messages of several deliveries."""
+"""The delivery name of a rewritten record, which contains messages of several deliveries."""
 NOT_DURABLE = 0
-"""The segment number of a settled message whose record is not durable yet."""
+"""Stands for the segment number of a settled message whose record is not durable yet."""
 DUE_MAX = 1_000
-"""The number of messages that become ready in one step; 250,000 at once would block the event loop
-for seconds.
+"""The maximum number of messages that become due in one step. 250,000 at once would block the event
+loop for seconds.
 """
 STALE_TIMERS_MAX = 1_000
 """A heap is compacted when it has this many more entries than twice the number of messages."""
 SEARCH_COUNT = 2_000
-"""The number of messages that a search examines in one step, which takes about 1 ms. Listing them
-before the first step takes 5 ms for 250,000 messages.
+"""The number of messages that a search examines in one step, which takes about 1 ms. Listing
+250,000 messages before the first step takes 5 ms.
 """
 DELIVERY_COUNT_MAX = 1_000
 DELIVERY_BYTES_MAX = 1 << 20
-"""The size of a batch in bytes; larger only for a single message."""
+"""The maximum size of a batch in bytes, which only a single message may exceed."""
 
 
 _Timer = tuple[int, int, bytes]
-"""(time in milliseconds, serial number, id of the message that waits for it)"""
+"""The time in milliseconds, a serial number, and the id of the message that waits for that time."""
 
 
 @dataclass(slots=True)
@@ -81,24 +83,26 @@ class ScheduledEntry:
     size: int
     place: Place
     retry_at_ms: int = 0
-    """When it is retried, in milliseconds of the boot clock; 0 if it waits for its delivery time by
-    the calendar.
+    """When it will be retried, in milliseconds since boot; 0 if it waits for its delivery time by
+    the wall clock.
     """
     in_delivery: bool = False
     subject_id: int = 0
-    """The id of the subject that must receive it, or 0 for the subject that has the name when it is
-    due.
+    """The id of the subject that must receive the message; 0 means the subject that has the name
+    when the message is due.
     """
 
     @property
     def message_bytes(self) -> int:
-        """The size of value and properties in bytes, to which the subject's limit applies."""
+        """The total size of the value and the properties in bytes, to which the subject's limit
+        applies.
+        """
         return self.size - overhead_of(self.subject)
 
 
 @dataclass(slots=True)
 class ScheduledDelivery:
-    """A batch of messages that is being stored, and may already be."""
+    """A batch of messages that is being stored. It may already have been stored."""
 
     name: str
     subject: str
@@ -116,12 +120,12 @@ class ScheduledAmount(NamedTuple):
     """The approximate size in the journal, in bytes."""
 
     def add(self, messages: int, size: int) -> ScheduledAmount:
-        """Return the sum of the amount and these numbers, which may be negative."""
+        """Return the sum of this amount and the given numbers, which may be negative."""
         return ScheduledAmount(self.messages + messages, self.bytes + size)
 
 
 class _Settled(NamedTuple):
-    """The outcome of a message, and the segment with the record of that outcome."""
+    """The outcome of a message, and the segment that contains the record of that outcome."""
 
     outcome: CancelOutcome
     segment: int
@@ -136,25 +140,25 @@ class ScheduleIndex:
         self.bytes = 0
         """The approximate size of the entries in the journal, in bytes."""
         self._subject_amounts: dict[str, ScheduledAmount] = {}
-        """Subject → the amount of its entries."""
+        """Maps subjects to the amount of their entries."""
         self.names = BytesByName()
         """The size of the entries in the journal, by subject and by prefixes of subjects."""
         self._delivery_of: dict[bytes, str] = {}
         self._due_heap: list[_Timer] = []
-        """A heap of the delivery times of waiting messages, with some stale entries."""
+        """A heap of the delivery times of waiting messages. Some entries may be stale."""
         self._retry_heap: list[_Timer] = []
-        """A heap of the times of retries by the boot clock, with some stale entries."""
+        """A heap of retry times, by the boot clock. Some entries may be stale."""
         self._serial = 0
         self._ready: dict[str, deque[bytes]] = {}
-        """Subject → its due messages, by delivery time."""
+        """Maps subjects to their due messages, ordered by delivery time."""
         self._busy: set[str] = set()
-        """The subjects with a delivery in progress; the next one must wait."""
+        """The subjects that have a delivery in progress. Their next delivery must wait."""
         self._settling_segments: dict[bytes | str, set[int]] = {}
-        """Canceled message or stored delivery whose record is not durable yet → the segments with
-        its earlier records.
+        """Maps each canceled message or stored delivery whose record is not durable yet to the
+        segments that contain its earlier records.
         """
         self._settled_messages: OrderedDict[bytes, _Settled] = OrderedDict()
-        """Message id → outcome, in the order of the records in the journal."""
+        """Maps message ids to outcomes, in the order of the records in the journal."""
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────────
     def knows(self, scheduled_id: bytes) -> bool:
@@ -200,7 +204,7 @@ class ScheduleIndex:
             heapify(heap)
 
     def _is_current(self, timer: _Timer, heap: list[_Timer]) -> bool:
-        """Return True if a message still waits for this timer of a heap."""
+        """Return True if a message still waits for this entry of a heap."""
         due_ms, _, scheduled_id = timer
         entry = self.entries.get(scheduled_id)
         if entry is None or entry.in_delivery:
@@ -214,7 +218,7 @@ class ScheduleIndex:
         Begin to cancel a message.
 
         Returns:
-            The outcome if the message is already settled. None if it was waiting; it then counts as
+            The outcome if the message is already settled. None if it was waiting: it then counts as
             taken until `on_canceled` or `requeue` is called.
 
         Raises:
@@ -239,7 +243,7 @@ class ScheduleIndex:
         return entry is not None and entry.in_delivery
 
     def on_canceled(self, scheduled_id: bytes, segment: int) -> None:
-        """Settle a message whose cancel became durable in this segment."""
+        """Settle a message whose cancellation has become durable in this segment."""
         self._settling_segments.pop(scheduled_id, None)
         self._settle(scheduled_id, CancelOutcome.CANCELED, segment)
 
@@ -255,7 +259,7 @@ class ScheduleIndex:
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     def take_due(self, now_ms: int, boot_ms: int = 0) -> list[list[ScheduledEntry]]:
         """
-        Take due messages: the next batch of each subject that is not busy, the oldest messages
+        Take the next batch of due messages for each subject that is not busy, the oldest messages
         first.
 
         At most DUE_MAX messages become due in one call; `next_due_ms` and `next_try_ms` show
@@ -263,8 +267,8 @@ class ScheduleIndex:
         called.
 
         Args:
-            now_ms: the time of the calendar.
-            boot_ms: the time of the boot clock, for retries.
+            now_ms: the wall-clock time.
+            boot_ms: the time since boot, for retries.
         """
         for heap, until_ms in ((self._retry_heap, boot_ms), (self._due_heap, now_ms)):
             for _ in range(DUE_MAX):
@@ -321,8 +325,8 @@ class ScheduleIndex:
         return delivery
 
     def end_delivery(self, name: str) -> None:
-        """Settle the messages of a delivery as delivered. Call `on_delivered` when the record is
-        durable.
+        """Settle the messages of a delivery as delivered. The caller must call `on_delivered` when
+        the record is durable.
         """
         delivery = self.deliveries.get(name)
         if delivery is not None:
@@ -339,7 +343,9 @@ class ScheduleIndex:
         self._update_settled(record.scheduled_ids, segment)
 
     def _update_settled(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
-        """Update the segment with the outcome of settled messages, except forgotten ones."""
+        """Update the segment that contains the outcome of settled messages. Forgotten messages are
+        skipped.
+        """
         for scheduled_id in scheduled_ids:
             if (settled_message := self._settled_messages.get(scheduled_id)) is not None:
                 self._settled_messages[scheduled_id] = settled_message._replace(segment=segment)
@@ -350,7 +356,8 @@ class ScheduleIndex:
         Let taken messages wait again, because none of them was stored.
 
         Args:
-            retry_at_ms: when they are retried, by the boot clock; None keeps their previous time.
+            retry_at_ms: when they will be retried, by the boot clock. None keeps their previous
+                time.
         """
         for scheduled_id in scheduled_ids:
             if (name := self._delivery_of.get(scheduled_id)) is not None:
@@ -362,7 +369,7 @@ class ScheduleIndex:
                 self._schedule_entry(entry)
 
     def begin_drop(self, scheduled_ids: Iterable[bytes]) -> None:
-        """Begin to drop taken messages. They stay taken until `on_dropped` or `requeue` is
+        """Begin to drop taken messages. They remain taken until `on_dropped` or `requeue` is
         called.
         """
         for scheduled_id in scheduled_ids:
@@ -373,19 +380,21 @@ class ScheduleIndex:
                 self._settling_segments[scheduled_id] = {entry.place.segment}
 
     def on_dropped(self, scheduled_ids: Iterable[bytes], segment: int) -> None:
-        """Settle messages whose drop became durable in this segment."""
+        """Settle messages whose drop has become durable in this segment."""
         for scheduled_id in scheduled_ids:
             self._settling_segments.pop(scheduled_id, None)
             self._settle(scheduled_id, CancelOutcome.DROPPED, segment)
 
     def _remove_delivery(self, name: str) -> None:
-        """Remove a delivery; its messages are then in none."""
+        """Remove a delivery. Its messages are then not in any delivery."""
         for scheduled_id in self.deliveries.pop(name).scheduled_ids:
             self._delivery_of.pop(scheduled_id, None)
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def replay(self, record: Record, place: Place) -> None:
-        """Apply a record of the journal at a start. Call `finish_replay` after the last one."""
+        """Apply a record of the journal when the broker starts. Call `finish_replay` after the last
+        one.
+        """
         if isinstance(record, ScheduledMessageRecord):
             self.add(record, place)
         elif isinstance(record, Canceled):
@@ -404,7 +413,7 @@ class ScheduleIndex:
                 self._settle(scheduled_id, CancelOutcome.DELIVERED, place.segment)
 
     def finish_replay(self) -> None:
-        """End a replay: mark the messages of deliveries as taken. All others wait."""
+        """Finish a replay: mark the messages of deliveries as taken. All others wait."""
         for name, delivery in list(self.deliveries.items()):
             if not all(scheduled_id in self.entries for scheduled_id in delivery.scheduled_ids):
                 self._remove_delivery(name)
@@ -412,8 +421,8 @@ class ScheduleIndex:
             self.entries[scheduled_id].in_delivery = True
 
     def relocate(self, records: Iterable[Record], place: Place) -> None:
-        """Update the place of records that were rewritten. Messages that were settled or forgotten
-        since are not affected.
+        """Update the places of records that were rewritten. Messages that have been settled or
+        forgotten in the meantime are not affected.
         """
         for record in records:
             if isinstance(record, ScheduledMessageRecord):
@@ -431,14 +440,14 @@ class ScheduleIndex:
         self, limit: int, subject: str | None = None
     ) -> Generator[None, None, tuple[int, list[ScheduledEntry]]]:
         """
-        Find the next `limit` unsettled messages by delivery time, of all subjects or of one.
+        Find the next `limit` unsettled messages by delivery time, for all subjects or for one.
 
         Yields:
             None after each SEARCH_COUNT messages, to let other tasks run. Messages that are settled
             in between are omitted.
 
         Returns:
-            The number of all such messages, and the next ones.
+            The total number of such messages, and the next `limit` of them.
         """
         entries = list(self.entries.values())
         soonest: list[ScheduledEntry] = []
@@ -458,7 +467,9 @@ class ScheduleIndex:
 
     @property
     def journal_bytes(self) -> int:
-        """The approximate size of the needed records in the journal, in bytes."""
+        """The approximate total size of the records in the journal that are still needed, in
+        bytes.
+        """
         return self.bytes + SETTLED_BYTES * len(self._settled_messages)
 
     def select_needed(self, records: Iterable[Record], segment: int) -> list[Record]:
@@ -488,8 +499,8 @@ class ScheduleIndex:
         return bool(self._settled_in([record.scheduled_id], segment))
 
     def _settled_in(self, scheduled_ids: Iterable[bytes], segment: int) -> tuple[bytes, ...]:
-        """Return the messages whose outcome is recorded in this segment, except forgotten ones,
-        which may have been sent again since.
+        """Return the messages whose outcome is recorded in this segment. Forgotten messages are
+        omitted, because they may have been sent again since then.
         """
         return tuple(
             each
@@ -509,7 +520,7 @@ class ScheduleIndex:
 
     @property
     def next_try_ms(self) -> int | None:
-        """When the next message is retried, in milliseconds of the boot clock, or None."""
+        """When the next message will be retried, in milliseconds since boot, or None."""
         return self._next_time(self._retry_heap)
 
     def _next_time(self, heap: list[_Timer]) -> int | None:

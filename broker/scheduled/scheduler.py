@@ -1,4 +1,4 @@
-"""Stores scheduled messages durably, and delivers each to its subject at its time. Runs on one
+"""Stores scheduled messages durably, and delivers each to its subject when it is due. Runs on one
 event loop.
 
     schedule, cancel ─▶ journal ─▶ schedule_index ──time──▶ "taken" in the journal
@@ -8,9 +8,9 @@ All records that wait for the disk are written as one frame with one sync. A del
 due messages of one subject. Its idempotency key is durable before the batch is sent, so a delivery
 that is repeated after a crash is stored once.
 
-Delivery times are those of the calendar. If it is set forward a little, the scheduler follows
-within POLL_MS; if by hours, it is not trusted at first (`../wall_clock.py`). If it is set back,
-messages that are no longer due wait again.
+Delivery times are wall-clock times. If the clock is set forward a little, the scheduler follows
+within POLL_MS; if it is set forward by hours, it is not trusted at first (`../wall_clock.py`). If
+it is set back, messages that are no longer due wait again.
 """
 
 from __future__ import annotations
@@ -59,21 +59,24 @@ log = logging.getLogger("keylane.broker")
 
 POLL_MS = 1_000
 SETTLE_S = 0.02
-"""The pause in seconds before a segment is examined again, while some of its messages are being
-settled.
+"""How long to wait before a segment is examined again while some of its messages are being settled,
+in seconds.
 """
 COPIED_MAX = 1_000
 COPIED_BYTES_MAX = 1 << 20
-"""The number and size in bytes of records that are rewritten in one write. A larger record is
-written alone.
+"""The maximum number and the maximum size in bytes of the records that are rewritten in one write.
+A larger record is written alone.
 """
 WAITS = Backoff(first_ms=50, max_ms=30_000)
-"""The pauses between deliveries to a subject that fail."""
+"""The delays between failed deliveries to a subject."""
 DELIVERY_S = 3.0
-"""How long a cancel waits for a delivery in progress, in seconds; less than the client's timeout.
+"""How long a cancel waits for a delivery in progress, in seconds. It is shorter than the client's
+timeout.
 """
 UNREADABLE_MS = 60_000
-"""The pause before a message that cannot be read from the disk is retried, in milliseconds."""
+"""How long to wait before a message that cannot be read from the disk is retried, in
+milliseconds.
+"""
 
 
 class _PendingMessage(NamedTuple):
@@ -100,7 +103,7 @@ class Scheduler:
     ) -> None:
         """
         Args:
-            rng: draws idempotency keys and pauses; it must not repeat numbers after a restart.
+            rng: draws idempotency keys and delays; it must not repeat its numbers after a restart.
             run_blocking: runs one function at a time, in the order of the calls.
         """
         self._journal = journal
@@ -114,23 +117,27 @@ class Scheduler:
         self._bytes_max = bytes_max
         self._writer = JournalWriter(journal, run_blocking, on_written=self._start_compaction)
         self._pending_messages: dict[bytes, _PendingMessage] = {}
-        """Message id → a message that is being written."""
+        """Maps the id of each message that is being written to that message."""
         self._pending_amounts: dict[str, ScheduledAmount] = {}
-        """Subject → the amount of its messages that are being written."""
+        """Maps subjects to the amount of their messages that are being written."""
         self._cancel_futures: dict[bytes, asyncio.Future[None]] = {}
-        """Message id → a cancel or drop that is being written."""
+        """Maps message ids to a cancel or drop that is being written."""
         self._wake = asyncio.Event()
         self._delivery_done = asyncio.Event()
         """Set when a delivery ends or fails, and then replaced by a new event."""
         self._pauses: dict[str, Pauses] = {}
-        """Subject → its backoff, if the last delivery failed."""
+        """Maps each subject whose last delivery failed to its backoff."""
         self._problems: dict[str, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._compaction: asyncio.Task[None] | None = None
         self.limits: Callable[[], Mapping[str, int]] = dict
-        """Returns subject or pattern → the limit in bytes for all matching subjects."""
+        """Returns a mapping from each subject or pattern to the limit in bytes for all matching
+        subjects.
+        """
         self.delivered_count = self.dropped_count = 0
-        """The numbers of messages that were delivered or dropped since the start."""
+        """The number of messages that have been delivered, and the number that have been dropped,
+        since the broker started.
+        """
 
     @classmethod
     def open(
@@ -150,7 +157,7 @@ class Scheduler:
 
         Raises:
             DataFolderError: a newer broker wrote the journal.
-            StorageError: its last write may not be durable.
+            StorageError: the journal's last write may not be durable.
         """
         schedule_index, journal = open_schedule(files, segment_bytes=segment_bytes)
         return cls(
@@ -167,7 +174,7 @@ class Scheduler:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     @property
     def problem(self) -> str:
-        """Why scheduled messages are neither accepted nor delivered; "" if they are."""
+        """The reason why scheduled messages are neither accepted nor delivered; "" if they are."""
         return self._writer.problem
 
     def view(self) -> dict[str, object]:
@@ -186,7 +193,9 @@ class Scheduler:
     async def list_soonest(
         self, limit: int, subject: str | None = None
     ) -> tuple[int, list[ScheduledEntry]]:
-        """Like `ScheduleIndex.list_soonest`, but yields to other tasks between its steps."""
+        """Return the result of `ScheduleIndex.list_soonest`, yielding to other tasks between its
+        steps.
+        """
         steps = self._schedule_index.list_soonest(limit, subject)
         while True:
             try:
@@ -206,7 +215,7 @@ class Scheduler:
         return None if message is None else message.subject
 
     def knows_all(self, scheduled_ids: Iterable[bytes]) -> bool:
-        """Return True if all these messages are already stored, settled, or being written."""
+        """Return True if all these messages are stored, settled, or being written."""
         return all(
             each in self._pending_messages or self._schedule_index.knows(each)
             for each in scheduled_ids
@@ -218,11 +227,11 @@ class Scheduler:
         skipped.
 
         Returns:
-            For each message, True if it was known.
+            For each message, True if its id was already known.
 
         Raises:
             OverloadedError, BrokerReadOnlyError, CorruptLogError: nothing is stored.
-            StorageError: the fate says whether they are stored.
+            StorageError: the fate says whether the messages are stored.
         """
         writes = [self._pending_messages.get(message.scheduled_id) for message in messages]
         are_known = [
@@ -243,7 +252,7 @@ class Scheduler:
 
     def _check_limits(self, messages: Sequence[ScheduledMessageRecord]) -> None:
         """
-        Check that new messages of one subject exceed no limit.
+        Check that new messages of one subject do not exceed any limit.
 
         Raises:
             OverloadedError: the broker is full, or the subject has used its share.
@@ -301,10 +310,10 @@ class Scheduler:
         Cancel a message durably, unless it is already settled, and return its outcome.
 
         Raises:
-            NotFoundError: the message is not known, or no longer known.
+            NotFoundError: the message is unknown, or no longer known.
             BusyError: its delivery did not end within `DELIVERY_S`.
-            BrokerReadOnlyError, CorruptLogError: it is not canceled.
-            StorageError: the fate says whether it is canceled.
+            BrokerReadOnlyError, CorruptLogError: the message was not canceled.
+            StorageError: the fate says whether the message was canceled.
         """
         self._writer.check()
         if (write := self._pending_messages.get(scheduled_id)) is not None:
@@ -334,7 +343,7 @@ class Scheduler:
 
     # ── the journal ───────────────────────────────────────────────────────────────────────────────
     def _start_compaction(self) -> None:
-        """Start to remove the oldest segment if most of the journal is about settled messages."""
+        """Start to remove the oldest segment if most of the journal concerns settled messages."""
         limit_bytes = 2 * (self._schedule_index.journal_bytes + self._journal.segment_bytes)
         has_several = len(self._journal.segments) > 1
         if self._compaction is None and has_several and self._journal.size_bytes > limit_bytes:
@@ -359,11 +368,11 @@ class Scheduler:
 
     async def _write_again(self, records: Sequence[Record], segment: int) -> bool:
         """
-        Rewrite the needed records of a segment, some of them per turn of the event loop.
+        Rewrite the needed records of a segment, some of them in each iteration of the event loop.
 
         Returns:
-            False if the outcome of some messages is not durable yet: if that fails, their records
-            are needed after all.
+            False if the outcome of some messages is not durable yet. If its write fails, their
+            records are needed after all.
         """
         is_complete = True
         for start in range(0, len(records), COPIED_MAX):
@@ -380,7 +389,7 @@ class Scheduler:
 
     # ── deliveries ────────────────────────────────────────────────────────────────────────────────
     async def run(self, target: Subjects, folder_ownership: FolderOwnership) -> None:
-        """Deliver messages at their times until cancelled, but not before a metaserver has
+        """Deliver messages when they are due, until cancelled. Starts only after a metaserver has
         accepted the data folder.
         """
         await folder_ownership.wait_accepted()
@@ -447,7 +456,9 @@ class Scheduler:
     async def _resume_delivery(
         self, delivery: ScheduledDelivery, target: Subjects, folder_ownership: FolderOwnership
     ) -> None:
-        """Store the batch of a delivery that began before a restart, and may be stored already."""
+        """Store the batch of a delivery that began before a restart. It may already have been
+        stored.
+        """
         entries = [self._schedule_index.entries[each] for each in delivery.scheduled_ids]
         while True:
             messages = await self._read_messages(entries)
@@ -469,7 +480,9 @@ class Scheduler:
     async def _read_messages(
         self, entries: Sequence[ScheduledEntry]
     ) -> list[ScheduledMessageRecord]:
-        """Read the messages of entries, in order, except those that cannot be read now."""
+        """Read the messages of entries, in order. Messages that cannot be read at present are
+        omitted.
+        """
         by_id: dict[bytes, ScheduledMessageRecord] = {}
         ids = {entry.scheduled_id for entry in entries}
         for place in dict.fromkeys(entry.place for entry in entries):
@@ -492,8 +505,8 @@ class Scheduler:
         *,
         is_doubtful: bool,
     ) -> None:
-        """Store a delivery whose record is durable. Retry until it is stored, or requeue or drop
-        its messages if nothing can have been stored.
+        """Store a delivery whose record is durable. Retry until it is stored; if it is certain that
+        nothing was stored, requeue or drop its messages.
         """
         posted_messages = [
             PostedMessage(b"", each.value, each.packed_properties) for each in messages
@@ -554,7 +567,7 @@ class Scheduler:
     async def _drop_messages(
         self, subject: str, scheduled_ids: Sequence[bytes], cause: KeylaneError
     ) -> None:
-        """Drop messages durably that their subject will never accept. If the write fails, requeue
+        """Durably drop messages that their subject will never accept. If the write fails, requeue
         them.
         """
         ids = tuple(scheduled_ids)
@@ -625,7 +638,7 @@ class Scheduler:
 
 
 def _first_records(records: Sequence[Record]) -> list[Record]:
-    """Return the first records, as many as are rewritten at once."""
+    """Return the first records: as many as are rewritten in one write."""
     first: list[Record] = []
     size_bytes = 0
     for record in records[:COPIED_MAX]:
@@ -659,7 +672,7 @@ def open_schedule(
 
     Raises:
         DataFolderError: a newer broker wrote the journal.
-        StorageError: its last write may not be durable.
+        StorageError: the journal's last write may not be durable.
     """
     schedule_index = ScheduleIndex()
 

@@ -13,14 +13,14 @@ class Subjects(Protocol):
 
     async def choose_logical_partition(self, subject: str, subject_id: int) -> int:
         """
-        Choose a logical partition whose partition accepts messages now.
+        Choose a logical partition whose partition currently accepts messages.
 
         Args:
             subject_id: the id of the subject, or 0 if it is unknown.
 
         Raises:
             SubjectDeletedError: the subject was deleted.
-            KeylaneError: no partition accepts messages now.
+            KeylaneError: no partition accepts messages at present.
         """
         ...
 
@@ -36,16 +36,16 @@ class Subjects(Protocol):
         tried: bool,
     ) -> None:
         """
-        Store messages without keys as one batch under an idempotency key, so a repeated call does
-        not store them twice.
+        Store messages without keys as one batch with an idempotency key, so that a repeated call
+        does not store them twice.
 
         Args:
             tried: True if an earlier call may have stored them.
 
         Raises:
             SubjectDeletedError: the subject was deleted.
-            MessageTooLargeError: messages exceed the limit of the subject; nothing is stored, not
-                even by an earlier call.
-            KeylaneError: nothing is stored, or the fate is UNKNOWN.
+            MessageTooLargeError: some messages exceed the subject's limit. Nothing is stored, and
+                nothing was stored by an earlier call.
+            KeylaneError: nothing was stored, or the fate is UNKNOWN.
         """
         ...

@@ -1,5 +1,5 @@
-"""An append-only file on the disk: vectored writes, fdatasync, truncate. Does disk I/O;
-`AppendFile` is the contract.
+"""An append-only file on the disk: vectored writes, fdatasync, truncate. Does disk I/O; implements
+`AppendFile`.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class RealAppendFile:
         self._descriptor = descriptor
         self.size = os.fstat(descriptor).st_size
         self._allocated_bytes = self.size
-        """The file size on the disk, including reserved bytes."""
+        """The size of the file on the disk, including reserved bytes."""
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """See `AppendFile.append`. Up to IOV_MAX buffers are written by one system call; a partial
-        write is continued.
+        """See `AppendFile.append`. Each system call writes up to IOV_MAX buffers; a partial write
+        is continued.
         """
         for first_index in range(0, len(buffers), IOV_MAX):
             remaining_buffers: list[Buffer] = list(buffers[first_index : first_index + IOV_MAX])
@@ -73,7 +73,7 @@ class RealAppendFile:
         finally:
             self._allocated_bytes = os.fstat(
                 self._descriptor
-            ).st_size  # a full disk may reserve some
+            ).st_size  # even if the disk is full, some bytes may be reserved
 
     def fdatasync(self) -> None:
         """See `AppendFile.fdatasync`."""

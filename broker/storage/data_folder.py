@@ -1,11 +1,11 @@
 """The small JSON files in a data folder: its identity, its openings, and the operators' tokens that
-the broker accepts without a metaserver. Does disk I/O through `Files`.
+the broker accepts without asking a metaserver. Does disk I/O through `Files`.
 
     {"format": 1, "broker_id": "9f…", "broker_group": "g1"}
 
 Invariants
     A folder is refused, and not changed, if it belongs to another broker group, has a newer format,
-    or contains files of other programs.
+    or contains other programs' files.
 
     {"format": 1, "opening": "7c…", "heard": ["e1…"], "unheard": ["09…"]}
 
@@ -14,7 +14,8 @@ An opening is *heard* once a metaserver has accepted a report of it.
 Invariants
     Each opening has a random name and lists the earlier openings. An older copy of the folder lacks
     the newest opening, so the metaserver recognises it as a copy. The name is durable before it is
-    reported. The list always contains the last heard opening, however many unheard ones follow.
+    reported. The list always contains the last heard opening, no matter how many unheard ones
+    follow.
 
     {"format": 1, "operators": {"3b4e…": "admin", "9c01…": "cluster"}}
 
@@ -35,7 +36,7 @@ from .files import Files, replace_file
 IDENTITY_PATH = "identity.json"
 FORMAT = 1
 _INITIAL_NAMES = frozenset({"lock", IDENTITY_PATH + ".tmp", "lost+found"})
-"""The names that a folder may contain before a broker first uses it."""
+"""The names that a folder may contain before a broker uses it for the first time."""
 
 
 class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +44,8 @@ class FolderIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int
     broker_id: str
-    """A random id, written when the folder is first used. It distinguishes the folder from other
-    folders of the same broker group.
+    """A random id that is written when the folder is first used. It distinguishes the folder from
+    other folders of the same broker group.
     """
     broker_group: str
 
@@ -114,30 +115,30 @@ log = logging.getLogger("keylane.broker")
 
 OPENING_PATH = "opening.json"
 HEARD_MAX = 25
-"""The number of newest heard openings that are listed. More than one, because a database that was
-restored from a backup may know only an older opening.
+"""The number of heard openings that are listed, newest first. There is more than one because a
+database that was restored from a backup may know only an older opening.
 """
 FIRST_MAX = 25
-"""The number of oldest unheard openings that are listed. Any of them may have been heard: this is
-written only when the list is nearly full, so most starts cost one write.
+"""The number of oldest unheard openings that are listed. Any of them may have been heard: the file
+is rewritten only when the list is nearly full, so most starts need only one write.
 """
 NEWEST_MAX = 50
-"""The number of newest unheard openings that are listed besides. A report may be accepted although
-its reply is lost.
+"""The number of newest unheard openings that are listed in addition. A report may be accepted even
+if its reply is lost.
 """
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """An opening of a data folder, and the earlier openings, oldest first."""
+    """An opening of a data folder, and the earlier openings, the oldest first."""
 
     format: int = FORMAT
     opening: str = ""
     """A random name; "" if the file is missing or unreadable."""
     heard: tuple[str, ...] = ()
-    """The newest openings of which a metaserver has accepted a report."""
+    """The newest openings whose reports a metaserver has accepted."""
     unheard: tuple[str, ...] = ()
-    """The openings since `heard` was written. If a metaserver has heard any of them, it has heard
-    one of the first FIRST_MAX or of the newest.
+    """The openings since `heard` was last written. If a metaserver has heard any of them, it has
+    heard one of the first FIRST_MAX or one of the newest.
     """
 
     @property
@@ -148,7 +149,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin_opening(files: Files, *, rng: random.Random) -> Opening:
     """
-    Give a new opening of a locked and claimed data folder a name, durably.
+    Begin a new opening of a locked and claimed data folder, whose name is stored durably.
 
     If the disk rejects writes, return the previous opening: the broker can still serve reads.
     """
@@ -169,10 +170,10 @@ def begin_opening(files: Files, *, rng: random.Random) -> Opening:
 
 def record_heard(files: Files, opening: Opening) -> None:
     """
-    Record that a metaserver has accepted a report of this opening. It is written only if the list
-    of unheard openings is nearly full.
+    Record that a metaserver has accepted a report of this opening. The record is written only if
+    the list of unheard openings is nearly full.
 
-    If the disk rejects writes, the list stays unchanged.
+    If the disk rejects writes, the list remains unchanged.
     """
     if opening.opening and len(opening.unheard) >= FIRST_MAX - 1:
         heard = (*opening.heard, *opening.unheard, opening.opening)[-HEARD_MAX:]
@@ -183,7 +184,7 @@ def record_heard(files: Files, opening: Opening) -> None:
 
 
 def read_opening(files: Files) -> Opening:
-    """Return the last opening of a data folder; its name is "" if the file is missing or
+    """Return the last opening of a data folder. Its name is "" if the file is missing or
     unreadable.
     """
     if files.size(OPENING_PATH) is None:
@@ -211,7 +212,9 @@ class _OperatorsFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save_operators(files: Files, operators: dict[str, str]) -> None:
-    """Replace the stored operators, durably. If the disk rejects writes, the old ones stay."""
+    """Replace the stored operators, durably. If the disk rejects writes, the old operators
+    remain.
+    """
     try:
         replace_file(
             files, OPERATORS_PATH, msgspec.json.encode(_OperatorsFile(operators=operators)) + b"\n"
@@ -221,7 +224,7 @@ def save_operators(files: Files, operators: dict[str, str]) -> None:
 
 
 def read_operators(files: Files) -> dict[str, str]:
-    """Return the stored operators; empty if the file is missing or unreadable."""
+    """Return the stored operators, or an empty dict if the file is missing or unreadable."""
     if files.size(OPERATORS_PATH) is None:
         return {}
     try:

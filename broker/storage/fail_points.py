@@ -5,7 +5,7 @@
 
 There is a point before and after each operation that changes the disk. The points of the index
 surround calls of its library, which does its own I/O. If the variable is not set, `RealFiles` is
-used, which has no points.
+used, which has no such points.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ LIBRARY_POINTS = (
 POINTS = FILE_POINTS + LIBRARY_POINTS
 
 KILL = 9
-"""SIGKILL."""
+"""The number of SIGKILL."""
 
 
 class FailPoint:
-    """Counts how often each point is passed, and kills the process at the configured one."""
+    """Counts how often each point is reached, and kills the process at the configured one."""
 
     def __init__(self, text: str) -> None:
         name, _, count = text.partition(":")
@@ -73,12 +73,12 @@ class FailPoint:
         self._counts: Counter[str] = Counter()
 
     def is_kill_due(self, name: str) -> bool:
-        """Count a pass of a point, and return True if the process must be killed now."""
+        """Count that a point was reached, and return True if the process must be killed now."""
         self._counts[name] += 1
         return name == self.name and self._counts[name] == self._kill_at
 
     def reach(self, name: str) -> None:
-        """Count a pass of a point, and kill the process if it is due."""
+        """Count that a point was reached, and kill the process if that is due."""
         if self.is_kill_due(name):
             os.kill(os.getpid(), KILL)
 
@@ -171,8 +171,8 @@ class FailingFiles(RealFiles):
 
 
 def fail_point_hook(files: Files) -> Callable[[str], None]:
-    """Return the function to call at the fail points of a library that does its own I/O in the
-    folder.
+    """Return the function that a library which does its own I/O in the folder must call at its fail
+    points.
     """
     return files.reach if isinstance(files, FailingFiles) else ignore_fail_point
 
@@ -186,7 +186,7 @@ def make_files(root: str, environment: Mapping[str, str] | None = None) -> RealF
     Return the files of the folder `root`, with fail points if KEYLANE_FAIL_AT is set.
 
     Raises:
-        ConfigError: the variable is not a known point with a count.
+        ConfigError: the value of the variable is not a known point with a count.
     """
     configured = (os.environ if environment is None else environment).get(VARIABLE)
     return RealFiles(root) if configured is None else FailingFiles(root, FailPoint(configured))

@@ -30,7 +30,7 @@ from .kernel_syncs import KernelSyncs
 
 log = logging.getLogger("keylane.broker")
 FOLDER_MODE, FILE_MODE, PROTECTED_MODE = 0o700, 0o600, 0o400
-"""The access modes of folders, files and protected files. Only the user that runs the broker may
+"""The access modes of folders, files and protected files. Only the user who runs the broker may
 read messages.
 """
 OTHERS_MODE = 0o077
@@ -48,15 +48,15 @@ class AppendFile(Protocol):
 
     @property
     def reserved(self) -> int:
-        """The number of bytes reserved after the end. They are zeros, and count as written when the
-        file is cached again.
+        """The number of bytes reserved beyond the end of the file. They are zeros, and count as
+        written when the file is opened again.
         """
         ...
 
     def reserve(self, length: int) -> None:
         """
-        Reserve `length` bytes of zeros after the end of the file. Appends overwrite them, and the
-        sync of such an append does not have to update the file size.
+        Reserve `length` zero bytes beyond the end of the file. Appends overwrite them, and syncing
+        such an append does not have to update the file size.
 
         Raises:
             StorageError: the disk is full or cannot reserve bytes. Written data is unchanged; some
@@ -65,7 +65,7 @@ class AppendFile(Protocol):
         ...
 
     def append(self, buffers: Sequence[Buffer]) -> None:
-        """Write the buffers, in order. Raise DiskFullError or another StorageError on failure."""
+        """Write the buffers, in order. Raises DiskFullError or another StorageError on failure."""
         ...
 
     def fdatasync(self) -> None:
@@ -77,7 +77,7 @@ class AppendFile(Protocol):
         Let the kernel make all writes durable, then call `on_done` with None or with the error that
         `fdatasync` would have raised.
 
-        If no sync was started, a SyncNotStartedError is raised or passed to `on_done`; then
+        If no sync was started, SyncNotStartedError is raised or passed to `on_done`; in that case
         `fdatasync` may be called.
         """
         ...
@@ -99,7 +99,7 @@ class Files(Protocol):
     """A data folder."""
 
     def name(self) -> str:
-        """Return the folder's name for messages and logs."""
+        """Return the name of the folder, for messages and logs."""
         ...
 
     def lock(self) -> None:
@@ -117,7 +117,7 @@ class Files(Protocol):
         ...
 
     def list(self, path: str = "") -> list[str]:
-        """Return the names in a folder, sorted; empty if the folder does not exist."""
+        """Return the sorted names in a folder, or an empty list if the folder does not exist."""
         ...
 
     def size(self, path: str) -> int | None:
@@ -137,7 +137,7 @@ class Files(Protocol):
         ...
 
     def read_ahead(self, path: str, position: int, length: int) -> None:
-        """Ask the kernel to read ahead bytes that will be needed soon."""
+        """Ask the kernel to read bytes ahead that will soon be needed."""
         ...
 
     def protect(self, path: str) -> None:
@@ -161,12 +161,12 @@ class Files(Protocol):
         ...
 
     def free_bytes(self) -> int:
-        """Return the number of bytes on the disk that are free for this user."""
+        """Return the number of free bytes on the disk that are available to this user."""
         ...
 
     def total_bytes(self) -> int:
-        """Return the sum of the disk's used bytes and the bytes free for this user, on which the
-        percentages of `df` are based.
+        """Return the number of the disk's used bytes plus the free bytes available to this user.
+        The percentages of `df` are based on this sum.
         """
         ...
 
@@ -176,7 +176,9 @@ class Files(Protocol):
 
 
 def file_numbers(names: Iterable[str], *, digits: int, suffix: str) -> list[int]:
-    """Return the numbers of the files that are named by `digits` decimal digits and the suffix."""
+    """Return the numbers of the files whose names consist of `digits` decimal digits and the
+    suffix.
+    """
     return [
         int(name[:digits])
         for name in names
@@ -188,7 +190,9 @@ def file_numbers(names: Iterable[str], *, digits: int, suffix: str) -> list[int]
 
 
 def replace_file(files: Files, path: str, *pieces: Buffer) -> None:
-    """Replace a file's content, atomically and durably: readers see the old content or the new."""
+    """Replace a file's content, atomically and durably: readers see either the old content or the
+    new.
+    """
     replace_large_file(files, path, [pieces])
 
 
@@ -208,18 +212,18 @@ def replace_large_file(files: Files, path: str, parts: Iterable[Sequence[Buffer]
         files.rename(temporary, path)
     except StorageError:
         with suppress(StorageError):
-            files.remove(temporary)  # it may occupy the last free bytes of a full disk
+            files.remove(temporary)  # it may occupy the last free bytes on a full disk
         raise
     files.sync_folder(path.rpartition("/")[0])
 
 
 def rewrite_in_place(files: Files, path: str, file: AppendFile, *, start: int, end: int) -> None:
     """
-    Rewrite the bytes `[start, end)` of a file in place. `file` is the open file of `path`; the
-    caller syncs it.
+    Rewrite the bytes `[start, end)` of a file in place. `file` is the file that is open at `path`;
+    the caller must sync it.
 
-    After a failed sync the kernel marks pages of its cache as clean although they are not on the
-    disk. Another sync would not write them, and a sync of later bytes would leave a hole there.
+    After a failed sync, the kernel marks pages of its cache as clean although they are not on the
+    disk. Another sync would not write them, and a sync of later bytes would leave a hole.
     """
     while start < end:
         data = files.pread(path, start, min(READ_BYTES, end - start))
@@ -242,8 +246,8 @@ def _make_folders(path: Path) -> None:
 
 
 def is_locked(root: str) -> bool:
-    """Return True if another process holds the lock of the data folder; False also if the folder
-    does not exist.
+    """Return True if another process holds the lock of the data folder; False otherwise, or if the
+    folder does not exist.
     """
     try:
         descriptor = os.open(f"{root}/lock", os.O_RDWR)
@@ -262,7 +266,7 @@ def restrict_permissions(root: str) -> None:
     """
     Revoke other users' permissions on a data folder and its files, and log a warning on failure.
 
-    A copy or a umask may have granted them.
+    They may have been granted when the folder was copied, or by a umask.
     """
     for folder, _names, files in os.walk(root):
         for path in (folder, *(f"{folder}/{name}" for name in files)):
@@ -285,7 +289,9 @@ class RealFiles:
         self._lock_descriptor = -1
         self._cache_lock = threading.Lock()
         self._cached_descriptors: OrderedDict[str, list[int]] = OrderedDict()
-        """Path → [descriptor, number of threads that are reading], least recently used first."""
+        """Maps paths to [descriptor, number of threads that are reading], least recently used
+        first.
+        """
 
     def name(self) -> str:
         """See `Files.name`."""
@@ -340,8 +346,8 @@ class RealFiles:
         except FileExistsError:
             if not Path(self._path(path)).is_dir():
                 raise self._not_a_folder(path) from None
-            # Sync its name anyway: the process that created the folder may have been killed before
-            # it did so.
+            # Sync its name in any case: the process that created the folder may have been killed
+            # before it did so.
         except OSError as error:
             raise disk_error("mkdir", path, error) from error
         self.sync_folder(path.rpartition("/")[0])
@@ -405,7 +411,7 @@ class RealFiles:
 
     @contextmanager
     def _open_cached(self, path: str) -> Iterator[int]:
-        """Provide a cached descriptor for reading; it is not closed while it is in use."""
+        """Provide a cached descriptor for reading. It is not closed while it is in use."""
         with self._cache_lock:
             cached_entry = self._cached_descriptors.get(path)
             if cached_entry is None:

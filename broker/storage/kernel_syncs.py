@@ -1,10 +1,10 @@
-"""Lets the Linux kernel sync files in the background, so that no thread of this process waits. Does
-disk I/O.
+"""Lets the Linux kernel sync files in the background, so that no thread of this process has to
+wait. Does disk I/O.
 
     begin ─▶ a kernel worker syncs ─▶ `descriptor` is readable ─▶ collect ─▶ on_done(error)
 
-Source: io_submit(2) with IOCB_CMD_FDSYNC, which every file system supports since Linux 4.18. The
-sysctl aio-max-nr limits the queues of a machine.
+Uses io_submit(2) with IOCB_CMD_FDSYNC, which every file system has supported since Linux 4.18. The
+sysctl aio-max-nr limits the number of queues on a machine.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 SyncCallback = Callable[[Exception | None], None]
 ErrorFactory = Callable[[int], Exception]
 QUEUE_DEPTH = 8
-"""The number of syncs that may be in flight."""
+"""The maximum number of syncs that may be in flight."""
 NOT_STARTED_ERRNOS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EAGAIN})
-"""The errors that mean that the kernel has not started a sync, so `fdatasync` may be called
+"""The errors which mean that the kernel did not start a sync, so that `fdatasync` may be called
 instead. A sync that was started and failed must never be repeated.
 """
 
@@ -43,7 +43,7 @@ class KernelSyncs:
         self._in_flight: dict[int, tuple[Any, SyncCallback, ErrorFactory]] = {}
         self._number = 0
         self._results: dict[int, int] = {}
-        """The number of a completed sync → its result."""
+        """Maps the number of each completed sync to its result."""
 
     @property
     def descriptor(self) -> int:
@@ -77,9 +77,9 @@ class KernelSyncs:
             self._context.poll()
         except BlockingIOError:
             pass
-        # An event exists before the descriptor is readable, so one call finds all of them.
+        # An event exists before the descriptor becomes readable, so one call finds all of them.
         self._context.process_events(QUEUE_DEPTH)
-        while self._results:  # not in the library's callback: `on_done` may start a sync
+        while self._results:  # not in the library's callback, because `on_done` may start a sync
             number, result = self._results.popitem()
             _, on_done, make_error = self._in_flight.pop(number)
             error = 0 if result < 1 << 63 else (1 << 64) - result

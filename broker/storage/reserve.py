@@ -1,8 +1,8 @@
-"""The reserve file, which is removed when the disk is full: retention needs to write before it can
+"""The reserve file. It is removed when the disk is full, because retention must write before it can
 free space. Does disk I/O through `Files`.
 
-The file `reserve` contains zeros: 4 MiB, but at most a hundredth of the disk. It is written when
-the disk becomes half full.
+The file `reserve` contains 4 MiB of zeros, or a hundredth of the disk if that is less. It is
+written when the disk becomes half full.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ log = logging.getLogger("keylane.broker")
 PATH = "reserve"
 RESERVE_BYTES = 4 << 20
 DISK_FRACTION = 100
-"""The reserve takes at most 1 / DISK_FRACTION of the disk."""
+"""The reserve occupies at most 1 / DISK_FRACTION of the disk."""
 PLENTY_FREE_BYTES = 1 << 30
-"""No reserve is written while more than this many bytes, and more than half of the disk, are free.
-"""
+"""No reserve is written while more than this many bytes and more than half of the disk are free."""
 
 
 def ensure_reserve(files: Files) -> None:
-    """Write the reserve file unless it exists, or most of the disk is free, or less than twice its
+    """Write the reserve file, unless it exists, most of the disk is free, or less than twice its
     size is free. Only one thread at a time may call the functions of this module.
     """
     try:

@@ -1,5 +1,5 @@
-"""Snapshots of the broker's state: a start restores the newest one and replays only the log after
-it. Does disk I/O through `Files`.
+"""Snapshots of the broker's state. When the broker starts, it restores the newest one and replays
+only the log that follows it. Does disk I/O through `Files`.
 
     snapshot/0000000007.snap      full: all partitions; incremental: those changed since the
                                   previous snapshot; little-endian
@@ -16,8 +16,8 @@ it. Does disk I/O through `Files`.
 Invariants
     A file is replaced atomically and durably; a damaged file counts as missing.
     A snapshot at position p contains the effects of all records below p. It may contain effects of
-    later durable records; replaying these records again changes nothing. The newest two full
-    snapshots are kept, each with the incremental ones after it.
+    later durable records; replaying these records again has no effect. The newest two full
+    snapshots are kept, each with the incremental ones that follow it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MAGIC = 0x4E534C4B
 VERSION = 1
 FULL, INCREMENTAL = 1, 2
 INCREMENTAL_MAX = 100
-"""The most incremental snapshots after a full one. It limits the number of files that a start
-opens.
+"""The maximum number of incremental snapshots after a full one. It limits the number of files that
+must be opened when the broker starts.
 """
 _HEAD = struct.Struct("<IIIIBBHIQQ")
 _CHUNK = struct.Struct("<III")
@@ -57,7 +57,7 @@ class Extra(msgspec.Struct, array_like=True):
     orphans: dict[int, int] = {}
     problems: list[str] = []
     retained: int = 0
-    """The log position for which first offsets were last corrected: they are right if the log
+    """The log position for which first offsets were last corrected. They are correct if the log
     begins there or earlier.
     """
     damaged: list[int] = []
@@ -66,8 +66,8 @@ class Extra(msgspec.Struct, array_like=True):
     """The bodies of the DROPPED records of all dropped partitions."""
 
     def pack(self) -> bytes:
-        """Return the bytes in the file. Trailing fields that have their default values are left
-        out.
+        """Return the bytes that are stored in the file. Trailing fields with default values are
+        omitted.
         """
         optional: tuple[object, ...] = (self.retained,) if self.retained else ()
         if self.damaged:
@@ -79,16 +79,18 @@ class Extra(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True)
 class LoadedSnapshot:
-    """A snapshot that was read. If there is none, the position is 0 and `extra` is None."""
+    """A snapshot that was read. If there was none, the position is 0 and `extra` is None."""
 
     position: int = 0
     clean: bool = False
-    """True if the snapshot was written at a clean stop: the log ended at `position`."""
+    """True if the snapshot was written during a clean shutdown, when the log ended at
+    `position`.
+    """
     extra: Extra | None = None
 
 
 def encode_chunk(images: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return a chunk of a snapshot file with these (partition id, image) pairs."""
+    """Return a chunk of a snapshot file with the given (partition id, image) pairs."""
     ids = array("Q", [number for number, _ in images])
     lengths = array("I", [len(image) for _, image in images])
     body = b"".join((ids.tobytes(), lengths.tobytes(), *(image for _, image in images)))
@@ -113,12 +115,12 @@ class _DamagedError(Exception):
 
 
 class Snapshots:
-    """The snapshot files of a folder. Only one thread at a time may use them."""
+    """The snapshot files of a folder. They may be used by only one thread at a time."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._kinds: dict[int, int] = {}
-        """The number of a file whose header is whole → its kind."""
+        """Maps the numbers of the files whose headers are intact to their kinds."""
         self._next_number = 1
         self._full_bytes = 0
         self._incremental_bytes = 0
@@ -152,8 +154,8 @@ class Snapshots:
     def _load_chain(
         self, chain: list[int], on_image: Callable[[int, bytes], None]
     ) -> LoadedSnapshot | None:
-        """Read a full snapshot and the incremental ones after it, up to the first damaged file.
-        Return the last one, or None if the full one is damaged.
+        """Read a full snapshot and the incremental ones that follow it, up to the first damaged
+        file. Return the last one, or None if the full one is damaged.
         """
         newest_snapshot = None
         for number in chain:
@@ -176,8 +178,8 @@ class Snapshots:
         return file_numbers(self._files.list(FOLDER), digits=10, suffix=SUFFIX)
 
     def _read_header(self, number: int) -> tuple[int, ...] | None:
-        """Return kind, clean, position, chunks, extra bytes and size, or None if the header is
-        damaged.
+        """Return the kind, clean flag, position, number of chunks, number of extra bytes and size,
+        or None if the header is damaged.
         """
         data = self._files.pread(_path(number), 0, _HEAD.size)
         if len(data) < _HEAD.size:
@@ -253,7 +255,7 @@ class Snapshots:
             self._incremental_bytes += size
 
     def _remove_old(self) -> None:
-        """Remove all snapshots before the second newest full one."""
+        """Remove all snapshots that precede the second newest full one."""
         full_snapshots = sorted(number for number, kind in self._kinds.items() if kind == FULL)
         first_kept_number = full_snapshots[-2] if len(full_snapshots) > 1 else full_snapshots[-1]
         for number in self._list_numbers():
@@ -263,7 +265,7 @@ class Snapshots:
 
 
 def _check_chunk(data: bytes, position: int) -> int:
-    """Verify the chunk at byte `position`, and return the index of the byte after it."""
+    """Verify the chunk at byte `position`, and return the position that follows it."""
     if len(data) - position < _CHUNK.size:
         raise _DamagedError("it is truncated")
     crc, count, length = _CHUNK.unpack_from(data, position)

@@ -1,3 +1,3 @@
-"""The broker's store: makes decisions durable, reads messages, and restores the state at
-a start.
+"""The broker's store: makes decisions durable, reads messages, and restores the state when the
+broker starts.
 """

@@ -1,4 +1,4 @@
-"""Removes the oldest segments, after rewriting the state of the partitions that they describe.
+"""Removes the oldest segments after rewriting the state of the partitions that they describe.
 
     partitions with a PARTITION or STATE record in the segments
         ─▶ a STATE record for each (several for a large one), durable
@@ -8,9 +8,9 @@
 
 Invariants
     The log alone, from its first segment on, has the complete state of every partition, except
-    removed messages. A crash in between may leave duplicate records; replaying them gives the same
-    state. A partition's records are queued together, with no other record between them. If damage
-    may hide records of unknown partitions, all partitions are rewritten.
+    removed messages. A crash in the middle may leave duplicate records, but replaying them leads to
+    the same state. A partition's records are queued together, with no other record between them. If
+    damage may hide records of unknown partitions, all partitions are rewritten.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ from .group_commit import Entry, GroupCommit, RunBlocking
 from .snapshotter import Snapshotter
 
 STATE_BYTES_MAX = 1 << 19
-"""
-The largest image, in bytes, that is written as one STATE record. A partition with a larger image is
-written as several STATE records, each with some of its producers, and a FENCE and a CURSOR for each
-of its consumer groups.
+"""The maximum size, in bytes, of an image that is written as one STATE record. A larger partition
+is written as several STATE records, each with some of its producers, and as a FENCE and a CURSOR
+for each of its consumer groups.
 """
 PRODUCERS_PER_RECORD = 1_000
-"""The number of producers in a STATE record of a large partition. Each takes at most 295 bytes, and
-the other fields about 10,000.
+"""The number of producers in a STATE record of a large partition. Each producer takes at most 295
+bytes, and the other fields take about 10,000.
 """
 FLUSH_PARTITIONS = 200
 FLUSH_BYTES = 4 << 20
-"""The number of partitions, and of bytes, after which the records are awaited, so that appends are
-served in between.
+"""The number of partitions and the number of bytes after which the records are awaited, so that
+appends are served in the meantime.
 """
 
 
@@ -71,7 +70,7 @@ class CarryOver:
 
     async def rewrite_described(self, position: int) -> None:
         """
-        Rewrite, durably, the partitions that segments below `position` describe.
+        Durably rewrite the partitions that are described by segments below `position`.
 
         Raises:
             BrokerReadOnlyError, OverloadedError, StorageError: the segments must not be removed.
@@ -115,8 +114,8 @@ class CarryOver:
         return removed_count
 
     async def remove_oldest_segment(self) -> int:
-        """Call `rewrite_described` and `remove_segments` for the oldest segment. Return the log's
-        new first position.
+        """Rewrite the partitions that are described by the oldest segment, then remove the segment.
+        Return the log's new first position.
         """
         next_base = self._log.bases[1]
         await self.rewrite_described(next_base)
@@ -124,8 +123,8 @@ class CarryOver:
         return self._log.first_position
 
     def _find_described(self, segment_bases: list[int]) -> list[int] | None:
-        """Return the ids of the partitions that segments describe, or None if damage may hide
-        some.
+        """Return the ids of the partitions that are described by segments, or None if damage may
+        hide some.
         """
         partition_ids: set[int] = set()
         for base in segment_bases:
@@ -138,7 +137,7 @@ class CarryOver:
         return sorted(partition_ids)
 
     def _records_of(self, partition: HostedPartition) -> list[bytes]:
-        """Return the records of a partition's state. They must be queued before anything else is
+        """Return records of a partition's state. They must be queued before anything else is
         decided about the partition.
         """
         self._commit.check_room(0, is_control=True)
@@ -174,7 +173,7 @@ class CarryOver:
 
     def _submit(self, partition: HostedPartition, record: bytes) -> asyncio.Future[None]:
         # The record is built and queued without an await in between, so everything that was decided
-        # before it precedes it in the log.
+        # earlier precedes it in the log.
         entry = Entry(
             record,
             partition_id=partition.partition_id,

@@ -1,5 +1,5 @@
-"""Durable changes of a partition's consumer groups: registration, setting a cursor, fencing old
-tokens, and forgetting deleted groups and partitions.
+"""Makes durable changes to a partition's consumer groups: registers groups, sets cursors, fences
+old tokens, and forgets deleted groups and partitions.
 
     POST /v1/partitions             groups
         ─▶ PARTITION, then as below
@@ -12,10 +12,10 @@ its parents are drained. Without registration the broker would not know the grou
 retention could remove messages that the group has not read.
 
 Invariants
-    Once a broker has received all groups of a partition, acquiring the partition adds no group: a
-    client cannot create groups. A partition's groups count as complete only when TOLD and all
-    groups before it are durable. When the metaserver reports that the broker may lack a group, no
-    partition's groups count as complete until they are sent again.
+    Once a broker has received all groups of a partition, acquiring the partition does not add a
+    group, so clients cannot create groups. A partition's groups count as complete only when TOLD
+    and all groups before it are durable. When the metaserver reports that the broker may lack a
+    group, no partition's groups count as complete until they are sent again.
 
     POST /v1/partitions/{id}/cursor
         ─▶ FENCE [group, token, session] ─▶ CURSOR [group, token, cursor, []]
@@ -27,13 +27,13 @@ Invariants
     token. Parked messages are forgotten after the new cursor is written: a log that ends between
     the two has lost no message, and a repeated call clears the messages that are still parked.
 
-    If the partition is reset without its children, those of its messages that the children keep
-    parked are kept for them (`passed`). Messages that it adopted from an ancestor which is not
-    reset with it stay parked, and are not adopted again, because no cursor is set from which they
-    would be delivered again. Children may have some or all of them, so they may be handled twice.
-    The partition's owner notifies an ancestor. If children have adopted messages of the partition
-    or the ancestor that they keep, the children's owners do so instead; they learn of it when they
-    adopt from the partition again.
+    If the partition is reset without its children, those of its messages that are still parked at
+    the children are kept for them (`passed`). Messages that it adopted from an ancestor which is
+    not reset with it remain parked, and are not adopted again, because no cursor is set from which
+    they would be delivered again. Children may have some or all of them, so they may be handled
+    twice. The partition's owner notifies an ancestor. If children keep messages that they have
+    adopted from the partition or the ancestor, the children's owners do so instead; they learn of
+    this when they adopt from the partition again.
 
     POST /v1/partitions/{id}/forget ─▶ FORGET [group, token]
     POST /v1/partitions/{id}/drop   ─▶ DROPPED [[[id, id + 1]], {subject: highest partition id}]
@@ -43,7 +43,7 @@ the decision.
 
 Invariants
     No record of the group or the partition that was decided earlier follows this record in the log.
-    Tokens up to that of the deletion never belong to a later group of the same name. A dropped
+    Tokens up to that of the deletion never belong to a later group with the same name. A dropped
     partition's id is never hosted again.
 
     BrokerWelcome.fence ─▶ FENCE [group, token, "=reset"] of every group that had a token ─▶ served
@@ -96,7 +96,7 @@ def register_groups_at(
     not changed.
 
     Args:
-        complete: these are all groups of the subject.
+        complete: True if these are all groups of the subject.
         tokens_above: an upper bound of the tokens of the subject's deleted groups.
 
     Returns:
@@ -130,12 +130,13 @@ def check_registered(partition: HostedPartition, name: str) -> None:
     """
     Check that a group without progress at the partition may acquire it.
 
-    A metaserver grants a partition only after its broker has stored the group durably, so a group
-    that is unknown although the groups are complete has no grant. With retention by time alone,
-    grants do not wait for this.
+    A metaserver grants a partition only after its broker has stored the group durably, so if the
+    groups are complete, an unknown group has no grant. With retention by time alone, grants do not
+    wait for this.
 
     Raises:
-        GroupUnknownError: the metaserver has sent all groups of the subject without this one.
+        GroupUnknownError: the metaserver has sent all groups of the subject, and this is not one of
+            them.
     """
     if partition.groups_told and partition.facts.retention is Retention.ACKED:
         raise GroupUnknownError(
@@ -147,7 +148,7 @@ def check_registered(partition: HostedPartition, name: str) -> None:
 
 def mark_groups_incomplete(store: Store) -> None:
     """Stop treating any partition's groups as complete, because the metaserver may know groups that
-    it never sent to this broker.
+    it has never sent to this broker.
     """
     for partition in store.state.partitions.values():
         if partition.groups_told:
@@ -156,8 +157,8 @@ def mark_groups_incomplete(store: Store) -> None:
 
 
 def _register_group(store: Store, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-    """Add a group to the partition, with its progress at the first offset, and make it durable."""
-    # Retention may be about to decide without this group.
+    """Add a group, with its progress at the first offset, to the partition, and make it durable."""
+    # Retention may be about to decide without taking this group into account.
     store.first_offsets.changed_ids.add(partition.partition_id)
     group.acked = AckedOffsets(partition.first_offset)
     group.mark_changed()
@@ -166,8 +167,8 @@ def _register_group(store: Store, partition: HostedPartition, group: Group) -> a
 
 
 def _mark_complete(store: Store, partition: HostedPartition) -> asyncio.Future[None]:
-    """Record that the registered groups are all groups of the subject. Retention relies on it once
-    it is durable.
+    """Record that the registered groups are all groups of the subject. Retention relies on this
+    once it is durable.
     """
     store.state.mark_dirty(partition)
 
@@ -189,10 +190,10 @@ def set_cursor(
 ) -> asyncio.Future[None]:
     """
     Set a group's cursor, raising it to the first offset if necessary. The group's parked messages
-    of the partition are forgotten.
+    in the partition are forgotten.
 
     Returns:
-        A future that is resolved when fence and cursor are durable.
+        A future that is resolved when the fence and the cursor are durable.
 
     Raises:
         FencedError: the fence is higher than the token, or a consumer has this token.
@@ -219,7 +220,7 @@ def set_cursor(
         and not (group.acked.ranges or group.parked)
     ):
         return store.commit.wait_flushed()
-    # Check the room for all records before deciding on the first.
+    # Check that there is room for all records before deciding on the first one.
     store.commit.check_room(4 * CONTROL_RECORD_BYTES, is_control=True)
     if raises_fence:
         store.raise_fence(partition, group, token=request.token, session=session)
@@ -227,8 +228,8 @@ def set_cursor(
     if not group.parked:
         return durable
     parked = group.parked
-    # Children that have adopted messages still need the ancestors, which would forget them when the
-    # owner of this partition notifies them.
+    # Children that have adopted messages still need the ancestors, which would forget the messages
+    # if the owner of this partition notified them.
     is_partial = bool(request.kept_children or request.kept_parents)
     children_notify_ancestors = is_partial and (parked.frozen or parked.children_notify_ancestors)
     offsets_for_children = offsets_needed_by_children(
@@ -251,7 +252,7 @@ def set_cursor(
 def _submit_cursor(
     store: Store, partition: HostedPartition, group: Group, cursor: int
 ) -> asyncio.Future[None]:
-    """Set the cursor, and forget failed attempts and suspects, in memory and durably."""
+    """Set the cursor, and forget failed attempts and suspects, both in memory and durably."""
     # The group may need older messages than before.
     store.first_offsets.changed_ids.add(partition.partition_id)
     previous = group.acked, group.attempts, group.suspects
@@ -273,7 +274,7 @@ def forget_group(
     store: Store, partition: HostedPartition, request: ForgetGroup
 ) -> tuple[int, asyncio.Future[None]]:
     """
-    Forget a deleted group. A repeated call changes nothing.
+    Forget a deleted group. Repeating the call has no effect.
 
     Returns:
         The group's highest refused token, and a future that is resolved when this is durable.
@@ -301,10 +302,10 @@ def drop_partition(
     store: Store, partition_id: int, request: DropPartition, *, now_ms: int
 ) -> asyncio.Future[None]:
     """
-    Drop a partition, whether or not it is hosted. A repeated call changes nothing.
+    Drop a partition, whether or not it is hosted. Repeating the call has no effect.
 
     Args:
-        now_ms: the current time of the boot clock, in milliseconds.
+        now_ms: the current time, in milliseconds since boot.
 
     Raises:
         InvalidRequestError: the partition belongs to another subject.
@@ -314,7 +315,7 @@ def drop_partition(
     partition = state.partitions.get(partition_id)
     if partition is None and partition_id in state.dropped:
         return store.commit.wait_flushed()
-    # A partition of a hidden subject carries the name of the subject where it will be published.
+    # A partition of a hidden subject has the name of the subject as which it will be published.
     if partition is not None and request.subject not in {
         partition.facts.subject,
         partition.facts.hidden or partition.facts.subject,
@@ -357,7 +358,7 @@ def drop_partition(
 
 async def refuse_old_tokens(store: Store, token: int) -> None:
     """
-    Refuse all tokens up to `token`, in all groups. A repeated call changes nothing.
+    Refuse all tokens up to `token`, in all groups. Repeating the call has no effect.
 
     Raises:
         StorageError, BrokerReadOnlyError: some fences are not durable.

@@ -6,20 +6,22 @@ with one sync.
     add_deferred ────────────┘                                  └▶ failed: see below
 
 A thread writes a commit. A small commit is written to the page cache on the event loop, and synced
-by the kernel (`quick_sync`). In both cases `_finish_commit` is called, and starts the next commit,
-for which records have gathered meanwhile. Deferred records (cursors) are built when a commit is
-filled: one per key, with everything that was decided until then. A full commit leaves only messages
-for the next one, because a deferred record must not precede a record that was decided earlier.
+by the kernel (`quick_sync`). In both cases `_finish_commit` is called, which starts the next commit
+with the records that have accumulated in the meantime. Deferred records (cursors) are built when a
+commit is filled: one per key, with everything that has been decided so far. A full commit leaves
+only messages for the next one, because a deferred record must not precede a record that was decided
+earlier.
 
 Invariants
     A record's callback is called, or its future resolved, only after the record is synced; an
     exception in the callback affects no other record. After a failure all decisions that are not
     durable are undone, newest first, so the state equals the durable state. After a failed write or
-    sync nothing is written any more: the records of that commit fail with UNKNOWN fate, and queued
+    sync, nothing more is written: the records of that commit fail with the fate UNKNOWN, and queued
     records with NOT_DONE. If the disk is full, the log keeps no record of the commit, and writes
     are tried again after RETRY_FULL_MS.
 
-Source: Gray's group commit; PostgreSQL's fsyncgate shows why a failed sync must not be repeated.
+Group commit is described by Gray. PostgreSQL's fsyncgate shows why a failed sync must not be
+repeated.
 
 Appends are admitted to the commit queue in the order of their arrival.
 
@@ -27,12 +29,14 @@ Appends are admitted to the commit queue in the order of their arrival.
     the commit queue is full                       ─▶ waits, and later appends wait behind it
     too many wait, or one has waited WAIT_MS       ─▶ refused, before anything is decided
 
-Without this order large appends would starve: smaller ones would use all room that becomes free.
+Without this order, large appends would starve, because smaller ones would use all the room that
+becomes free.
 
 Invariants
     Appends are admitted in the order of arrival, so the appends of a connection are decided in
-    order. An admitted append's room is reserved until it is decided. The end of a turn admits the
-    next append. So does a durable commit, but a refused or repeated append causes none.
+    order. An admitted append's room is reserved until it is decided. The next append is admitted at
+    the end of each admission, and not only after a durable commit, because a refused or repeated
+    append does not cause a commit.
 """
 
 from __future__ import annotations
@@ -62,12 +66,12 @@ from ..storage.log.commit_log import SMALL_BYTES_MAX, CommitLog, WritePlan
 from .quick_sync import QuickSync
 
 WAITING_MAX = 32
-"""The most appends that may wait at a broker. They take 36 MB if all batches are as large as
-possible.
+"""The maximum number of appends that may wait at a broker. They take 36 MB if all batches have the
+maximum size.
 """
 WAIT_MS = 2_000
-"""The longest wait of an append, in milliseconds. It is shorter than a producer's timeout, because
-a refusal tells the producer that the batch was not stored, and a timeout does not.
+"""The maximum time that an append waits, in milliseconds. It is shorter than a producer's timeout,
+because a refusal tells the producer that the batch was not stored, and a timeout does not.
 """
 
 
@@ -76,8 +80,8 @@ class AdmissionQueue:
     The queue of appends that wait for room in the commit queue.
 
     Args:
-        waiting_max: the most appends that may wait, each with a batch in memory. Bytes are not
-            counted, so a large batch is refused no more often than a small one.
+        waiting_max: the maximum number of appends that may wait, each with a batch in memory. Bytes
+            are not counted, so large batches are not refused more often than small ones.
         fits: returns True if the commit queue has room for this many bytes.
     """
 
@@ -85,11 +89,15 @@ class AdmissionQueue:
         self._waiting_max = waiting_max
         self._fits = fits
         self._waiting_appends: OrderedDict[asyncio.Future[None], int] = OrderedDict()
-        """The future of a waiting append → the append's bytes, in the order of arrival."""
+        """Maps the future of each waiting append to the append's size in bytes, in order of
+        arrival.
+        """
         self.empty = True
-        """True if no append waits or is being decided: one that fits need not wait."""
+        """True if no append waits or is being decided, so that an append that fits does not have to
+        wait.
+        """
         self.reserved_bytes = 0
-        """The bytes of appends that are admitted and not decided yet."""
+        """The total size of the appends that have been admitted and not decided yet, in bytes."""
 
     @property
     def waiting(self) -> int:
@@ -100,10 +108,10 @@ class AdmissionQueue:
     async def admission(self, length: int) -> AsyncIterator[None]:
         """
         Wait until an append of `length` bytes is admitted. The block must decide on it without
-        awaiting anything; its end admits the next append.
+        awaiting anything. The next append is admitted at the end of the block.
 
         Raises:
-            OverloadedError: too many appends wait, or this one has waited WAIT_MS.
+            OverloadedError: too many appends are waiting, or this one has waited for WAIT_MS.
         """
         if len(self._waiting_appends) >= self._waiting_max:
             raise OverloadedError("too many appends wait for the disk", limit=self._waiting_max)
@@ -134,8 +142,8 @@ class AdmissionQueue:
         self.empty = not self._waiting_appends and not self.reserved_bytes
 
     def admit(self, *, force: bool = False) -> None:
-        """Admit the waiting appends that fit; with `force`, all of them, so that they are
-        refused by `check_room`.
+        """Admit the waiting appends that fit. If `force` is true, admit all of them, so that
+        `check_room` refuses those that do not fit.
         """
         while self._waiting_appends:
             admission_future, length = next(iter(self._waiting_appends.items()))
@@ -151,32 +159,32 @@ log = logging.getLogger("keylane.broker")
 
 RETRY_FULL_MS = 1_000
 CONTROL_QUEUED_BYTES_MAX = 1 << 20
-"""The extra room in the queue, in bytes, for control records (records without messages), so that
-fast producers cannot keep out fences and seals.
+"""The extra room in the queue, in bytes, for control records (records without messages). It
+prevents fast producers from keeping out fences and seals.
 """
 _NOTHING = bytearray()
 T = TypeVar("T")
 DoneCallback = Callable[[KeylaneError | None], object]
-"""A callback for the outcome of a record, called once: with None if it is durable, otherwise with
-the error for the caller.
+"""A callback that is called once with the outcome of a record: None if it is durable, otherwise the
+error for the caller.
 """
 _Write = Callable[[WritePlan, list[tuple[int, Unit]]], bool]
-"""A function that makes a plan durable, and adds its units to the index. It returns False if only
-the index has no disk space.
+"""A function that makes a plan durable and adds its units to the index. It returns False if the
+plan is durable but there is no disk space for the index.
 """
 
 
 class RunBlocking(Protocol):
-    """Runs blocking code: in a thread in production, in place in a simulation."""
+    """Runs blocking code: in a thread in production, and in place in a simulation."""
 
     def __call__(self, function: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
-        """Return an awaitable for the result of `function(*args)`."""
+        """Return an awaitable whose result is that of `function(*args)`."""
         ...
 
 
 class Entry:
     """A record to be written; `count` is its number of messages. An entry without bytes is a
-    marker, whose callback is called after all earlier records are durable.
+    marker: its callback is called after all earlier records are durable.
     """
 
     __slots__ = (
@@ -211,9 +219,9 @@ class Entry:
         self.count = count
         self.appended_at_ms = appended_at_ms
         self.position = -1
-        """The position in the log, once the record is part of a commit."""
+        """The record's position in the log, once it is part of a commit."""
         self.stamped_header: bytearray = _NOTHING
-        """The header as it is in the log, once the record is part of a commit."""
+        """The record's header as written to the log, once it is part of a commit."""
         self.on_durable = on_durable
         """A function that is called when the record is durable, before `on_done`."""
         self.undo = undo
@@ -265,7 +273,7 @@ class GroupCommit:
     ) -> None:
         """
         Args:
-            quick: makes small commits durable without `run_blocking`.
+            quick: makes small commits durable without `run_blocking`. None disables this.
             broker_group: the broker's name in error messages.
         """
         self._broker_group = broker_group
@@ -287,7 +295,7 @@ class GroupCommit:
         self._must_begin_segment = False
         """True if the next commit must begin a segment."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The store's event loop, once a record was submitted."""
+        """The store's event loop, once a record has been submitted."""
         self._running = False
         """True if a commit is in progress or scheduled."""
         self._had_several = False
@@ -298,11 +306,11 @@ class GroupCommit:
         self._free_bytes = free_bytes
         self._disk_full_until_ms = 0
         self._rejected_bytes = 0
-        """The size of the commit that did not fit on the disk."""
+        """The size of the last commit that did not fit on the disk."""
         self._refusal = ""
         self._admission = AdmissionQueue(WAITING_MAX, self._has_room)
         self.commits = 0
-        """The number of durable commits since the start."""
+        """The number of durable commits since the broker started."""
         self.failures = 0
         """The number of failed commits, whose decisions were undone."""
         self.on_commit: Callable[[], None] = lambda: None
@@ -310,7 +318,7 @@ class GroupCommit:
 
     @property
     def has_failed(self) -> bool:
-        """True after a failed write or sync: nothing is written to the log any more."""
+        """True after a write or sync has failed. Nothing more is written to the log."""
         return self._failure is not None
 
     @property
@@ -335,8 +343,8 @@ class GroupCommit:
             return False
 
     def refuse_messages(self, reason: str) -> None:
-        """Refuse messages for this reason, but accept fences, seals and acks; "" accepts messages
-        again.
+        """Refuse messages for this reason, but continue to accept fences, seals and acks. With "",
+        messages are accepted again.
         """
         self._refusal = reason
 
@@ -345,17 +353,17 @@ class GroupCommit:
         return used + length <= self._queued_bytes_max or not used
 
     def has_room_now(self, length: int) -> bool:
-        """Return True if an append of `length` bytes need not wait for room; the caller may then
-        decide on it with `is_admitted=True`.
+        """Return True if an append of `length` bytes does not have to wait for room. The caller may
+        then decide on it with `is_admitted=True`.
         """
         used_bytes = self.queued_bytes
         fits = used_bytes + length <= self._queued_bytes_max or not used_bytes
         return (fits and self._admission.empty) or bool(
             self.refusal_reason
-        )  # which `check_room` raises
+        )  # `check_room` raises it
 
     def admission(self, length: int) -> AbstractAsyncContextManager[None]:
-        """Wait for room for an append of `length` bytes. The block decides on it with
+        """Wait for room for an append of `length` bytes. The block must decide on it with
         `is_admitted=True`.
         """
         if self.has_room_now(length):
@@ -369,10 +377,9 @@ class GroupCommit:
         Check that a record of `length` bytes may be submitted, before deciding on it.
 
         Args:
-            is_control: it is a control record, without messages. It has extra room, and is accepted
-            while
-                only messages are refused.
-            is_admitted: the caller has waited for room with `admission`.
+            is_control: True for a control record, which has no messages. It may use the extra room,
+                and is accepted while only messages are refused.
+            is_admitted: True if the caller has waited for room with `admission`.
 
         Raises:
             BrokerReadOnlyError: a write has failed, the disk is full, or messages are refused.
@@ -403,7 +410,9 @@ class GroupCommit:
         return BrokerReadOnlyError(text, broker_group=self._broker_group)
 
     def submit(self, entry: Entry) -> asyncio.Future[None]:
-        """Queue a record like `add`. The returned future is resolved when the record is durable."""
+        """Queue a record like `add`. Return a future that is resolved when the record is
+        durable.
+        """
         future, _ = self.call_with_future(partial(self.add, entry))
         return future
 
@@ -423,8 +432,8 @@ class GroupCommit:
     def add_deferred(
         self, key: Hashable, make_entry: Callable[[], Entry], on_done: DoneCallback
     ) -> None:
-        """Make the next commit call `make_entry` and write the record that it returns, unless it is
-        empty. Calls with the same key share a record.
+        """Make the next commit call `make_entry` and write the record that it returns, unless the
+        record is empty. Calls with the same key share a record.
         """
         deferred_record = self._deferred_records.get(key)
         if deferred_record is None:
@@ -434,15 +443,15 @@ class GroupCommit:
             self._schedule()
 
     def begin_segment(self) -> asyncio.Future[None]:
-        """Begin a segment, even without a record to write. The returned future is resolved when
-        this is durable.
+        """Begin a segment, even if there is no record to write. Return a future that is resolved
+        when this is durable.
         """
         self._must_begin_segment = True
         return self.submit(Entry(b""))
 
     def wait_flushed(self) -> asyncio.Future[None]:
-        """Return a future that is resolved when all submitted records are durable, and that fails
-        if their commit fails.
+        """Return a future that is resolved when all submitted records are durable. It fails if
+        their commit fails.
         """
         if self._running:
             return self.submit(Entry(b""))
@@ -469,7 +478,7 @@ class GroupCommit:
         return future, begin(partial(_resolve, future))
 
     def _find_loop(self) -> asyncio.AbstractEventLoop:
-        # Cache the loop: Python 3.11 asks the kernel for the process id on each call.
+        # Cache the loop, because Python 3.11 asks the kernel for the process id on each call.
         self._loop = asyncio.get_running_loop()
         return self._loop
 
@@ -488,7 +497,7 @@ class GroupCommit:
         """Start the next commit, or stop if no records are waiting."""
         try:
             while self._queue or self._deferred_records:
-                if self._failure is not None:  # deferred records are submitted without `check_room`
+                if self._failure is not None:  # `check_room` is not called for deferred records
                     self._reject_all(self._undo_all([]), self._failure)
                     break
                 commit = _Commit(self._log.plan())
@@ -551,8 +560,8 @@ class GroupCommit:
         self._had_several = len(entries) > 1
 
     def _start_write(self, commit: _Commit) -> None:
-        """Start to make a commit durable, without a thread if it is small and nothing else is being
-        written.
+        """Start to make a commit durable. No thread is used if the commit is small and nothing else
+        is being written.
         """
         quick, plan = self._quick, commit.plan
         small = plan.end - plan.start <= SMALL_BYTES_MAX and self._queues.dispatches_in_memory
@@ -586,11 +595,11 @@ class GroupCommit:
         write.add_done_callback(partial(self._on_written, commit))
 
     def _on_written(self, commit: _Commit, write: asyncio.Future[bool]) -> None:
-        if write.cancelled():  # the commit may be or become durable
+        if write.cancelled():  # the commit may already be durable, or may become so
             self._finish_commit(commit, FlushFailedError("a commit was cancelled"))
         elif (failure := write.exception()) is None:
             self._finish_commit(commit, None, index_has_space=write.result())
-        elif isinstance(failure, Exception):  # any other exception ends the program
+        elif isinstance(failure, Exception):  # any other exception terminates the program
             self._finish_commit(commit, failure)
 
     def _finish_commit(
@@ -618,8 +627,8 @@ class GroupCommit:
         return self._dispatch_units(units)
 
     def _write(self, plan: WritePlan, units: list[tuple[int, Unit]]) -> bool:
-        """Make a plan durable, and add its units to the index. Return False if only the index has
-        no disk space: the units then wait in memory, where readers find them.
+        """Make a plan durable, and add its units to the index. Return False if there is no disk
+        space for the index; the units are then kept in memory, where readers find them.
         """
         began_ns = self._clock.boot_ns()
         self._log.write(plan)
@@ -662,7 +671,7 @@ class GroupCommit:
         self._disk_full_until_ms = self._clock.boot_ms() + RETRY_FULL_MS
 
     def _fail_commit(self, failure: Exception, commit: _Commit) -> None:
-        """Undo a commit and all queued records, and report the failure."""
+        """Undo a commit and all queued records, and report the failure to their callers."""
         if isinstance(failure, StorageError):
             error = failure
         else:
@@ -680,7 +689,7 @@ class GroupCommit:
         self._reject_all(queued_callbacks, error)
 
     def _undo_all(self, commit_entries: list[Entry]) -> list[DoneCallback | None]:
-        """Undo all queued records and then those of a commit, newest first. Return the callbacks
+        """Undo all queued records, and then those of a commit, newest first. Return the callbacks
         for the queued and deferred records.
         """
         queued_entries = list(self._queue)
@@ -710,8 +719,8 @@ class GroupCommit:
 
 
 def _notify(callback: DoneCallback | None, error: KeylaneError | None) -> None:
-    """Report the outcome of a record to its callback, if any. An exception in the callback is only
-    logged, because other records of the commit must be reported too.
+    """Report the outcome of a record to its callback, if there is one. An exception in the callback
+    is only logged, because the other records of the commit must be reported as well.
     """
     try:
         if callback is not None:
@@ -727,7 +736,7 @@ def _resolve(future: asyncio.Future[None], error: KeylaneError | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
-        future.exception()  # mark it as retrieved: the caller may have been cancelled
+        future.exception()  # mark it as retrieved, because the caller may have been cancelled
 
 
 def _bug_error(failure: Exception) -> FlushFailedError:

@@ -1,29 +1,31 @@
-"""Holds, which protect messages from retention for a job, and raising first offsets. A hold is
-durable, but its expiry is only in memory.
+"""Manages holds, which protect messages from retention on behalf of a job, and raises first
+offsets. A hold is durable, but its expiry is only in memory.
 
     POST /v1/partitions/{id}/holds ─▶ HOLD [job, from, ttl_ms]    ttl_ms 0: the hold has ended
     a renewal                      ─▶ no record, only a later expiry
 
 Invariants
-    Until a hold expires, retention removes no message at or after its `from_offset`, whatever the
-    subject's retention is. A hold expires at its ttl after it was set or renewed, or after the
-    broker's start if it was read from the log: expiries are times of the boot clock. A hold can be
-    set only on stored messages, so a first offset that is already decided is raised before.
+    Until a hold expires, retention removes no message at or after its `from_offset`, regardless of
+    the subject's retention. A hold expires when its ttl has passed since it was set or renewed or,
+    if it was read from the log, since the broker started: expiries are measured with the boot
+    clock. A hold can be set only on stored messages, so a first offset that has already been
+    decided is raised first.
 
-First offsets are raised when retention removes messages, while the broker serves and at a start.
+First offsets are raised when retention removes messages, both in operation and when the broker
+starts.
 
     decided ─▶ pending: partition → first offset ─▶ raised, some at a time ─▶ segments removed
                        ▲                                                      ─▶ index forgets
-           acquiring the partition meanwhile raises its first offset immediately
+           acquiring the partition before that raises its first offset immediately
 
-With retention by time, messages may be removed that a group has not acked. They are counted for the
-group, and the count is durable before the segments are removed.
+With retention by time, messages may be removed that a group has not acked. They are counted for
+each group, and the count is durable before the segments are removed.
 
 Invariants
     Segments are removed only when the acks that allow it are durable. A group that registers before
     the decision is taken into account; a group that registers later begins at the decided first
-    offset. The beginning of the log determines which messages are removed. A start corrects first
-    offsets and the index accordingly.
+    offset. The beginning of the log determines which messages are removed. When the broker starts,
+    it corrects first offsets and the index accordingly.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from .group_commit import Entry, GroupCommit
 
 
 class FirstOffsets:
-    """Raises the first offsets of partitions; `save` makes a group's progress durable."""
+    """Raises the first offsets of partitions. `save` makes a group's progress durable."""
 
     def __init__(
         self, state: BrokerState, *, save: Callable[[HostedPartition, Group], Awaitable[None]]
@@ -51,20 +53,20 @@ class FirstOffsets:
         self._state = state
         self._save = save
         self.changed_ids: set[int] = set()
-        """Ids of partitions that may need older messages since this set was last emptied, because a
-        group was registered or reset, or a hold was set.
+        """The ids of partitions that may need older messages since this set was last emptied,
+        because a group was registered or reset or a hold was set.
         """
         self.pending_offsets: dict[int, int] = {}
-        """Partition id → the first offset that is decided and not set yet."""
+        """Maps partition ids to first offsets that have been decided but not set yet."""
         self.removed_unread: dict[tuple[str, str], tuple[int, int]] = {}
-        """(subject, group) → (number of messages removed unread, number of partitions), since this
-        dictionary was last emptied.
+        """Maps (subject, group) to the number of messages removed unread and the number of their
+        partitions, since this dict was last emptied.
         """
         self._unsaved_groups: dict[tuple[int, str], tuple[HostedPartition, Group]] = {}
-        """Groups whose progress, or count of messages removed unread, may not be durable."""
+        """The groups whose progress, or count of messages removed unread, may not be durable."""
 
     def raise_pending(self, partition_id: int) -> None:
-        """Raise a partition's first offset to the pending one, if any."""
+        """Raise a partition's first offset to the pending one, if there is one."""
         first = self.pending_offsets.pop(partition_id, 0)
         partition = self._state.partitions.get(partition_id) if first else None
         if partition is None or first <= partition.first_offset:
@@ -84,11 +86,11 @@ class FirstOffsets:
 
     async def flush(self) -> None:
         """
-        Make the progress of all groups durable that a raised first offset has changed.
+        Make the progress of all groups durable that was changed by raising first offsets.
 
         Raises:
-            StorageError, BrokerReadOnlyError: some progress is not durable; the next call tries
-                again.
+            StorageError, BrokerReadOnlyError: some progress is not durable; the next call will try
+            again.
         """
         unsaved_groups = list(self._unsaved_groups.items())
         await asyncio.gather(
@@ -105,9 +107,8 @@ class FirstOffsets:
 def correct_first_offsets(
     state: BrokerState, queues: ConsumeQueues, *, first_position: int
 ) -> None:
-    """
-    Raise all first offsets to the partitions' first messages in the log, which begins at
-    `first_position`. The index must be complete. Blocks.
+    """Raise all first offsets to those of the partitions' first messages in the log, which begins
+    at `first_position`. The index must be complete. Blocks.
     """
     for _ in queues.retain(first_position, dropped=state.dropped.copy_durable()):
         pass
@@ -134,11 +135,12 @@ class MessageHolds:
         self._started_ms = clock.boot_ms()
         self._expiries_ms: dict[int, dict[str, int]] = {}
         """
-        Partition id → job → the time of the boot clock, in milliseconds, at which the hold expires.
-        Only holds that were set or renewed since the start are included.
+        Maps each partition id to a dict from jobs to the times at which their holds expire, in
+        milliseconds since boot. Only holds that were set or renewed since the broker started are
+        included.
 
-        This is not a part of the hosted partition: a cold partition is reduced to its image, which
-        has no expiries, and the hold would then expire too early.
+        The expiries are not a part of the hosted partition, because a cold partition is reduced to
+        its image, which has no expiries. The hold would then expire too early.
         """
 
     def apply_request(self, partition: HostedPartition, request: SetHold) -> asyncio.Future[None]:
@@ -146,11 +148,11 @@ class MessageHolds:
         Set, renew or end a hold.
 
         Returns:
-            A future that is resolved when the hold, or its end, is durable.
+            A future that is resolved when the hold or its end is durable.
 
         Raises:
-            OffsetOutOfRangeError: retention has removed the message at the offset, or the offset is
-                beyond the end.
+            OffsetOutOfRangeError: retention has removed the message at this offset, or the offset
+                is beyond the end.
             OverloadedError: the partition has HOLDS_PER_PARTITION_MAX holds.
             InvalidRequestError, BrokerReadOnlyError: nothing was changed.
         """
@@ -179,7 +181,7 @@ class MessageHolds:
             return self._commit.wait_flushed()
         self._end_expired(partition)
         write_future = self._write_hold(partition, body)
-        # Retention may be deciding without this hold.
+        # Retention may be deciding without taking this hold into account.
         self._first_offsets.changed_ids.add(partition.partition_id)
         self._renew_hold(partition, body)
         return write_future
@@ -205,7 +207,7 @@ class MessageHolds:
 
     def first_held_offset(self, partition: HostedPartition) -> int | None:
         """Return the lowest held offset, or None. Expired holds are ended durably, so that they do
-        not return after a restart.
+        not reappear after a restart.
         """
         if not partition.holds:
             return None
@@ -218,7 +220,7 @@ class MessageHolds:
 
     @property
     def partition_count(self) -> int:
-        """The number of partitions that have expiries here."""
+        """The number of partitions that have expiries in memory."""
         return len(self._expiries_ms)
 
     def _remaining_ms(self, partition: HostedPartition, body: HoldBody) -> int:
@@ -232,7 +234,7 @@ class MessageHolds:
         expiries_ms[body.job] = self._clock.boot_ms() + body.ttl_ms
 
     def _end_hold(self, partition: HostedPartition, job: str) -> asyncio.Future[None]:
-        """End a hold durably, if the job has one."""
+        """The end a hold durably, if the job has one."""
         if job not in partition.holds:
             return self._commit.wait_flushed()
         end_future = self._write_hold(partition, HoldBody(job, 0, 0))
@@ -244,7 +246,8 @@ class MessageHolds:
     def _end_expired(self, partition: HostedPartition) -> None:
         live = {view.job for view in self.list_views(partition)}
         for job in [job for job in partition.holds if job not in live]:
-            # The record is not awaited: without it the hold returns after a restart, for its ttl.
+            # The record is not awaited. Without it, the hold reappears after a restart for the
+            # duration of its ttl.
             self._end_hold(partition, job).add_done_callback(_ignore_outcome)
 
     def _write_hold(self, partition: HostedPartition, body: HoldBody) -> asyncio.Future[None]:

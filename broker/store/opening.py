@@ -1,5 +1,5 @@
-"""Restores the store at a start: the state from the newest snapshot and the log after it, and the
-index. Blocks.
+"""Restores the store when the broker starts: the index, and the state from the newest snapshot and
+the log that follows it. Blocks.
 
     snapshot at position p ─▶ state      index at position q ≤ p      read the log from q on:
                                          records from q on ─▶ index, records from p on ─▶ state
@@ -46,7 +46,7 @@ class _StateAndIndex:
         self._replay = replay
         self._dispatch = dispatch
         self.unexplained_hole: Hole | None = None
-        """The newest hole that has unknown records."""
+        """The newest hole that contains unknown records."""
 
     def on_record(self, header: Header, body: memoryview) -> None:
         self._replay.on_record(header, body)
@@ -85,13 +85,13 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
         state.retained = snapshot.extra.retained
         state.damaged.update(snapshot.extra.damaged)
         for ranges, names in snapshot.extra.dropped:
-            # The full snapshot is older than the incremental ones, and may still have images of
+            # The full snapshot is older than the incremental ones, and may still contain images of
             # these partitions.
             state.apply_dropped(DroppedBody(ranges, names))
     first = min(segment_bases(files), default=0)
     if snapshot.position < first:
-        # Retention has removed the log at this snapshot's position. The remaining log contains the
-        # complete state.
+        # Retention has removed the log at this snapshot's position, but the remaining log contains
+        # the complete state.
         state, snapshot = BrokerState(clock.boot_ms), LoadedSnapshot()
     start = min(queues.recover(snapshot.position, first_position=first), snapshot.position)
     replay = Replay(state, start=snapshot.position)
@@ -112,7 +112,9 @@ def _open_state(files: Files, queues: ConsumeQueues, *, clock: Clock) -> OpenedS
 
 
 def _mark_missing_offsets_lost(state: BrokerState, queues: ConsumeQueues, *, hole: Hole) -> None:
-    """Mark offsets as lost that the state has, but neither the index nor the log."""
+    """Mark offsets as lost that the state has and that are missing from both the index and the
+    log.
+    """
     fillers = []
     for partition_id, partition in state.partitions.items():
         bounds = queues.bounds(partition_id)

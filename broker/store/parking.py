@@ -1,5 +1,5 @@
-"""Makes changes of parked messages durable: a PARKED record, then a cursor that counts the messages
-as acked.
+"""Makes changes to parked messages durable, as a PARKED record followed by a cursor that counts the
+messages as acked.
 
 Invariants
     PARKED precedes the first CURSOR that counts its messages as acked, so a log that ends between
@@ -32,11 +32,11 @@ def change_parked(
     next_tries: Sequence[NextTry] = (),
 ) -> asyncio.Future[None]:
     """
-    Make all of these changes, or none; changes that are already made have no effect. The returned
-    future is resolved when they are durable.
+    Make all of these changes, or none, and return a future that is resolved when they are durable.
+    Changes that were already made have no effect.
 
     Args:
-        next_tries: when the messages that wait for a retry after the changes are tried again.
+        next_tries: the retry times of the messages that wait for a retry after the changes.
 
     Raises:
         OverloadedError, StaleRouteError, InvalidRequestError, BrokerReadOnlyError,
@@ -96,7 +96,7 @@ def change_parked(
 
 
 def _remove_acked(acked: AckedOffsets, ranges: Sequence[tuple[int, int]]) -> AckedOffsets:
-    """Return the progress as if these messages were not acked."""
+    """Return the progress as it would be if these messages were not acked."""
     offsets = OffsetRanges([(0, acked.cursor)] if acked.cursor else [])
     for start, end in acked.ranges:
         offsets.add(start, end)

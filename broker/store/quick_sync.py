@@ -2,10 +2,10 @@
 loop, and synced by the kernel.
 
 Writing a few kilobytes to the page cache takes microseconds. If it takes longer, because the
-machine has more to write than its disk can take, commits use the thread for PAUSE_MS.
+machine has more to write than its disk can handle, commits use the thread for PAUSE_MS.
 
-The thread could write every commit, but needs 130 to 250 µs more processor time for each, half as
-much again. It can replace this path once threads no longer share Python's global interpreter lock.
+The thread could write every commit, but it needs 130 to 250 µs, or 50 %, more processor time for
+each. It can replace this path once threads no longer share Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ log = logging.getLogger("keylane.broker")
 
 T = TypeVar("T")
 SLOW_WRITE_MS = 5
-"""The duration, in milliseconds, from which a write counts as slow."""
+"""The duration of a write, in milliseconds, from which it counts as slow."""
 PAUSE_MS = 1_000
-"""The time, in milliseconds, for which commits use the thread after a slow write."""
+"""How long commits use the thread after a slow write, in milliseconds."""
 
 
 class QuickSync(Protocol):
     """Writes a small commit on the event loop, syncs its file, and calls back."""
 
     def is_ready(self) -> bool:
-        """Return True if a commit may take this path now: the thread is not writing anything."""
+        """Return True if a commit may currently take this path, because the thread is not writing
+        anything.
+        """
         ...
 
     def write(self, function: Callable[..., T], /, *args: Any) -> T:
@@ -53,7 +55,7 @@ class QuickSync(Protocol):
 
 class KernelQuickSync:
     """
-    A `QuickSync` that uses the kernel's asynchronous I/O. It must be created in its event loop.
+    A `QuickSync` that uses the kernel's asynchronous I/O. It must be created within its event loop.
 
     Args:
         thread: runs all other functions that write, and syncs that the kernel does not accept.
@@ -105,7 +107,7 @@ class KernelQuickSync:
     def _fall_back(
         self, file: AppendFile, on_done: Callable[[Exception | None], None], error: Exception
     ) -> None:
-        """Sync in the thread, this time and in future, because the kernel did not start a sync."""
+        """Sync in the thread, now and from now on, because the kernel did not start a sync."""
         log.info("commits are synced by a thread, not by the kernel's asynchronous I/O: %s", error)
         self.close()
 
@@ -121,7 +123,7 @@ class KernelQuickSync:
         self._thread(file.fdatasync).add_done_callback(on_thread_done)
 
     def close(self) -> None:
-        """Stop using the kernel's queue; `is_ready` returns False from then on."""
+        """Stop using the kernel's queue. From then on, `is_ready` returns False."""
         if self._syncs is not None:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(self._syncs.descriptor)

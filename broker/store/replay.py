@@ -1,5 +1,5 @@
-"""Replays the log at a start: applies its records and holes to the state, and adds its batches to
-the index. Pure.
+"""Replays the log when the broker starts: applies its records and holes to the state, and adds its
+batches to the index. Pure.
 
     base offset == next     apply
     base offset <  next     skip: the snapshot has it
@@ -23,11 +23,11 @@ Terms of damage recovery
 
 Invariants
     Without damage, replaying from any snapshot gives the same state.
-    A partition that is not known to be complete is stopped, and a problem names the position; other
-    partitions are served.
+    A partition that is not known to be complete is stopped, and a problem reports the position.
+    Other partitions are served.
 
 The index has no gaps, because offsets have none. A lost batch has a unit of its own if its header
-is known; otherwise a unit that points to the damage covers its offsets. A read of such a unit fails
+is known; otherwise a unit that points to the damage covers its offsets. Reading such a unit fails
 with the position of the damage.
 """
 
@@ -59,12 +59,11 @@ from ..storage.index.interface import Unit, unit_of
 from ..storage.log.holes import Hole
 
 HOLES_MAX = PROBLEMS_MAX // 2
-"""The most holes that are reported as problems, which leaves room for other problems."""
+"""The maximum number of holes that are reported as problems. It leaves room for other problems."""
 
 
 class Replay:
-    """
-    A `Visitor` that replays the log from position `start` into a state, which already contains all
+    """A `Visitor` that replays the log from position `start` into a state that already contains all
     earlier records.
     """
 
@@ -74,14 +73,14 @@ class Replay:
         self._hole_position = -1
         """The start of the newest hole."""
         self._unexplained_hole: Hole | None = None
-        """The newest hole that has unknown records."""
+        """The newest hole that contains unknown records."""
         self._complete_ids: set[int] = set()
-        """Ids of the partitions that did not lose their ends in that hole."""
+        """The ids of the partitions that did not lose their ends in that hole."""
         self._known_fences: set[tuple[int, str]] = set()
-        """(partition id, group) of groups that have a record of their fence after that hole."""
+        """The groups, as (partition id, group), whose fence is recorded after that hole."""
         self._producers_read: dict[int, int] = {}
-        """Partition id → the number of producers read, for partitions that are restored from
-        several STATE records and still lack some of them.
+        """Maps each partition that is being restored from several STATE records to the number of
+        producers read so far.
         """
 
     # ── records ───────────────────────────────────────────────────────────────────────────────────
@@ -178,8 +177,8 @@ class Replay:
         self._complete_ids.add(header.partition_id)
 
     def _count_producers(self, header: Header, producer_range: ProducerRange, count: int) -> None:
-        """Count the producers of a partition that is restored from STATE records, and forget the
-        count when all of them were read.
+        """Count the producers of a partition that is being restored from STATE records, and forget
+        the count once all of them have been read.
         """
         read = self._producers_read.get(header.partition_id)
         if read is None or producer_range.before not in {0, read}:
@@ -219,7 +218,7 @@ class Replay:
             known_partition.groups[name].parked = group.parked
 
     def _apply_dropped(self, header: Header, body: memoryview) -> None:
-        """Apply a DROPPED record: forget its partitions."""
+        """Apply a DROPPED record by forgetting its partitions."""
         try:
             dropped_body = decode_body(header, body)
         except CorruptLogError as error:
@@ -232,7 +231,7 @@ class Replay:
                 del self._producers_read[partition_id]
 
     def _apply_control(self, header: Header, body: memoryview, partition: HostedPartition) -> None:
-        """Apply a record of a known partition that is neither a batch nor its facts."""
+        """Apply a record of a known partition other than a batch or the partition's facts."""
         if header.kind == Kind.TOLD:
             self._state.mark_dirty(partition)
             partition.groups_told = True
@@ -260,7 +259,7 @@ class Replay:
                 partition.sealed = partition.ended = True
 
     def _apply_fence(self, partition: HostedPartition, fence: FenceBody) -> None:
-        """Raise a group's fence, unless a higher one was applied before."""
+        """Raise a group's fence, unless a higher one was already applied."""
         self._known_fences.add((partition.partition_id, fence.group))
         group = partition.groups.get(fence.group)
         if group is None or fence.token > group.lock.fence:
@@ -306,7 +305,7 @@ class Replay:
         )
 
     def _apply_lost_control(self, header: Header) -> None:
-        """Apply a lost record that is not a batch, and of which only the header is known."""
+        """Apply a lost record that is not a batch and of which only the header is known."""
         partition = self._state.partitions.get(header.partition_id)
         if header.position < self._start or header.kind == Kind.DROPPED:
             return
@@ -319,7 +318,8 @@ class Replay:
                 f"a fence of partition {header.partition_id} is lost: no consumer may acquire it"
             )
         elif header.kind == Kind.PARKED:
-            # The parked messages may count as acked, so a consumer would silently skip them.
+            # The parked messages may count as acked, in which case a consumer would silently skip
+            # them.
             partition.fences_lost = True
             self._state.mark_dirty(partition)
             self._state.add_problem(
@@ -327,13 +327,13 @@ class Replay:
                 f"consumer may acquire it"
             )
         elif header.kind == Kind.CURSOR:
-            # It may be the only record of its group, so the metaserver must send the groups again.
+            # It may be the group's only record, so the metaserver must send the groups again.
             partition.groups_told = False
             self._state.mark_dirty(partition)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────
     def finish(self) -> None:
-        """End the replay: stop the partitions that are not known to be complete."""
+        """Finish the replay: stop the partitions that are not known to be complete."""
         for partition_id, position in self._state.orphans.items():
             self._state.add_problem(
                 f"the facts of partition {partition_id} are lost (position {position})"
@@ -360,13 +360,13 @@ class Replay:
                 self._state.mark_dirty(partition)
             for name, group in partition.groups.items():
                 if (partition_id, name) not in self._known_fences:
-                    # The fence of a newer owner may be in the hole, so do not trust the session of
-                    # this token.
+                    # The fence of a newer owner may be in the hole, so the session of this token
+                    # must not be trusted.
                     group.lock.session = ""
                     self._state.mark_dirty(partition)
 
     def _report_contradiction(self, header: Header, reason: str) -> None:
-        """Stop the partition of an intact record that contradicts the records before it."""
+        """Stop the partition whose intact record contradicts the records before it."""
         self._state.add_problem(
             f"the record at position {header.position} contradicts the log before it: {reason}"
         )
@@ -385,10 +385,11 @@ def _merge_producers(
 ) -> None:
     """
     Copy the producers of a STATE record to the known partition. The record must not be older than
-    the partition, because its producers would lack batches that are already applied.
+    the partition, because its producers would lack batches that have already been applied.
 
     Args:
-        sorted_producers: also copy the order of the producers, by their last appends.
+        sorted_producers: True to copy the order of the producers as well, which is that of their
+            last appends.
     """
     for number, state in restored_partition.producers.items():
         if sorted_producers or known_partition.producers.get(number) != state:
@@ -402,7 +403,7 @@ _KINDS = frozenset(Kind)
 
 
 DISPATCH_UNITS = 4096
-"""The number of units that are passed to the index together."""
+"""The number of units that are passed to the index at once."""
 CACHED_ENDS_MAX = 200_000
 
 
@@ -419,18 +420,18 @@ class DispatchTarget(Protocol):
 
 
 class Dispatch:
-    """Dispatches batches from position `start` on that the index does not have."""
+    """Dispatches those batches, from position `start` on, that the index does not have."""
 
     def __init__(self, queues: DispatchTarget, *, start: int) -> None:
         self._queues = queues
         self._start = start
         self._units: list[tuple[int, Unit]] = []
         self._ends: dict[int, tuple[int, int]] = {}
-        """A cache of the ends of partitions: partition id → next offset, position."""
+        """A cache of the ends of partitions. Maps partition ids to (next offset, position)."""
         self._hole_position = 0
 
     def on_record(self, header: Header) -> None:
-        """Dispatch a batch, intact or lost, by its header. Ignores other records."""
+        """Dispatch a batch, intact or lost, given its header. Other records are ignored."""
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)

@@ -1,15 +1,16 @@
-"""Writes snapshots of the state when they are due. Images are encoded in slices, so that requests
-are served in between.
+"""Writes snapshots of the state when they are due. Images are encoded in slices, between which
+requests are served.
 
     position := end of the log ─▶ images of changed partitions, in slices
         ─▶ wait until that state is durable
         ─▶ index checkpoint, then the file, off the event loop ─▶ done
 
-A partition that changes meanwhile is in this snapshot, as before or after the change, and also in
-the next one. A start replays the log after `position` into either.
+A partition that changes in the meantime is in this snapshot, in its state before or after the
+change, and also in the next snapshot. When the broker starts, it replays the log after `position`
+into either of them.
 
 Invariants
-    A snapshot has the effects of durable records only: if the wait fails, the snapshot is
+    A snapshot contains the effects of durable records only: if the wait fails, the snapshot is
     discarded.
 """
 
@@ -29,19 +30,19 @@ from .group_commit import GroupCommit, RunBlocking
 log = logging.getLogger("keylane.broker")
 
 PARTITIONS_PER_SLICE = 1_000
-"""The number of partitions that are encoded without a pause, which takes about 5 ms."""
+"""The number of partitions that are encoded between two pauses, which takes about 5 ms."""
 IDS_PER_SLICE = 10_000
-"""The number of hosted partitions that are compared with dropped ones without a pause, which takes
-about 5 ms.
+"""The number of hosted partitions that are compared with dropped ones between two pauses, which
+takes about 5 ms.
 """
 DIRTY_MAX = 100_000
-"""The number of changed partitions from which a snapshot is due, even if the log has not grown by
+"""The number of changed partitions at which a snapshot is due, even if the log has not grown by
 `snapshot_bytes`.
 """
 
 
 class Snapshotter:
-    """Writes snapshots of a state every `snapshot_bytes` of log."""
+    """Writes a snapshot of a state for every `snapshot_bytes` of the log."""
 
     def __init__(
         self,
@@ -65,9 +66,11 @@ class Snapshotter:
         self._task: asyncio.Task[bool] | None = None
         self._last_attempt_end = position
         self.position = position
-        """The log position of the newest snapshot, from which a start replays the log."""
+        """The log position of the newest snapshot, from which the log is replayed when the broker
+        starts.
+        """
         self.problem = ""
-        """Why the last snapshot failed; "" if it succeeded."""
+        """The reason why the last snapshot failed; "" if it succeeded."""
         commit.on_commit = self._start_if_due
 
     def _start_if_due(self) -> None:
@@ -88,30 +91,31 @@ class Snapshotter:
 
     async def write(self, *, clean: bool = False) -> bool:
         """
-        Write a snapshot, after any snapshot in progress. Return False if it failed.
+        Write a snapshot, after waiting for any snapshot in progress. Return False if it failed.
 
         Args:
-            clean: the broker has stopped, so that the snapshot is at the end of the log.
+            clean: True if the broker has stopped, so that the snapshot is at the end of the log.
         """
         await self.wait()
         # If the caller is cancelled, the snapshot is still written, and the next one waits for it.
         return await shield(self._start(clean=clean))
 
     async def wait(self) -> None:
-        """Wait for the snapshot in progress, if any."""
+        """Wait for the snapshot in progress, if there is one."""
         while self._task is not None:
             await asyncio.wait([self._task])
 
     async def _write(self, *, clean: bool) -> bool:
-        """Encode the state, wait until it is durable, and write the files. Return False
-        on failure.
+        """Encode the state, wait until it is durable, and write the files. Return False on
+        failure.
         """
         table = self._state.partitions
         position = self._log.end
         dirty, table.dirty = table.dirty, set()
         full = self._snapshots.is_full_due()
         failures = self._commit.failures
-        # Read this before encoding images: first offsets that rise later are in the next snapshot.
+        # Read this before the images are encoded: first offsets that rise later are in the next
+        # snapshot.
         retained_position = self._state.retained
         try:
             chunks = await self._encode_chunks(table.ids() if full else list(dirty))
@@ -142,11 +146,11 @@ class Snapshotter:
 
     async def _merge_dropped(self) -> None:
         """
-        Merge ranges of dropped ids where no hosted id lies in between, checking the hosted
-        partitions in slices.
+        Merge ranges of dropped ids that no hosted id separates, checking the hosted partitions in
+        slices.
 
-        A partition that is added meanwhile is a changed one; changes are collected from the
-        beginning of this snapshot.
+        A partition that is added in the meantime counts as changed, because changes are collected
+        from the beginning of this snapshot.
         """
         state = self._state
         range_merge = state.dropped.begin_merge()

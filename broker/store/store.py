@@ -1,12 +1,12 @@
 """The broker's store: its state, log, index and cache. It runs on one event loop.
 
 The store decides appends, new partitions, seals and fences, and makes them durable; `service.py`
-decides acks. A method that decides does so before it returns. It either returns a future that is
-resolved when the record is durable, or takes a callback for the outcome. So calls are decided in
-the order in which they are made.
+decides acks. A method that decides something does so before it returns. It either returns a future
+that is resolved when the record is durable, or takes a callback for the outcome. Calls are
+therefore decided in the order in which they are made.
 
-If the index is found to be damaged while the broker serves, health reports it, and the next start
-rebuilds the index.
+If the index is found to be damaged while the broker serves, the health report says so, and the
+index is rebuilt at the next start.
 """
 
 from __future__ import annotations
@@ -58,19 +58,21 @@ log = logging.getLogger("keylane.broker")
 
 
 CLOCK_LAG_WARN_MS = 60_000
-"""A warning is logged if this broker's clock is behind a partition's first time by more
-than this.
+"""How far this broker's clock may be behind a partition's first time before a warning is logged, in
+milliseconds.
 """
 CONTROL_RECORD_BYTES = 4096
-"""The room in the commit queue, in bytes, that is required before a fence, a seal or a new
-partition is decided.
+"""The room that the commit queue must have before a fence, a seal or a new partition is decided, in
+bytes.
 """
 DURABLE = "fsync"
-"""The name, in replies, receipts and health, of an acked record's durability: it is on the disk."""
+"""The name used in replies, receipts and health reports for the durability of an acked record: it
+is on the disk.
+"""
 
 
 class Store:
-    """A recovered store. `open` creates it; then it is used by one event loop."""
+    """A recovered store. It is created by `open`, and then used by one event loop."""
 
     def __init__(
         self,
@@ -135,8 +137,8 @@ class Store:
         self.first_offsets = FirstOffsets(state, save=self.save_progress)
         self.holds = MessageHolds(state, self.commit, self.first_offsets, clock=clock)
         self.fence_floor = 0
-        """Tokens up to this one are refused: they were granted before an operator accepted this
-        data folder.
+        """Tokens up to this one are refused, because they were granted before an operator accepted
+        this data folder.
         """
         self._wake: Callable[[int], None] = lambda _partition_id: None
 
@@ -182,13 +184,13 @@ class Store:
         )
 
     def on_change(self, wake: Callable[[int], None]) -> None:
-        """Call `wake(partition_id)` whenever a partition has new messages, a newer owner, or is
-        sealed.
+        """Set `wake`, which is called with the partition id whenever a partition has new messages
+        or a newer owner, or is sealed.
         """
         self._wake = wake
 
     def wake(self, partition_id: int) -> None:
-        """Wake the pulls that wait for a change of the partition."""
+        """Wake the pulls that wait for a change to the partition."""
         self._wake(partition_id)
 
     # ── appends ───────────────────────────────────────────────────────────────────────────────────
@@ -205,11 +207,11 @@ class Store:
         Decide on a batch, and queue it.
 
         Args:
-            on_done: called once, when the batch is durable or has failed, but not before this
-                method returns.
-            is_admitted: the caller has waited for room with `commit.admission`.
-            unpacks: the caller has verified that a compressed batch can be decompressed; otherwise
-                this method does.
+            on_done: called once the batch is durable or has failed, but not before this method
+                returns.
+            is_admitted: True if the caller has waited for room with `commit.admission`.
+            unpacks: True if the caller has verified that a compressed batch can be decompressed.
+                Otherwise this method verifies it.
 
         Returns:
             The batch's base offset, and True if it is a duplicate.
@@ -275,7 +277,7 @@ class Store:
     # ── partitions ────────────────────────────────────────────────────────────────────────────────
     def host(self, facts: HostPartition) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
-        Host a partition. A repeated call with the same facts changes nothing.
+        Host a partition. Repeating the call with the same facts has no effect.
 
         Raises:
             InvalidRequestError: the facts are invalid, or the partition is hosted with other facts
@@ -312,8 +314,8 @@ class Store:
 
     def begin_times(self, partition: HostedPartition, from_ms: int) -> asyncio.Future[None]:
         """
-        Make the times of an unused partition's messages begin at `from_ms` or later. A repeated
-        call changes nothing.
+        Make the times of an unused partition's messages begin at `from_ms` or later. Repeating the
+        call has no effect.
 
         The partition continues others, which ended at `from_ms` (milliseconds since 1970) by other
         brokers' clocks. A time that is too far ahead of this broker's clock is ignored, with a
@@ -357,11 +359,12 @@ class Store:
 
     def seal(self, partition_id: int) -> tuple[HostedPartition, asyncio.Future[None]]:
         """
-        Seal a partition: it takes no more appends, and its end is fixed once the seal is durable.
+        Seal a partition: it no longer accepts appends, and its end is fixed once the seal is
+        durable.
 
         Raises:
             PartitionUnknownError, CorruptLogError, OverloadedError, BrokerReadOnlyError: nothing
-                was changed.
+            was changed.
         """
         partition = self.state.partition(partition_id)
         if partition.sealed:
@@ -385,7 +388,7 @@ class Store:
 
     def check_seal(self, partition: HostedPartition) -> None:
         """Raise CorruptLogError, OverloadedError or BrokerReadOnlyError if the partition cannot be
-        sealed now.
+        sealed at present.
         """
         partition.check_end_known()
         # Set `is_control`: a disk that is too full for messages still has room for a seal, which
@@ -423,7 +426,7 @@ class Store:
         return self.commit.submit(entry)
 
     def save_progress(self, partition: HostedPartition, group: Group) -> asyncio.Future[None]:
-        """Save like `save_progress_then`. The returned future is resolved when the progress is
+        """Save the progress like `save_progress_then`. Return a future that is resolved when it is
         durable.
         """
         durable, _ = self.commit.call_with_future(
@@ -455,7 +458,7 @@ class Store:
         *,
         undo: Callable[[], object] | None = None,
     ) -> Entry:
-        """Return a record of a group's current progress."""
+        """Return a record that contains a group's current progress."""
         body = group.cursor_body()
         return Entry(
             encode_body(partition.partition_id, body),
@@ -481,13 +484,15 @@ class Store:
     def save_now(
         self, partition: HostedPartition, group: Group, *, undo: Callable[[], object]
     ) -> asyncio.Future[None]:
-        """Write a group's current progress. `undo` is called if the write fails."""
+        """Write a group's current progress immediately. `undo` is called if the write fails."""
         self.state.mark_dirty(partition)
         return self.commit.submit(self._progress_entry(partition, group, undo=undo))
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     async def report_index_damage(self, error: CorruptIndexError) -> None:
-        """Report the damage in health, and mark the index to be rebuilt at the next start."""
+        """Report the damage in the health report, and mark the index for a rebuild at the next
+        start.
+        """
         if self.state.repaired_by_restart:
             return
         text = f"{error.message}; the next start rebuilds the index"
@@ -504,11 +509,11 @@ class Store:
     ) -> tuple[bytes, int]:
         """
         Read durable batches, beginning with the one that contains `offset`. Return them, and the
-        offset after their last message.
+        offset that follows their last message.
 
         Raises:
             CorruptLogError: the first batch is damaged.
-            OffsetOutOfRangeError: retention has removed the offset meanwhile.
+            OffsetOutOfRangeError: retention has removed the offset in the meantime.
         """
         pieces, next_offset = self.read_cached(partition, offset, bytes_max=bytes_max)
         if pieces:
@@ -536,7 +541,7 @@ class Store:
     def read_cached(
         self, partition: HostedPartition, offset: int, *, bytes_max: int
     ) -> tuple[list[Buffer], int]:
-        """Read like `read`, but only from memory. The bytes are returned in pieces; there are none
+        """Read like `read`, but from memory only. The bytes are returned in pieces. There are none
         if the first batch is not cached.
         """
         return self._cache.read(partition.partition_id, offset, bytes_max=bytes_max)
@@ -547,12 +552,12 @@ class Store:
         """
         Find a message by the time at which it was stored, and return its offset.
 
-        LOWER finds the first message that was stored at `at_ms` or later, UPPER the last one that
-        was stored at `at_ms` or earlier. Returns None if there is no such message. Messages that
-        are being written already have their times, so they are awaited.
+        LOWER finds the first message that was stored at `at_ms` or later, and UPPER finds the last
+        one that was stored at `at_ms` or earlier. Returns None if there is no such message.
+        Messages that are being written already have their times, so they are awaited.
 
         Raises:
-            CorruptLogError: the index is damaged there.
+            CorruptLogError: the index is damaged at this place.
         """
         if partition.next_offset > partition.readable_offset:
             with contextlib.suppress(KeylaneError):  # then they are not stored
@@ -576,7 +581,7 @@ class Store:
         Return the unit of the first stored batch, or None if there are no messages.
 
         Raises:
-            CorruptLogError: the index is damaged there.
+            CorruptLogError: the index is damaged at this place.
         """
         first, end = partition.first_offset, partition.readable_offset
         if first == end:
@@ -593,7 +598,7 @@ class Store:
 
     async def close(self) -> None:
         """
-        Write queued records, and a snapshot at the end of the log, then close the files.
+        Write queued records and a snapshot at the end of the log, then close the files.
 
         Nothing may be decided after this call. If the snapshot fails, the next start replays more
         of the log.

@@ -1,9 +1,9 @@
-"""Caches the newest batches of all partitions, so that consumers that keep up need no disk reads.
-Pure.
+"""Caches the newest batches of all partitions, so that no disk reads are needed for consumers that
+keep up. Pure.
 
 Invariants
-    The cache contains only durable batches, byte for byte as in the log. It never exceeds its byte
-    budget.
+    The cache contains only durable batches, byte for byte as in the log. It never exceeds its size
+    limit.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 ENTRY_BYTES = 512
 """The approximate memory overhead of a batch, in bytes."""
 COPIED_BYTES_MAX = 4 << 10
-"""
-The largest body, in bytes, that is copied, which takes 0.1 µs. Otherwise the views of thousands of
-small batches would prolong every full garbage collection.
+"""The maximum size, in bytes, of a body that is copied, which takes 0.1 µs. Without the copies, the
+views of thousands of small batches would prolong every full garbage collection.
 """
 
 _CachedBatch = tuple[int, int, "Buffer", "Buffer"]
-"""(next offset, length, header, body)."""
+"""The next offset, the length, the header and the body."""
 
 
 class TailCache:
-    """Durable batches by partition and base offset; the oldest of all batches is evicted first."""
+    """Durable batches by partition and base offset. The oldest of all batches is evicted first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._free_bytes = bytes_max
         self._partitions: dict[int, dict[int, _CachedBatch]] = {}
         self._by_age: deque[tuple[int, int, int]] = deque()
-        """(partition id, base offset, bytes) of all batches, oldest first."""
+        """The partition id, base offset and size of all batches, the oldest first."""
 
     def add(
         self, partition_id: int, base_offset: int, next_offset: int, *, header: Buffer, body: Buffer
@@ -58,12 +57,12 @@ class TailCache:
 
     def read(self, partition_id: int, offset: int, *, bytes_max: int) -> tuple[list[Buffer], int]:
         """
-        Return consecutive batches, beginning with the one whose base offset is `offset`: at least
-        one, and up to `bytes_max` bytes.
+        Return consecutive batches, beginning with the one whose base offset is `offset`: up to
+        `bytes_max` bytes, but at least one batch.
 
         Returns:
-            Their headers and bodies in order, and the offset after their last message; an empty
-            list and `offset` if the first batch is not cached.
+            Their headers and bodies in order, and the offset that follows their last message; or an
+            empty list and `offset` if the first batch is not cached.
         """
         pieces: list[Buffer] = []
         batches = self._partitions.get(partition_id)

@@ -1,4 +1,4 @@
-"""Capabilities: a principal's rights, signed by a metaserver, and valid for some minutes. Pure.
+"""Capabilities: a principal's rights, signed by a metaserver and valid for a few minutes. Pure.
 
     kc_ + base64url(signature of 64 bytes, msgpack of the Capability)
 
@@ -26,69 +26,70 @@ from .rights import AccessGrant
 CAPABILITY_MS: Final = 300_000
 SIGNATURE_BYTES: Final = 64
 TEXT_CHARS_MAX: Final = 8_000
-"""Maximum characters of the text, which must fit into an HTTP header."""
+"""The maximum length of the text in characters. It must fit into an HTTP header."""
 GRANTS_MAX: Final = 50
 GRANT_BYTES_MAX: Final = 3_500
-"""Maximum bytes of names and patterns in all grants of a principal, whose capability must fit into
-an HTTP header.
+"""The maximum total size, in bytes, of the names and patterns in all grants of a principal, whose
+capability must fit into an HTTP header.
 """
 CONTEXT: Final = b"keylane capability 1\0"
 PROOF_CONTEXT: Final = b"keylane connection 1\0"
 NO_CAPABILITY: Final = "no capability"
-"""`problem` of the error for a text that is not a capability, for example a token."""
+"""The `problem` of the error for a text that is not a capability, for example a token."""
 _PREFIX = "kc_"
 
 
 class Capability(Struct, frozen=True, array_like=True):
-    """The rights of a principal at the brokers of one cluster."""
+    """A principal's rights at the brokers of one cluster."""
 
     cluster: str
     key: str
-    """Id of the key that signed it."""
+    """The id of the key that signed it."""
     principal: str
     version: int
-    """Version of the cluster's access rules. A later change to the principal's rights invalidates
-    the capability.
+    """The version of the cluster's access rules. A later change to the principal's rights
+    invalidates the capability.
     """
     ends_at_ms: int
     grants: tuple[AccessGrant, ...]
     holder: bytes = b""
     groups: tuple[str, ...] = ()
-    """Principals of groups whose rights are included. A change to the rights of one invalidates the
-    capability too.
+    """The principals of the groups whose rights are included. A change to the rights of one of them
+    invalidates the capability, too.
     """
     quota: Quota = NO_QUOTA
 
 
 class AccessNews(Struct, frozen=True, kw_only=True):
-    """The keys and versions by which a broker checks capabilities, sent with every response to a
+    """The keys and versions that a broker needs to check capabilities. Sent with every reply to a
     heartbeat.
     """
 
     cluster: str
     now_ms: int
-    """Current time of the metaserver's wall clock, in milliseconds since 1970."""
+    """The current time by the metaserver's wall clock, in milliseconds since 1970."""
     keys: dict[str, bytes]
-    """Public key by key id, for keys in use and for earlier ones whose capabilities may still be
-    valid.
+    """Maps key ids to public keys, for the keys in use and for earlier ones whose capabilities may
+    still be valid.
     """
     changed: dict[str, int] = {}
-    """By principal: version below which its capabilities are invalid. Only changes are listed that
-    a valid capability may predate.
+    """Maps principals to the version below which their capabilities are invalid. Only changes are
+    listed that are newer than some capability that is still valid.
     """
     floor: int = 0
-    """Version below which all capabilities are invalid."""
+    """The version below which all capabilities are invalid."""
     subject_bytes: dict[str, int] = {}
-    """Limit in bytes per second at each broker, by subject or pattern."""
+    """Maps subjects or patterns to their limit in bytes per second at each broker."""
     scheduled_bytes: dict[str, int] = {}
-    """Limit in bytes of scheduled messages at each broker, by subject or pattern. All subjects that
-    match a pattern share it.
+    """Maps subjects or patterns to their limit for scheduled messages at each broker, in bytes. All
+    subjects that match a pattern share its limit.
     """
     version: int = 0
-    """Version of the access rules in the database, which increases with each change."""
+    """The version of the access rules in the database, which increases with each change."""
     operators: dict[str, str] = {}
-    """Principal by token hash, for the tokens in the metaserver's settings. Brokers accept these
-    tokens directly, because no metaserver issues capabilities while a lost database is rebuilt.
+    """Maps token hashes to principals, for the tokens in the metaserver's settings. Brokers accept
+    these tokens directly, because no metaserver issues capabilities while a lost database is being
+    rebuilt.
     """
 
 
@@ -108,7 +109,7 @@ def capability_text(packed: bytes, signature: bytes) -> str:
 
 def parse_capability(text: str) -> tuple[Capability, bytes, bytes]:
     """
-    Parse a text, without verifying it, into the capability, its packed bytes, and the signature.
+    Parse a text into the capability, its packed bytes and the signature, without verifying it.
 
     Raises:
         UnauthenticatedError: the text is not a capability.
@@ -134,11 +135,12 @@ def check_current(
     version_floor: int,
 ) -> None:
     """
-    Check that a capability, whose signature was verified, is still valid.
+    Check that a capability whose signature has been verified is still valid.
 
     Raises:
-        UnauthenticatedError: it belongs to another cluster.
-        CapabilityEndedError: it has expired, or the rights of its principal have changed.
+        UnauthenticatedError: the capability belongs to another cluster.
+        CapabilityEndedError: the capability has expired, or the rights of its principal have
+            changed.
     """
     if capability.cluster != cluster:
         raise UnauthenticatedError("the capability is of another cluster", problem="other cluster")

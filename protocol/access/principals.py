@@ -1,5 +1,5 @@
-"""Names of principals, which tokens, certificates (`cert:`), JWTs (`jwt:`) and groups in JWTs
-(`group:`) identify. Pure.
+"""Names of principals, which are identified by tokens, certificates (`cert:`), JWTs (`jwt:`) and
+groups in JWTs (`group:`). Pure.
 
 Invariants
     The principal of a token has a plain name, so a token never stands for a certificate, a JWT or a
@@ -16,9 +16,9 @@ from ..ids import check_name
 
 ADMIN: Final = "admin"
 CLUSTER: Final = "cluster"
-"""Principals of the tokens in the servers' files."""
+"""The principals of the tokens in the servers' files."""
 BROKER: Final = "broker."
-"""Prefix of the principals of brokers."""
+"""The prefix of the names of brokers' principals."""
 CERT: Final = "cert:"
 JWT: Final = "jwt:"
 GROUP: Final = "group:"
@@ -26,14 +26,16 @@ _EXTERNAL = re.compile(r"(cert|jwt|group):[A-Za-z0-9][A-Za-z0-9._:/@+=|-]{0,189}
 
 
 def is_outside(name: str) -> bool:
-    """Return True if a certificate authority or a JWT issuer authenticates the principal, not a
-    token of keylane.
+    """Return True if the principal is authenticated by a certificate authority or a JWT issuer
+    rather than by a keylane token.
     """
     return _EXTERNAL.fullmatch(name) is not None
 
 
 def check_principal(name: object) -> str:
-    """Return the name, or raise InvalidRequestError if it is not a legal name of a principal."""
+    """Return the name if it is a valid name of a principal. Raises InvalidRequestError
+    otherwise.
+    """
     if isinstance(name, str) and is_outside(name):
         return name
     try:

@@ -1,6 +1,7 @@
 """Quotas: rate limits of principals at each server, and of subjects at each broker. Pure.
 
-0 means no limit. A quota is a rate: the error for a caller that exceeds it has the time to wait.
+0 means no limit. A quota is a rate, so the error for a caller that exceeds it says how long to
+wait.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from ..errors import InvalidRequestError
 from .rights import matches
 
 BYTES_PER_S_MIN: Final = 256 << 10
-"""Minimum rate, at which the largest message still takes only some seconds."""
+"""The minimum rate, at which even the largest message takes only a few seconds."""
 MAX: Final = 1 << 40
 EVERYBODY: Final = "*"
-"""Principal whose quota applies to every principal without its own."""
+"""The principal whose quota applies to every principal that has no quota of its own."""
 SUBJECT_LIMITS_MAX: Final = 1_000
 
 
@@ -25,18 +26,18 @@ class Quota(Struct, frozen=True, array_like=True):
     """The rate limits of a principal on one server."""
 
     bytes_per_s: int = 0
-    """Message bytes per second, sent and received together."""
+    """The message bytes per second, sent and received together."""
     requests_per_s: int = 0
     connections: int = 0
-    """Open connections of the data plane."""
+    """The number of open connections of the data plane."""
 
 
 NO_QUOTA: Final = Quota()
 
 
 def check_quota(quota: Quota) -> Quota:
-    """Return the quota, or raise InvalidRequestError if it limits nothing, or a limit is out of
-    range.
+    """Return the quota if it limits anything and its limits are in range. Raises
+    InvalidRequestError otherwise.
     """
     lows = (BYTES_PER_S_MIN, 1, 1)
     names = ("bytes_per_s", "requests_per_s", "connections")
@@ -60,10 +61,11 @@ def check_shared_limits(
     name: str, subjects: int, scheduled_bytes: int, *, of_subjects: bool
 ) -> None:
     """
-    Check the limits that all subjects of a name or pattern share.
+    Check the limits that all subjects that match a name or pattern share.
 
     Args:
-        of_subjects: `name` is a subject or a pattern of subjects, not a principal.
+        of_subjects: True if `name` is a subject or a pattern of subjects, False if it is a
+            principal.
 
     Raises:
         InvalidRequestError: a limit is out of range, or does not apply to such a name.
@@ -82,8 +84,8 @@ def check_shared_limits(
 
 
 def check_sessions(sessions: int, *, of_subjects: bool) -> None:
-    """Check the limit of a principal's concurrent consumers. Raises InvalidRequestError if it is
-    out of range, or is set for subjects.
+    """Check the limit for a principal's concurrent consumers. Raises InvalidRequestError if it is
+    out of range or is set for subjects.
     """
     if of_subjects and sessions:
         raise InvalidRequestError("sessions is a limit of a principal, not of subjects")
@@ -92,8 +94,8 @@ def check_sessions(sessions: int, *, of_subjects: bool) -> None:
 
 
 def subject_limit(subject: str, limits: Mapping[str, int]) -> int:
-    """Return a subject's limit in bytes per second; 0: no limit. A limit on its name takes
-    precedence over one on a pattern, and a longer pattern over a shorter one.
+    """Return a subject's limit in bytes per second; 0 means no limit. A limit on its name takes
+    precedence over a limit on a pattern, and a longer pattern takes precedence over a shorter one.
     """
     if subject in limits:
         return limits[subject]

@@ -1,5 +1,5 @@
-"""Access control: a grant gives a right on subjects and consumer groups by pattern; everything else
-is refused. Pure.
+"""Access control: a grant gives a right on the subjects and consumer groups that match its
+patterns; everything else is refused. Pure.
 
     AccessGrant(right, subject, group)      subject, group: a name, or a prefix followed by `*`
 
@@ -16,7 +16,7 @@ Invariants
     A call that concerns a subject as a whole, and the right administer, need a grant with group
     `*`.
 
-Source: prefixed ACLs of Kafka (KIP-290), without its rules that deny.
+Modelled on Kafka's prefixed ACLs (KIP-290), but without rules that deny.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from ..ids import HIDDEN, check_name
 
 
 class Rights(enum.StrEnum):
-    """The right that a call needs. Servers with access control check it with `check_allowed`."""
+    """The right that a call requires. Servers with access control check it with `check_allowed`."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
     READ = "read"
     """Read messages without a consumer group."""
     ADMINISTER = "administer"
-    """Do what operators do."""
+    """Perform the tasks of an operator."""
     CLUSTER = "cluster"
     """Act as a server of the cluster."""
     JOIN = "join"
-    """Have consume or administer on the group, because its first member or an operator creates
-    it.
+    """Have consume or administer on the group, which is created by its first member or by an
+    operator.
     """
     ANY = "any"
-    """Have any of the rights above on the subject, because all kinds of clients need the call."""
+    """Have any of the rights above on the subject, because all kinds of clients make the call."""
     KNOWN = "known"
     """Have a token of the cluster."""
     OPEN = "open"
-    """Need nothing, not even a token."""
+    """Anyone may make the call, even without a token."""
 
     @property
     def doing(self) -> str:
-        """Verb for error texts: the action that the caller tried."""
+        """The verb for error texts, which describes what the caller tried to do."""
         words = {
             "produce": "produce to",
             "join": "make a group of",
@@ -73,9 +73,13 @@ GRANTED: Final = (
     Rights.ADMINISTER,
     Rights.CLUSTER,
 )
-"""The rights that can be granted. The other members of `Rights` only describe what a call needs."""
+"""The rights that can be granted. The other members of `Rights` only describe what a call
+requires.
+"""
 SOME_SUBJECT: Final = "?"
-"""Placeholder for a subject whose name is no longer known. A right on any subject is enough."""
+"""A placeholder for a subject whose name is no longer known. A right on any subject is
+sufficient.
+"""
 _BY_GROUP = frozenset({Rights.CONSUME, Rights.ADMINISTER})
 
 
@@ -90,14 +94,14 @@ class AccessGrant(Struct, frozen=True, order=True):
 ADMIN_GRANTS: Final = tuple(
     AccessGrant(right) for right in (Rights.PRODUCE, Rights.CONSUME, Rights.READ, Rights.ADMINISTER)
 )
-"""Grants of the administrator's token."""
+"""The grants of the administrator's token."""
 CLUSTER_GRANTS: Final = (AccessGrant(Rights.CLUSTER),)
-"""Grants of the brokers' tokens."""
+"""The grants of the brokers' tokens."""
 
 
 def check_pattern(kind: str, pattern: str) -> str:
     """
-    Return a pattern that is a name, or a prefix followed by `*`.
+    Return the pattern if it is a name, or a prefix followed by `*`.
 
     Raises:
         InvalidRequestError: the pattern is neither.
@@ -120,8 +124,8 @@ def check_granted(right: str) -> None:
 
 
 def check_grant(grant: AccessGrant) -> AccessGrant:
-    """Return the grant, or raise InvalidRequestError if its right cannot be granted or a pattern is
-    invalid.
+    """Return the grant if its right can be granted and its patterns are valid. Raises
+    InvalidRequestError otherwise.
     """
     check_granted(grant.right)
     if grant.right not in _BY_GROUP and grant.group != ANY:
@@ -143,7 +147,7 @@ def matches(pattern: str, name: str) -> bool:
 
 def allows(grants: Iterable[AccessGrant], right: Rights, subject: str, group: str = "") -> bool:
     """
-    Return whether one of the grants allows `right`.
+    Return True if one of the grants allows `right`.
 
     Args:
         subject: "" for a call that concerns no single subject, or SOME_SUBJECT.
@@ -178,12 +182,12 @@ def check_allowed(
     Check that one of the grants allows `right`.
 
     Args:
-        call_description: how the caller identified the subject, such as "partition 7"; "": by its
-            name. The error hides the names of subject and group from a caller without any right on
-            the subject.
+        call_description: how the caller identified the subject, such as "partition 7"; "" if it was
+            by its name. The error hides the names of the subject and the group from a caller that
+            has no right on the subject.
 
     Raises:
-        AccessDeniedError: no grant allows it; the text has the command that grants it.
+        AccessDeniedError: no grant allows it; the text contains the command that grants it.
     """
     if allows(grants, right, subject, group):
         return
@@ -204,7 +208,7 @@ def check_allowed(
         scope += f", consumer group {group!r}"
     pattern = subject or repr(ANY)
     target, hidden, _job = subject.partition(HIDDEN)
-    if hidden:  # the name is generated for one job; the next job has another
+    if hidden:  # the name was generated for one job; the next job has another
         pattern = repr(f"{target}{hidden}{ANY}")
     options = f" --subject {pattern}" + (f" --group {group}" if group else "")
     other_grants = "; or produce, or consume, in place of read" if right is Rights.ANY else ""
@@ -223,11 +227,11 @@ def check_all_allowed(
     principal: str, grants: Collection[AccessGrant], wanted_rights: Iterable[tuple[Rights, str]]
 ) -> None:
     """
-    Check rights on whole subjects, given as pairs of right and subject.
+    Check rights on whole subjects, which are given as pairs of a right and a subject.
 
     Raises:
         AccessDeniedError: a right is missing. The text lists all missing rights; the details are
-            those of the first.
+            those of the first one.
     """
     refused_rights: list[AccessDeniedError] = []
     for right, subject in wanted_rights:

@@ -1,7 +1,7 @@
-"""Tokens and their hashes, and checks that reject tokens in URLs. Pure.
+"""Creates, checks and hashes tokens, and rejects tokens in URLs. Pure.
 
-A token is kl_ followed by 256 random bits in base64url: 43 characters. The database has only its
-SHA-256, which needs no salt for a random secret of that size.
+A token is kl_ followed by 256 random bits in base64url, which are 43 characters. The database
+stores only its SHA-256 hash. A random secret of that size needs no salt.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ JWT_CHARS_MAX: Final = 8_000
 _SECRET = re.compile(r"k[lc]_[A-Za-z0-9_-]{43,}|ey[A-Za-z0-9_-]{10,}\.ey[A-Za-z0-9_-]{10,}\.")
 """Matches a token, a capability or a JWT inside other text."""
 _NAMES = frozenset({"token", "access_token", "authorization", "capability", "api_key", "apikey"})
-"""Names of URL parameters in which other systems accept tokens."""
+"""The names of URL parameters in which other systems accept tokens."""
 
 
 def make_token(draw_bits: Callable[[int], int]) -> str:
-    """Return a new token. `draw_bits` must be a cryptographic random generator."""
+    """Return a new token. `draw_bits` must be a cryptographically secure random generator."""
     drawn = draw_bits(8 * TOKEN_BYTES).to_bytes(TOKEN_BYTES, "big")
     return "kl_" + urlsafe_b64encode(drawn).decode().rstrip("=")
 
 
 def check_token(text: object, origin: str) -> str:
     """
-    Strip `text`, and check that it is a token of keylane or a JWT.
+    Strip whitespace from `text`, and check that it is a keylane token or a JWT.
 
     Args:
-        origin: source of the text, for the error, which never contains the text itself.
+        origin: where the text comes from, for the error, which never contains the text itself.
 
     Raises:
         ConfigError: the text is not a token.
@@ -51,12 +51,14 @@ def check_token(text: object, origin: str) -> str:
 
 
 def is_own_token(text: str) -> bool:
-    """Return True for a token of keylane, False for a JWT."""
+    """Return True for a keylane token, False for a JWT."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def check_own_token(token: str, origin: object) -> str:
-    """Return the token, or raise ConfigError for a JWT. Servers need a token of keylane."""
+    """Return the token if it is a keylane token, which servers need. Raises ConfigError for a
+    JWT.
+    """
     if not is_own_token(token):
         raise ConfigError(
             Reason.TOKEN_INVALID, f"{origin} needs a token of keylane: kl_ and 43 letters"
@@ -65,12 +67,12 @@ def check_own_token(token: str, origin: object) -> str:
 
 
 def token_hash(token: str) -> str:
-    """Return the hash under which the database stores a token: 64 hexadecimal digits."""
+    """Return the hash under which the database stores a token, as 64 hexadecimal digits."""
     return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def check_no_token(path: str, query: Mapping[str, str]) -> None:
-    """Raise InvalidRequestError if the path or a parameter of a request contains a token, or a
+    """Raise InvalidRequestError if a request's path or parameters contain a token, or if a
     parameter has a name that other systems use for tokens.
     """
     has_secret_parameter = any(name.lower() in _NAMES for name in query)

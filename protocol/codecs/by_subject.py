@@ -9,12 +9,12 @@ from ..ids import check_name
 from .codec import Codec, check_codec, encode_value
 
 Codecs: TypeAlias = Codec[Any] | dict[str, Codec[Any]] | None
-"""One codec for all subjects, a codec for each subject, or none."""
+"""A codec for all subjects, a codec for each subject, or no codec."""
 
 
 def check_codecs(codec: Codec[Any] | Mapping[str, Codec[Any]] | None) -> Codecs:
-    """Return the codecs after checking them. Raises ConfigError if one is not a codec, and
-    InvalidRequestError if a subject name is illegal.
+    """Return the codecs if they are valid. Raises ConfigError if one is not a codec, and
+    InvalidRequestError if the name of a subject is invalid.
     """
     if isinstance(codec, Mapping):
         codecs = dict(codec)

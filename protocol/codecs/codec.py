@@ -1,4 +1,4 @@
-"""The codec interface, and functions that call a codec and turn its failures into CodecError.
+"""The codec interface, and functions that call a codec and convert its failures to CodecError.
 Pure.
 """
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     V = TypeVarWithDefault("V", default=bytes)
 else:
     V = TypeVar("V")
-"""Type of a client's values: bytes, unless it has a codec."""
+"""The type of a client's values: bytes, unless it has a codec."""
 
 T = TypeVar("T")
 
@@ -30,15 +30,17 @@ class Codec(Protocol[T]):
 
     @property
     def name(self) -> str:
-        """Name of the codec in error messages."""
+        """The name of the codec in error messages."""
         ...
 
     def encode(self, value: T, /) -> bytes:
-        """Encode a value; raise any exception if that is impossible."""
+        """Encode a value. Raises any exception if that is impossible."""
         ...
 
     def decode(self, data: bytes, /) -> T:
-        """Decode bytes that `encode` returned; raise any exception if that is impossible."""
+        """Decode bytes that were returned by `encode`. Raises any exception if that is
+        impossible.
+        """
         ...
 
 

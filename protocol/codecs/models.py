@@ -1,5 +1,5 @@
-"""A codec for pydantic models. This module does not import pydantic; the model's methods are
-enough. Pure.
+"""A codec for pydantic models. This module does not import pydantic, because the model's methods
+are sufficient. Pure.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .text import NOT_IN_JSON, became_null, may_contain_nan
 
 
 class Model(Protocol):
-    """The methods of pydantic models that the codec calls."""
+    """The methods of pydantic models that are called by the codec."""
 
     def model_dump_json(self, *, by_alias: bool, round_trip: bool) -> str:
         """Return the JSON of the model."""
@@ -25,7 +25,7 @@ class Model(Protocol):
 
     @classmethod
     def model_validate_json(cls, json_data: bytes, /) -> Self:
-        """Return the model that the JSON describes."""
+        """Return the model that is described by the JSON."""
         ...
 
 
@@ -38,10 +38,10 @@ class PydanticCodec(Generic[M]):
 
         orders = PydanticCodec(Order)
 
-    A value is refused if its JSON would decode to a different value. Causes are a `SecretStr`
-    without a serializer that reveals it, an excluded required field, an alias that validation does
-    not accept, or an instance of a subclass with further fields. Of a nested model that is an
-    instance of a subclass, pydantic stores only the fields of the declared class.
+    A value is refused if its JSON would decode to a different value. Possible causes are a
+    `SecretStr` without a serializer that reveals it, an excluded required field, an alias that
+    validation does not accept, and an instance of a subclass with additional fields. If a nested
+    model is an instance of a subclass, pydantic stores only the fields of the declared class.
     """
 
     def __init__(self, model: type[M]) -> None:
@@ -60,7 +60,7 @@ class PydanticCodec(Generic[M]):
 
     @property
     def name(self) -> str:
-        """Name of the codec in error messages, which includes the name of the model."""
+        """The name of the codec in error messages, which includes the name of the model."""
         return f"pydantic:{self._model.__name__}"
 
     def encode(self, value: M, /) -> bytes:
@@ -69,8 +69,8 @@ class PydanticCodec(Generic[M]):
 
         Raises:
             TypeError: `value` is not an instance of the model.
-            ValueError: a receiver would get a different value, or could not decode it; for example
-                NaN and infinity would become null, and a secret asterisks.
+            ValueError: a receiver would get a different value, or could not decode it. For example,
+                NaN and infinity would become null, and a secret would become asterisks.
         """
         model_value: Any = value
         if not isinstance(model_value, self._model):
@@ -136,7 +136,9 @@ def _find_secrets(value: Any) -> Iterator[Any]:
 
 
 def _validation_texts(error: Exception) -> str:
-    """Return the messages of a ValidationError, with the fields but without their values."""
+    """Return the messages of a ValidationError, with the names of the fields but without their
+    values.
+    """
     problems = getattr(error, "errors", None)
     if not callable(problems):
         return repr(error)

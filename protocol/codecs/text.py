@@ -1,8 +1,8 @@
 """Codecs for text and for JSON. Pure.
 
-The codecs refuse NaN and infinity: JSON encoders write them as null, from which no decoder restores
-a number. `classes_of` resolves a type annotation (class, union, generic alias or NewType) to the
-runtime classes of its values.
+The codecs refuse NaN and infinity, because JSON encoders write them as null, from which no decoder
+can restore a number. `classes_of` resolves a type annotation (class, union, generic alias or
+NewType) to the runtime classes of its values.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ NOT_IN_JSON = "JSON has no NaN or infinity, which would be stored as null: send 
 
 _pack = msgspec.msgpack.Encoder().encode
 _search_non_finite = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
-"""Finds the first bytes of NaN or infinity in MessagePack. Strings may contain these bytes too."""
+"""Finds the first bytes of NaN or infinity in MessagePack. Strings may contain these bytes, too."""
 
 
 def may_contain_nan(value: object) -> bool:
     """
-    Return False if a JSON-encodable value certainly contains neither NaN nor infinity. Ten times as
-    fast as `all_finite`.
+    Return False if a JSON-encodable value is certain to contain neither NaN nor infinity. This is
+    ten times as fast as `all_finite`.
 
     Values with None are common, and visiting each of their parts would take longer than encoding
     them.
@@ -48,7 +48,8 @@ def may_contain_nan(value: object) -> bool:
     try:
         return _search_non_finite(_pack(value)) is not None
     except (OverflowError, RecursionError, TypeError, ValueError):
-        # JSON can represent it, but MessagePack cannot: for example an integer of 65 bits.
+        # JSON can represent it, but MessagePack cannot, for example because it is an integer of 65
+        # bits.
         return True
 
 
@@ -92,8 +93,8 @@ def became_null(value: object, in_json: object) -> bool:
 
 def classes_of(kind: Any) -> tuple[type, ...] | None:
     """
-    Return the classes of which a value of type `kind` can be an instance; None if unknown, as for
-    Any.
+    Return the classes that values of the type `kind` can be instances of, or None if they are
+    unknown, as for Any.
 
     As for type checkers, an int is a valid float. The caller must exclude bool, which is a subclass
     of int.
@@ -153,7 +154,7 @@ class TextCodec:
 class JsonCodec(Generic[T]):
     """
     Encodes values as JSON with msgspec: JSON types, dataclasses, msgspec Structs, TypedDicts,
-    enums, dates and more.
+    enums, dates and so on.
 
         orders = JsonCodec(Order)
     """
@@ -169,8 +170,9 @@ class JsonCodec(Generic[T]):
         Create a codec.
 
         Args:
-            kind: type of the values, which `encode` and `decode` check with all their parts.
-                Default: any value of dict, list, str, numbers, bool and None.
+            kind: the type of the values. `encode` and `decode` check the values and all their parts
+                against it. By default, values may consist of dict, list, str, numbers, bool and
+                None.
 
         Raises:
             ConfigError: msgspec cannot decode values of this type.
@@ -186,18 +188,20 @@ class JsonCodec(Generic[T]):
             raise ConfigError(f"JsonCodec cannot decode {kind!r:.60}: {error}") from error
         encode = _rejecting_nan(msgspec.json.Encoder().encode)
         self.encode: Callable[[T], bytes] = _checking_type(encode, self.decode, kind)
-        """Encode a value as JSON. Raises TypeError if that is impossible, or if the value is not of
-        the codec's type; ValueError if it contains NaN or infinity, or if its JSON does not decode
-        to the same value.
+        """Encode a value as JSON. Raises TypeError if that is impossible or if the value is not of
+        the codec's type, and ValueError if the value contains NaN or infinity or if its JSON does
+        not decode to the same value.
         """
 
     def __reduce__(self) -> tuple[type[Self], tuple[Any]]:
-        # Pickled messages carry their codec with them, and msgspec's decoder cannot be pickled.
+        # Pickled messages contain their codec, and msgspec's decoder cannot be pickled.
         return type(self), (self._kind,)
 
 
 def _rejecting_nan(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """Wrap `encode` to refuse values that contain NaN or infinity, which would become null."""
+    """Wrap `encode` so that it refuses values that contain NaN or infinity, which would become
+    null.
+    """
 
     def encode_finite(value: Any) -> bytes:
         data = encode(value)
@@ -210,7 +214,7 @@ def _rejecting_nan(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
 
 def _to_builtins(value: Any) -> object:
     """Convert a JSON-encodable value to dicts, lists, strings and numbers. Parts that are already
-    JSON, as msgspec.Raw, become None.
+    JSON, given as msgspec.Raw, become None.
     """
     return msgspec.to_builtins(value, enc_hook=lambda _: None)
 
@@ -218,8 +222,8 @@ def _to_builtins(value: Any) -> object:
 def _checking_type(
     encode: Callable[[Any], bytes], decode: Callable[[bytes], Any], kind: Any
 ) -> Callable[[Any], bytes]:
-    """Wrap `encode` to refuse values that are not of `kind`, or whose JSON does not decode to the
-    same value.
+    """Wrap `encode` so that it refuses values that are not of the type `kind`, or whose JSON does
+    not decode to the same value.
     """
     if kind is Any or kind is object:
         return encode

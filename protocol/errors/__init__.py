@@ -1,5 +1,5 @@
-"""Every error raised on purpose, with a code that never changes, a fate and advice; errors on the
-wire. Pure.
+"""Every error that is raised on purpose, with a code that never changes, a fate and a hint. Also
+converts errors for the wire. Pure.
 
 A class stands for one way in which a program can react to an error. If a class has several causes,
 `reasons.py` has a row for each: `error.reason`.
@@ -29,13 +29,13 @@ A class stands for one way in which a program can react to an error. If a class 
     │   ├── CorruptBatchError, FrameError
     │   │   └── UnpackError            a batch was packed wrongly
     │   ├── CodecError
-    │   ├── FolderRefusedError         a broker must not use this data folder any more
+    │   ├── FolderRefusedError         a broker must no longer use this data folder
     │   └── PublishError, RowsError, JobError             hidden subjects, writes and jobs of Spark
     ├── UnreachableError               no answer of a keylane server
     │   ├── NotSentError               nothing was done
     │   ├── OutcomeUnknownError        it may have been done
     │   ├── ForeignServerError         the program at that address is not a keylane server
-    │   └── UnfinishedError            a part of it was done; a repeat finishes it
+    │   └── UnfinishedError            a part of it was done; repeating it finishes it
     ├── DeliveryError                  a producer gave up on messages
     │   ├── GivenUpError               raised by flush and close for unawaited futures
     │   ├── DeliveryTimeoutError, KeyHaltedError    producer.resume(error) resumes the key
@@ -54,7 +54,8 @@ A class stands for one way in which a program can react to an error. If a class 
 `fate` says whether the failed request may have been done. A request that is NOT_DONE may always be
 repeated. One that is UNKNOWN may be repeated if the receiver recognises the repeat, as a broker
 does by (producer id, epoch, sequence). Names of classes may change; a code never does (golden
-test). Source: Kafka's Errors table, Maelstrom's definite and indefinite errors, litestream's hints.
+test). Modelled on Kafka's Errors table, Maelstrom's definite and indefinite errors, and
+litestream's hints.
 """
 
 from __future__ import annotations
@@ -71,23 +72,25 @@ from .refusals import *  # noqa: F403 - the rest of the tree
 from .refusals import RefusedError
 
 TEXT_CHARS_MAX = 4_096
-"""Maximum characters of a text. It keeps an error that quotes its input smaller than a frame."""
+"""The maximum length of a text, in characters. It keeps an error that quotes its input smaller than
+a frame.
+"""
 HINT_CHARS_MAX = 1_024
-"""Maximum characters of a hint, even if another server sent it: a line or two."""
+"""The maximum length of a hint, in characters, even if another server sent it: a line or two."""
 
 
 _REASON_BY_CODE = {reason.code: reason for reason in Reason}
 
 
 def error_class_of(code: int) -> type[KeylaneError] | None:
-    """Return the error class for a code; None for a code of a newer version."""
+    """Return the error class for a code, or None if the code belongs to a newer version."""
     reason = _REASON_BY_CODE.get(code)
     return KIND_BY_CODE.get(code) if reason is None else KINDS[reason.kind]
 
 
 def codes() -> dict[int, str]:
-    """Return the class name by code, followed by the name of the reason if there is one. For the
-    golden test.
+    """Return the class name for each code, followed by the name of the reason if there is one. For
+    the golden test.
     """
     names = {code: kind.__name__ for code, kind in KIND_BY_CODE.items()}
     names |= {code: f"{each.kind} {each.name}" for code, each in _REASON_BY_CODE.items()}
@@ -95,15 +98,15 @@ def codes() -> dict[int, str]:
 
 
 def wire_text(text: str) -> str:
-    """Make `text` decodable by every peer: at most TEXT_CHARS_MAX characters, without lone
-    surrogates.
+    """Make `text` decodable by every peer: truncate it to TEXT_CHARS_MAX characters, and replace
+    lone surrogates.
     """
     return text[:TEXT_CHARS_MAX].encode("utf-8", "replace").decode()
 
 
 def wire_details(error: KeylaneError) -> dict[str, Any]:
-    """Return the details of `error` for JSON and msgpack: numbers unchanged, all other values as
-    text.
+    """Return the details of `error` for JSON and msgpack: numbers are unchanged, and all other
+    values become text.
     """
     return {
         wire_text(name): value
@@ -114,12 +117,12 @@ def wire_details(error: KeylaneError) -> dict[str, Any]:
 
 
 def wire_hint(error: KeylaneError) -> str:
-    """Return the hint of `error` for the wire: at most HINT_CHARS_MAX characters."""
+    """Return the hint of `error` for the wire, with at most HINT_CHARS_MAX characters."""
     return wire_text(error.hint)[:HINT_CHARS_MAX]
 
 
 def specific_hint(error: KeylaneError) -> str:
-    """Return the hint of `error` for the wire; "" if it is the default hint of its code."""
+    """Return the hint of `error` for the wire, or "" if it is the default hint for its code."""
     usual = format_hint(error.reason or type(error), error.details)
     return "" if error.hint == usual else wire_hint(error)
 
@@ -128,8 +131,8 @@ def error_from_wire(
     code: int, message: str, details: dict[str, Any], hint: str = ""
 ) -> KeylaneError:
     """
-    Create the error that a peer sent, with the class of its code; a RefusedError if the code is
-    unknown.
+    Create the error that was sent by a peer. Its class is that of its code, or RefusedError if the
+    code is unknown.
 
     A nonempty `hint` replaces the default hint of the code. It is truncated to HINT_CHARS_MAX.
     """

@@ -1,7 +1,7 @@
-"""The base class of all errors: a code that never changes, a fate, a retry rule and typed details.
-Pure.
+"""The base class of all errors: with a code that never changes, a fate, a retry rule and typed
+details. Pure.
 
-`__init__.py` draws the tree; errors are imported from there.
+`__init__.py` shows the tree of errors, which are imported from there.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, Generic, Self, TypeVar, overload
 from .reasons import Fate, Reason, RetryRule
 
 KINDS: dict[str, type[KeylaneError]] = {}
-"""Keylane's error classes by name."""
+"""Maps names to keylane's error classes."""
 KIND_BY_CODE: dict[int, type[KeylaneError]] = {}
-"""Error classes by their own code."""
+"""Maps codes to the error classes that have a code of their own."""
 _PACKAGE = __name__.partition(".")[0]
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-"""Matches a name that needs no quotes in a shell."""
+"""Matches a name that does not need quotes in a shell."""
 _OF_A_SUBJECT = re.compile(r"(keylane subject (?:create|describe|operations|queues|grow)) NAME\b")
-"""Matches commands in hints in which NAME stands for the error's subject."""
+"""Matches the commands in hints in which NAME stands for the error's subject."""
 _PARTS = frozenset({"reason", "code", "retry", "details", "fate", "hint"})
-"""The attributes that `_rebuild` sets. All others are notes, or were set by the program."""
+"""The attributes that are set by `_rebuild`. All others are notes, or were set by the program."""
 
 
 V = TypeVar("V")
@@ -30,7 +30,7 @@ K = TypeVar("K", bound="KeylaneError")
 
 class Detail(Generic[V]):
     """
-    A typed attribute of an error that returns the detail of the same name.
+    A typed attribute of an error, which returns the detail with the same name.
 
     The value is None if the error has no such detail, or if a peer sent a value of another type.
     Text details convert any value to text.
@@ -64,27 +64,27 @@ class KeylaneError(Exception):
     """
     The base class of every error that keylane raises deliberately.
 
-    `details` are numbers and names. Each class declares its own as attributes, which are None if
-    absent.
+    `details` are numbers and names. Each class declares its details as attributes, which are None
+    if absent.
     """
 
     reason: Reason | None = None
-    """Reason of the error; None if the class alone is specific enough."""
+    """The reason for the error; None if the class alone is specific enough."""
     code: int = 1000
-    """Code of the reason, or of the class. A class without a code is always raised with a
+    """The code of the reason, or of the class. A class without a code is always raised with a
     reason.
     """
     fate: Fate = Fate.NOT_DONE
     retry: RetryRule = RetryRule.NEVER
     summary: str = "keylane failed"
     hint: str = ""
-    """Hint of the reason, or of the class, unless the error has its own."""
+    """The hint of the reason, or of the class, unless the error has a hint of its own."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.__module__.partition(".")[0] == _PACKAGE:
             KINDS[cls.__name__] = cls
-        if "code" in cls.__dict__:  # a program's own subclass has the code of its base
+        if "code" in cls.__dict__:  # a program's own subclass has the code of its base class
             clash = KIND_BY_CODE.setdefault(cls.code, cls)
             assert clash is cls, f"code {cls.code} is both {clash.__name__} and {cls.__name__}"
 
@@ -137,7 +137,7 @@ KIND_BY_CODE[KeylaneError.code] = KeylaneError
 
 
 def format_hint(kind: type[KeylaneError] | Reason, details: dict[str, Any]) -> str:
-    """Return the hint of a class or a reason, with the subject of `details` filled into its
+    """Return the hint of a class or a reason, with the subject in `details` filled into its
     commands.
     """
     subject = details.get("subject")
@@ -159,6 +159,7 @@ def _rebuild(
     fate: Fate,
     hint: str,
 ) -> K:
+    """Recreate an error with its own fate and hint. Used by copies and pickles."""
     error = create_error(kind, reason, message, details)
     if error.fate is not fate:
         error.fate = fate

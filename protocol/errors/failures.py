@@ -1,4 +1,4 @@
-"""The errors other than refusals: unreachable servers, disks, addresses, bugs. Pure."""
+"""The errors that are not refusals: unreachable servers, disks, addresses, bugs and so on. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .reasons import Fate, RetryRule
 
 
 class DeliveryError(KeylaneError):
-    """The base class of errors of messages that a producer gave up. `fate` is that of the
+    """The base class of errors for messages that a producer gave up. `fate` is the fate of the
     message.
     """
 
@@ -21,11 +21,11 @@ class DeliveryError(KeylaneError):
     stored = Detail(int)
     messages = Detail(int)
     queued = Detail(int)
-    """Number of messages that were queued before it."""
+    """The number of messages that were queued before it."""
 
 
 class GivenUpError(DeliveryError):
-    """Raised by `flush` and `close`: the futures of given-up messages were never awaited."""
+    """Raised by `flush` and `close` if the futures of given-up messages were never awaited."""
 
     code = 1183
     summary = "messages were given up, and their futures were never awaited"
@@ -35,12 +35,12 @@ class GivenUpError(DeliveryError):
     )
     messages = Detail(int)
     unknown = Detail(int)
-    """Number of messages that may be stored."""
+    """The number of messages that may be stored."""
 
 
 class DeliveryTimeoutError(DeliveryError):
-    """A message was not acked within its timeout. The text names the condition for which it
-    waited.
+    """A message was not acked within its timeout. The text names the condition that it was waiting
+    for.
     """
 
     code = 1184
@@ -70,21 +70,21 @@ class KeyHaltedError(DeliveryError):
 
 
 class TableError(DeliveryError):
-    """Raised by `send_arrow`: rows of a table were not sent or not stored."""
+    """Raised by `send_arrow` if rows of a table were not sent or not stored."""
 
     rows = Detail[list[int]](list)
-    """Numbers of the first hundred rows."""
+    """The numbers of the first hundred rows."""
     sent = Detail(int)
-    """Number of rows that were sent before; 0 unless the table is a stream."""
+    """The number of rows that were sent before; 0 unless the table is a stream."""
     messages = Detail(int)
     unknown = Detail(int)
-    """Number of messages that may be stored."""
+    """The number of messages that may be stored."""
     stored = Detail(int)
-    """Number of stored rows."""
+    """The number of stored rows."""
 
 
 class UnreachableError(KeylaneError):
-    """The base class of errors of calls that got no response, or a partial one."""
+    """The base class of errors for calls that received no response, or only a partial one."""
 
     code = 1200
     fate = Fate.UNKNOWN
@@ -96,9 +96,9 @@ class UnreachableError(KeylaneError):
     start = Detail(int)
     end = Detail(int)
     offset = Detail(int)
-    """Offset of the first message that did not arrive."""
+    """The offset of the first message that did not arrive."""
     seconds = Detail(int)
-    """Seconds without any data from the server."""
+    """The number of seconds without any data from the server."""
 
 
 class NotSentError(UnreachableError):
@@ -114,8 +114,8 @@ class NotSentError(UnreachableError):
 
     @classmethod
     def of_group(cls, broker_group: str, partition_id: int | None = None) -> Self:
-        """Return the error for a broker group that is unavailable, for a caller who does not know
-        its address.
+        """Return the error for an unavailable broker group, for a caller that does not know its
+        address.
         """
         place = {} if partition_id is None else {"partition_id": partition_id}
         text = f"broker group {broker_group!r} is not available now"
@@ -135,7 +135,7 @@ class OutcomeUnknownError(UnreachableError):
 
     @classmethod
     def of_read(cls, text: str) -> Self:
-        """Return the error for a request that changes nothing even if it was done."""
+        """Return the error for a request that changes nothing even if it was executed."""
         error = cls(text)
         error.fate = Fate.NOT_DONE
         error.hint = "It only reads, so nothing was changed: ask again."
@@ -143,7 +143,7 @@ class OutcomeUnknownError(UnreachableError):
 
 
 class UnfinishedError(UnreachableError):
-    """Only a part of the call is done. A repeat finishes it."""
+    """Only a part of the call was done. Repeating the call finishes it."""
 
     partitions = Detail(int)
     partitions_set = Detail(int)
@@ -152,8 +152,8 @@ class UnfinishedError(UnreachableError):
 
 
 class ForeignServerError(UnreachableError):
-    """The program at the address is not a keylane server, or the responses of its version cannot be
-    decoded.
+    """The program at the address is not a keylane server, or its responses cannot be decoded by
+    this version.
     """
 
     code = 1204
@@ -178,7 +178,7 @@ class StoryError(KeylaneError):
 
 
 class FilterError(KeylaneError):
-    """The `filter` of a consumer failed for a message. The cause is its exception."""
+    """A consumer's `filter` failed for a message. Its exception is the cause of this error."""
 
     code = 1286
     summary = "the consumer's filter failed"
@@ -199,16 +199,16 @@ class SparkProcessError(KeylaneError):
     summary = "a process of Spark cannot run keylane"
     hint = "docs/SPARK.md says what each machine of a cluster needs."
     python = Detail(str)
-    """Python that runs the process."""
+    """The Python interpreter that runs the process."""
     missing = Detail(str)
-    """Module that this Python lacks."""
+    """The module that is missing from this Python."""
 
 
 class StorageError(KeylaneError):
-    """The base class of errors of disks and databases."""
+    """The base class of errors from disks and databases."""
 
     code = 1300
-    retry = RetryRule.LATER  # a database that restarts or fails over returns soon
+    retry = RetryRule.LATER  # a database that restarts or fails over will be back soon
     summary = "the disk answered with an error"
     hint = "Check the disk or the database that the message names, then the server's log."
     operation = Detail(str)
@@ -216,7 +216,7 @@ class StorageError(KeylaneError):
 
 
 class CorruptLogError(StorageError):
-    """The log is damaged, not just by an incomplete write at its end."""
+    """The log is damaged, and not only by an incomplete write at its end."""
 
     code = 1301
     retry = RetryRule.NEVER
@@ -225,9 +225,9 @@ class CorruptLogError(StorageError):
     partition_id = Detail(int)
     position = Detail(int)
     offset = Detail(int)
-    """Offset of the first damaged message."""
+    """The offset of the first damaged message."""
     end_offset = Detail(int)
-    """Offset after the last damaged message."""
+    """The offset that follows the last damaged message."""
 
 
 class DiskFullError(StorageError):
@@ -282,12 +282,12 @@ class CheckpointMismatchError(KeylaneError):
         "belongs to."
     )
     checkpoint_of = Detail(str)
-    """Subjects to which the checkpoint belongs."""
+    """The subjects to which the checkpoint belongs."""
     reads = Detail(str)
-    """Subjects that the stream reads."""
+    """The subjects that the stream reads."""
     partition_id = Detail(int)
     offset = Detail(int)
-    """Next offset in the checkpoint, which is beyond the end of the partition."""
+    """The next offset in the checkpoint, which lies beyond the end of the partition."""
     next_offset = Detail(int)
 
 
@@ -307,7 +307,7 @@ class HandlerTimeoutError(KeylaneError):
 
 
 class AddressError(KeylaneError):
-    """A server cannot listen on the port: it is in use, not permitted, or not a port."""
+    """A server cannot listen on the port: it is in use, not permitted, or invalid."""
 
     code = 1400
     summary = "cannot listen there"
@@ -317,8 +317,8 @@ class AddressError(KeylaneError):
 
 
 class ClosedError(KeylaneError):
-    """A producer, consumer or message was used while it is not open, or a closing producer gave up
-    a message.
+    """A producer, consumer or message was used while it was not open, or a producer gave up a
+    message because it was closed.
     """
 
     code = 1402
@@ -335,7 +335,7 @@ class InputError(KeylaneError):
     line = Detail(int)
     stored = Detail(int)
     lines = Detail(str)
-    """Lines that are not stored, as ranges: "7,9-"."""
+    """The lines that are not stored, as ranges: "7,9-"."""
 
 
 class InternalError(KeylaneError):
@@ -354,7 +354,9 @@ _FILES_HINT = (
 
 
 def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
-    """Return the error for a disk or a database when the process may not open more files."""
+    """Return the error for a disk or database operation that failed because the process cannot open
+    more files.
+    """
     error = StorageError(
         f"{text}: too many open files of this process or machine", operation=operation, path=path
     )
@@ -363,7 +365,9 @@ def open_files_error(text: str, *, operation: str, path: str) -> StorageError:
 
 
 def few_files_error(allowed: int, needed: int) -> StorageError:
-    """Return the error for a process that refuses to start because it may open too few files."""
+    """Return the error for a process that refuses to start because its limit on open files is too
+    low.
+    """
     error = StorageError(
         f"this process may have {allowed} open files and connections, and needs at least {needed}: "
         f"its data takes some "

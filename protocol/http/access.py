@@ -1,5 +1,5 @@
-"""Bodies of the control calls about access control: tokens, grants, capabilities, quotas, audit
-log. Pure.
+"""The bodies of the control calls for access control: tokens, grants, capabilities, quotas and the
+audit log. Pure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ class CreateToken(Struct, frozen=True, kw_only=True):
 
     principal: str
     label: Label = ""
-    """Description of the token, for display."""
+    """The description of the token, for display."""
     begins_at_ms: Instant = 0
-    """Wall-clock time from which the token is valid, in milliseconds since 1970; 0: now."""
+    """The wall-clock time from which the token is valid, in milliseconds since 1970; 0 means
+    now.
+    """
     ends_at_ms: Instant = 0
-    """Wall-clock time at which the token expires, in milliseconds since 1970; 0: never."""
+    """The wall-clock time at which the token expires, in milliseconds since 1970; 0 means never."""
 
 
 class TokenView(Struct, frozen=True, kw_only=True):
-    """The stored data about a token, which never include the token itself."""
+    """The stored data about a token, which never includes the token itself."""
 
     token_id: int
     principal: str
@@ -40,7 +42,7 @@ class TokenView(Struct, frozen=True, kw_only=True):
     ends_at_ms: int
     revoked_at_ms: int = 0
     state: str
-    """State of the token: valid, revoked, ended, or not yet valid."""
+    """The state of the token: valid, revoked, ended, or not yet valid."""
 
 
 class MadeToken(Struct, frozen=True, kw_only=True):
@@ -51,13 +53,13 @@ class MadeToken(Struct, frozen=True, kw_only=True):
 
 
 class TokenList(Struct, frozen=True, kw_only=True):
-    """Tokens ordered by id, the newest last."""
+    """Tokens, ordered by id, the newest last."""
 
     tokens: list[TokenView]
 
 
 class ChangeGrant(Struct, frozen=True, kw_only=True):
-    """Grant a right to a principal, or revoke exactly this right with its patterns."""
+    """Grant a right to a principal, or revoke exactly this right with these patterns."""
 
     principal: str
     grant: AccessGrant
@@ -93,52 +95,56 @@ class Decision(Struct, frozen=True, kw_only=True):
 
 
 class AskCapability(Struct, frozen=True, kw_only=True):
-    """Ask for capabilities of the caller."""
+    """Request capabilities for the caller."""
 
     holder: bytes = b""
-    """The caller's Ed25519 public key of 32 bytes, for the data plane; b"": none is needed."""
+    """The caller's Ed25519 public key of 32 bytes, for the data plane; b"" if none is needed."""
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """Signed capabilities with the rights of the caller, which expire after `ends_in_ms`."""
+    """Signed capabilities with the caller's rights, which expire after `ends_in_ms`."""
 
     principal: str
     bearer: str
-    """Capability for HTTP, for the header Authorization: Bearer …"""
+    """The capability for HTTP, for the header Authorization: Bearer …"""
     held: str = ""
-    """Capability for the data plane, bound to the holder's key in the request."""
+    """The capability for the data plane, which is bound to the holder's key in the request."""
     ends_in_ms: int
 
 
 TEXT_CHARS_MAX: Final = 200
 EVENTS_MAX: Final = 500
-"""Maximum number of events in a call, and on a page."""
+"""The maximum number of events in a call and on a page."""
 _Text = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
 class AuditEvent(Struct, frozen=True, kw_only=True):
-    """A caller's action or its refusal. It never contains keys, values, tokens or capabilities."""
+    """An action of a caller, or its refusal. It never contains keys, values, tokens or
+    capabilities.
+    """
 
     at_ms: _Number
-    """Time of the server's wall clock, in milliseconds since 1970."""
+    """The time of the server's wall clock, in milliseconds since 1970."""
     who: _Text
-    """Principal that acted; "" if it is not known."""
+    """The principal that acted; "" if it is unknown."""
     remote: _Text
-    """Address of the caller's host."""
+    """The address of the caller's host."""
     did: _Text
-    """Name of the call, with the names of its parameters but not their values."""
+    """The name of the call, with the names of its parameters but not their values."""
     subject: _Text
     group: _Text
     outcome: _Text
-    """Outcome of the call: done or refused."""
+    """The outcome of the call: done or refused."""
     code: _Number = 0
-    """Code of the error; 0: none."""
+    """The code of the error; 0 if there was none."""
     detail: _Text = ""
     times: _Number = 1
-    """Number of occurrences: equal refusals at one server within about a second form one event."""
+    """The number of occurrences. Equal refusals at one server within about a second are combined
+    into one event.
+    """
     server: _Text = ""
-    """Server that recorded it: its broker group, or `metaserver` and its address."""
+    """The server that recorded the event: its broker group, or `metaserver` and its address."""
 
 
 class NoteAudit(Struct, frozen=True, kw_only=True):
@@ -159,7 +165,7 @@ class AuditPage(Struct, frozen=True, kw_only=True):
 
     rows: list[AuditRow]
     before: int | None = None
-    """Value of `before` for the call that returns older events; None: there are none."""
+    """The value of `before` for the call that returns older events; None if there are none."""
 
 
 PRINCIPAL: Final = "principal"
@@ -168,21 +174,23 @@ QuotaKind = Literal["principal", "subject"]
 
 
 class SetQuota(Struct, frozen=True, kw_only=True):
-    """Limit a principal, or each subject that matches a pattern; this replaces earlier limits."""
+    """Limit a principal, or each subject that matches a pattern. This replaces earlier limits."""
 
     kind: QuotaKind
     name: str
-    """A principal, or `*` for all principals without their own quota; or a subject or pattern."""
+    """A principal, `*` for all principals without a quota of their own, or a subject or pattern."""
     quota: Quota
-    """Rates of a principal. For subjects, only bytes_per_s of messages stored at each broker."""
+    """The rates of a principal. For subjects, only bytes_per_s is used, for the messages stored at
+    each broker.
+    """
     subjects: int = 0
-    """Number of subjects that may match the pattern; 0: no limit."""
+    """The number of subjects that may match the pattern; 0 means no limit."""
     scheduled_bytes: int = 0
-    """Bytes of scheduled messages at each broker, for all subjects of the name or pattern together;
-    0: no limit.
+    """The size of scheduled messages at each broker, in bytes, for all subjects that match the name
+    or pattern together; 0 means no limit.
     """
     sessions: int = 0
-    """Number of concurrent consumers of a principal in all groups; 0: no limit."""
+    """The number of concurrent consumers of a principal in all groups; 0 means no limit."""
 
 
 class UnsetQuota(Struct, frozen=True, kw_only=True):

@@ -12,8 +12,8 @@ from ..text import invalid_unicode_text
 
 
 def _to_plain_type(value: object) -> str | int | float:
-    """Convert an instance of a subclass of str, int or float, such as numpy's, which msgspec does
-    not encode.
+    """Convert an instance of a subclass of str, int or float, such as numpy's types, which msgspec
+    does not encode.
     """
     if isinstance(value, str):
         return str.__str__(value)
@@ -28,8 +28,8 @@ encode_json = msgspec.json.Encoder(enc_hook=_to_plain_type).encode
 
 
 def encode_body(body: object) -> bytes:
-    """Encode a call's body; b"" for None. Raises InvalidRequestError if a string in it is not valid
-    Unicode.
+    """Encode a call's body, or return b"" for None. Raises InvalidRequestError if a string in the
+    body is not valid Unicode.
     """
     try:
         return b"" if body is None else encode_json(body)
@@ -38,23 +38,23 @@ def encode_body(body: object) -> bytes:
 
 
 NAMES = frozenset({"subject", "group", "broker_group", "instance"})
-"""Parameters and fields whose values are names."""
+"""The parameters and fields whose values are names."""
 
 
 def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
     """
-    Check that no string of a call contains U+0000, which PostgreSQL cannot store. SQLite could, but
-    both must accept the same calls.
+    Check that no string of a call contains U+0000, which PostgreSQL cannot store. SQLite could
+    store it, but both must accept the same calls.
 
     Args:
         body: JSON, or b"".
-        params: parameters from the path, the query and the headers.
+        params: the parameters from the path, the query and the headers.
 
     Raises:
-        InvalidRequestError: a string contains it; the text names the first such field.
+        InvalidRequestError: a string contains it. The text names the first such field.
     """
     given: object = params
-    # JSON can only have it as an escape. This may also match an escaped backslash before u0000.
+    # JSON can contain it only as an escape. This may also match an escaped backslash before u0000.
     if b"\\u0000" in body:
         given = [params, msgspec.json.decode(body)]
     for field, text in _texts_with_nul(given, ""):
@@ -64,7 +64,7 @@ def check_no_nul(call: str, body: bytes, params: Mapping[str, str]) -> None:
 
 
 def _texts_with_nul(value: object, field: str) -> Iterator[tuple[str, str]]:
-    """Yield field name and value of each string that contains U+0000."""
+    """Yield the field name and the value of each string that contains U+0000."""
     if isinstance(value, str):
         if "\0" in value:
             yield field, value

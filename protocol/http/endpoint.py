@@ -23,30 +23,32 @@ class Endpoint(Generic[A_co]):
     method: str
     path: str
     request: type[Struct | bytes] | None
-    """Type of the request body; bytes: the handler decodes it; None: there is no body."""
+    """The type of the request body. If it is bytes, the handler decodes the body; None means that
+    there is no body.
+    """
     answer: type[A_co]
     rights: Rights
     summary: str
     query: tuple[str, ...] = ()
-    """Optional query parameters."""
+    """The optional query parameters."""
     headers: tuple[str, ...] = ()
-    """Optional headers that are passed to the handler as parameters, under these names."""
+    """The optional headers that are passed to the handler as parameters under these names."""
     content: tuple[tuple[str, Any], ...] = ()
-    """Content types of a body of bytes, each with the type of its JSON or of its lines; bytes: any
-    content.
+    """The content types of a body of bytes, each with the type of its JSON or of its lines; bytes
+    means any content.
     """
     response_type: str = "application/json"
-    """Content type of the response."""
+    """The content type of the response."""
     idempotent: bool = False
     """True for a POST that may be retried when its outcome is unknown. A GET may always be
     retried.
     """
     caller_repeats: bool = False
-    """True for a POST that its caller repeats anyway, or whose content the next one includes, so a
-    lost call does little harm.
+    """True for a POST that its caller repeats anyway, or whose content is included in the next one,
+    so that losing a call does little harm.
     """
     timeout_ms: int | None = None
-    """Timeout of the call in milliseconds; None: the client's `timeout_ms`."""
+    """The timeout of the call in milliseconds; None means the client's `timeout_ms`."""
     one_address: bool = False
     """True if the client tries only one metaserver per call, because the caller decides whether to
     retry with the next one.
@@ -74,7 +76,7 @@ class Endpoint(Generic[A_co]):
 
     @staticmethod
     def query_of(given: Mapping[str, object] | None) -> dict[str, str] | None:
-        """Return the query parameters as strings, without those that are None."""
+        """Return the query parameters as strings, omitting those that are None."""
         if given is None:
             return None
         return {name: str(value) for name, value in given.items() if value is not None}

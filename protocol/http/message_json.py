@@ -3,10 +3,10 @@
     bytes that are UTF-8 text      "value": "paid"
     other bytes                    "value_base64": "/w=="
 
-The same applies to `key`. `properties` is an object with the text properties, `properties_base64`
-one with the bytes properties. If the stored properties cannot be decoded, because another program
-wrote them, `properties_base64` is a string with all their bytes. That occurs only in output; a
-message to send may not have it.
+The same applies to `key`. `properties` is an object with the text properties, and
+`properties_base64` is one with the bytes properties. If the stored properties cannot be decoded,
+because another program wrote them, `properties_base64` is a string with all their bytes. This
+occurs only in output; it is not allowed in a message to send.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class MessageObject(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     value: Any = msgspec.UNSET
-    """A string is sent as UTF-8, any other value as JSON."""
+    """A string is sent as UTF-8, and any other value as JSON."""
     value_base64: bytes | None = None
     key: str | None = None
     key_base64: bytes | None = None
     properties: dict[str, str] | None = None
     properties_base64: dict[str, bytes] | str | None = None
-    """Bytes by name. A string, as in a printed message, is refused."""
-    # Fields of a printed message, which are ignored.
+    """Maps names to bytes. A string, as in a printed message, is refused."""
+    # These fields of a printed message are ignored.
     subject: Any = None
     partition_id: Any = None
     offset: Any = None
@@ -49,11 +49,11 @@ KeyValueProperties = tuple[bytes, bytes, dict[str, str | bytes] | None]
 
 def read_message(line: bytes) -> KeyValueProperties:
     """
-    Return key, value and properties of `{"key": …, "value": …, "properties": …}`. A value that is
-    not a string is encoded as JSON.
+    Return the key, the value and the properties of `{"key": …, "value": …, "properties": …}`. A
+    value that is not a string is encoded as JSON.
 
     Raises:
-        InvalidRequestError: the line is not such an object, or `message_parts` refuses it.
+        InvalidRequestError: the line is not such an object, or is refused by `message_parts`.
     """
     try:
         parsed = msgspec.json.decode(line, type=MessageObject)
@@ -64,11 +64,11 @@ def read_message(line: bytes) -> KeyValueProperties:
 
 def message_parts(parsed: MessageObject) -> KeyValueProperties:
     """
-    Return key, value and properties of a parsed object.
+    Return the key, the value and the properties of a parsed object.
 
     Raises:
-        InvalidRequestError: it has no value, two values, two keys, or two properties of one name;
-            or `properties_base64` is a string.
+        InvalidRequestError: the object has no value, two values, two keys, or two properties with
+            the same name; or its `properties_base64` is a string.
     """
     properties = _parse_properties(parsed)
     key = (parsed.key or "").encode()
@@ -110,8 +110,8 @@ def _check_not_both(name: str, other: object) -> None:
 
 
 def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
-    """Return the field `name` with `data` as text, or `name_base64` with the bytes if they are not
-    UTF-8.
+    """Return the field `name` with `data` as text or, if `data` is not UTF-8, the field
+    `name_base64` with the bytes.
     """
     try:
         return {name: data.decode()}
@@ -120,12 +120,13 @@ def bytes_field(name: str, data: bytes) -> dict[str, str | bytes]:
 
 
 def properties_fields(packed: bytes) -> dict[str, dict[str, str] | dict[str, bytes] | bytes]:
-    """Return `properties` with the text properties, and `properties_base64` with the bytes
-    properties, if any; or only the latter, with all bytes, if they cannot be decoded.
+    """Return `properties` with the text properties and, if there are any, `properties_base64` with
+    the bytes properties. If the properties cannot be decoded, return only the latter, with all
+    bytes.
     """
     try:
         properties = unpack_properties(packed)
-    except CorruptBatchError:  # the broker takes any bytes
+    except CorruptBatchError:  # the broker accepts any bytes
         return {"properties_base64": packed}
     texts = {name: value for name, value in properties.items() if isinstance(value, str)}
     binary = {name: value for name, value in properties.items() if isinstance(value, bytes)}

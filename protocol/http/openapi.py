@@ -18,11 +18,13 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 API_VERSION = "1"
-"""Version in the paths: /v1/."""
+"""The version in the paths: /v1/."""
 
 
 def openapi_document(endpoints: Sequence[Endpoint[Any]], *, program: str) -> dict[str, Any]:
-    """Return an OpenAPI 3.1 document of a program's calls, ready for JSON."""
+    """Return an OpenAPI 3.1 document that describes a program's calls, ready to be encoded as
+    JSON.
+    """
     types: set[Any] = {ErrorBody}
     for endpoint in endpoints:
         types |= {endpoint.answer, *(body for _, body in _describe_bodies(endpoint))}

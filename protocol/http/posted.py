@@ -1,22 +1,23 @@
 """Parses the messages of an HTTP request, depending on its content type. Pure.
 
     application/json          one object, or an array of objects       see `message_json`
-    application/x-ndjson      an object a line
+    application/x-ndjson      one object per line
     any other                 the body is the value of one message; its key is in the query or in
                               a header
 
-All messages are checked before any is stored: a single bad message makes the request fail. An error
-names its index in the request, counted from 0 like receipts and without blank lines.
+All messages are checked before any is stored, so a single invalid message makes the request fail.
+An error names its index in the request, counted from 0 like receipts and without blank lines.
 
-Idempotency keys: a broker remembers the key of a request, and does not store a repeat again.
+Idempotency keys: a broker remembers the key of a request, and does not store the messages again if
+the request is repeated.
 
     key                ──▶  producer id, at or above KEYED_IDS
     messages           ──▶  producer epoch: a digest of keys, values and properties in their order
     every partition         one batch of the request, with sequence 0; with sequence ASKED, the
                             broker only reports whether it has the batch
 
-A broker remembers the batch durably, like those of a producer. A batch with the same id and epoch
-is a repeat; one with another epoch has other messages, and is refused.
+A broker remembers the batch durably, like the batches of a producer. A batch with the same id and
+epoch is a repeat; one with another epoch has other messages, and is refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _object = msgspec.json.Decoder(MessageObject).decode
 
 
 class PostedMessage(NamedTuple):
-    """A message to store; `key` is b"" for a message without a key."""
+    """A message to store. `key` is b"" for a message without a key."""
 
     key: bytes
     value: bytes
@@ -54,7 +55,7 @@ class PostedMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of key, value and properties."""
+        """The total size of the key, value and properties in bytes."""
         return len(self.key) + len(self.value) + len(self.packed_properties)
 
 
@@ -65,10 +66,10 @@ def check_sizes(
     Check the messages of a request against the limit of their subject.
 
     Args:
-        only: indices of the messages to check; None: all.
+        only: the indices of the messages to check; None means all of them.
 
     Raises:
-        MessageTooLargeError: a message is over the limit; the text names the first one.
+        MessageTooLargeError: a message exceeds the limit. The text names the first such message.
     """
     for index in range(len(messages)) if only is None else only:
         size = messages[index].size
@@ -85,10 +86,10 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
             if they were sent.
 
     Raises:
-        InvalidRequestError: the body does not match its content type, or has no message; or the key
+        InvalidRequestError: the body does not match its content type or has no message, or the key
             is given twice.
-        MessageTooLargeError: a message is over its limits, or there are more than
-            POSTED_MESSAGES_MAX.
+        MessageTooLargeError: a message exceeds its limits, or there are more than
+            POSTED_MESSAGES_MAX messages.
     """
     content = params.get(CONTENT_TYPE, RAW).partition(";")[0].strip().lower()
     key = _requested_key(params)
@@ -110,13 +111,14 @@ def posted_messages(body: bytes, params: Mapping[str, str]) -> list[PostedMessag
 
 
 def _requested_key(params: Mapping[str, str]) -> bytes | None:
+    """Return the order key that a request gives in its query or a header, or None."""
     given_names = [name for name in ("key", "key_base64", KEY_HEADER) if name in params]
     if len(given_names) > 1:
         raise InvalidRequestError(f"the key is given more than once: {', '.join(given_names)}")
     if not given_names:
         return None
     text = params[given_names[0]]
-    if not text:  # for example because a variable of a script is empty
+    if not text:  # for example because a variable in a script is empty
         raise InvalidRequestError(
             f"{given_names[0]} is empty: leave it out to store the message without a "
             f"key, which has no order"
@@ -186,7 +188,7 @@ def _check_message(part: KeyValueProperties, index: int, count: int) -> PostedMe
 
 
 def _error_of_message(error: KeylaneError, index: int, count: int) -> KeylaneError:
-    """Add a message's index to the text of its error, unless it is the only message."""
+    """Add the index of a message to the text of its error, unless it is the only message."""
     if count == 1:
         return error
     return error.copy(message=f"message {index}: {error.message}")
@@ -194,8 +196,8 @@ def _error_of_message(error: KeylaneError, index: int, count: int) -> KeylaneErr
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 ASKED = 1
-"""Sequence of a batch that only queries the broker, which answers that it is a duplicate, or
-refuses it because of the gap.
+"""The sequence of a batch that only queries the broker. The broker answers that it is a duplicate,
+or refuses it because of the gap.
 """
 
 

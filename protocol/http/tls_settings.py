@@ -10,22 +10,22 @@ from ..settings import check_no_problems, field_values
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsSettings:
     """
-    TLS settings of a client. All its connections use TLS, and the server's certificate must contain
-    the host name to which the client connects.
+    The TLS settings of a client. All its connections use TLS, and the server's certificate must
+    contain the host name to which the client connects.
 
-    The values are paths of PEM files; a `pathlib.Path` is converted to text. Source: RFC 8446; RFC
-    9525 for host names.
+    The values are paths of PEM files; a `pathlib.Path` is converted to text. See RFC 8446 and, for
+    host names, RFC 9525.
 
     Raises:
-        ConfigError: a value is not a path, or only one of certificate and key is given.
+        ConfigError: a value is not a path, or only one of the certificate and the key is given.
     """
 
     ca: str
-    """Certificate authority that issued the servers' certificates."""
+    """The certificate authority that issued the servers' certificates."""
     cert: str = ""
-    """Client certificate, for servers that ask for one."""
+    """The client certificate, for servers that ask for one."""
     key: str = ""
-    """Private key of the client certificate."""
+    """The private key of the client certificate."""
 
     def __post_init__(self) -> None:
         given: dict[str, object] = field_values(self)
@@ -41,7 +41,7 @@ class TlsSettings:
 
 
 def _is_path(value: object) -> bool:
-    """Return True for a string that the operating system accepts as a path, or that is empty."""
+    """Return True for a string that is empty or that the operating system accepts as a path."""
     if not isinstance(value, str):
         return False
     try:

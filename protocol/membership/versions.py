@@ -4,12 +4,13 @@
                                                       says which one to upgrade
     broker, metaserver ─ their version ─▶ database    cluster's version: the lowest of all members
 
-The cluster's version says which formats every member reads, and never falls. So far all formats
-are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format is
-written only when the cluster's version includes it. A member more than one minor version away from
-the cluster's is refused, so an upgrade takes one minor version after another.
+The cluster's version determines which formats every member can read, and never falls. So far, all
+formats are those of the first release (`tests/golden/versions/release_0_2_0.json`): a newer format
+is written only when the cluster's version includes it. A member whose version is more than one
+minor version away from the cluster's is refused, so an upgrade must proceed one minor version at a
+time.
 
-Source: Kubernetes' version skew policy; CockroachDB's cluster version.
+Compare Kubernetes' version skew policy and CockroachDB's cluster version.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import NamedTuple
 from ..errors import InvalidRequestError, Reason, VersionError
 
 VERSION = "0.2.0"
-"""Version of this program; `pyproject.toml` has the same."""
+"""The version of this program; the same as in `pyproject.toml`."""
 VERSION_HEADER = "Keylane-Version"
-"""HTTP header with the version, in requests and answers; only clients of keylane send it."""
+"""The HTTP header that contains the version, in requests and answers. Only keylane's clients send
+it.
+"""
 _VERSION = re.compile(r"([0-9]{1,6})\.([0-9]{1,6})([.+a-z-][0-9A-Za-z.+-]{0,40})?")
 
 
@@ -42,7 +45,9 @@ class MemberVersion(NamedTuple):
 
     name: str
     version: str
-    """Version of its program; "": unknown, because the broker has not reported since a restore."""
+    """The version of its program; "" if unknown, because the broker has not reported since the
+    database was restored.
+    """
 
 
 def parse_version(text: str) -> Version:
@@ -55,12 +60,12 @@ def parse_version(text: str) -> Version:
 
 OWN = parse_version(VERSION)
 FIRST_RELEASE = Version(0, 2)
-"""First released version, and the oldest that is accepted."""
+"""The first released version, and the oldest one that is accepted."""
 
 
 def minor_version_steps(old: Version, new: Version) -> float:
-    """Return the number of minor versions from `old` to `new`, negative if `new` is older; infinite
-    between major versions.
+    """Return the number of minor versions from `old` to `new`. It is negative if `new` is older,
+    and infinite between major versions.
     """
     if old.major != new.major:
         return float("inf") if new > old else float("-inf")
@@ -69,17 +74,19 @@ def minor_version_steps(old: Version, new: Version) -> float:
 
 def check_client(reported: str, own: str) -> None:
     """
-    Check, in a server, the version that a client reports.
+    Check, on a server, the version that a client reports.
 
     Raises:
-        InvalidRequestError: it is not a version.
-        VersionError: it is more than one minor version away, or was never released.
+        InvalidRequestError: `reported` is not a version.
+        VersionError: the version is more than one minor version away, or was never released.
     """
     _check_pair(client=reported, server=own)
 
 
 def check_server(reported: str, own: str) -> None:
-    """Check, in a client, the version that a server reports. Raises like `check_client`."""
+    """Check, on a client, the version that a server reports. Raises the same errors as
+    `check_client`.
+    """
     _check_pair(client=own, server=reported)
 
 
@@ -99,12 +106,12 @@ def _check_pair(*, client: str, server: str) -> None:
 
 def check_member(reported: str, cluster: Version, name: str) -> None:
     """
-    Check that a server may join, or stay in, a cluster of this version.
+    Check that a server may join a cluster of this version, or remain in it.
 
     Raises:
         InvalidRequestError: `reported` is not a version.
-        VersionError: it is more than one minor version newer, or is older: other members may write
-            formats that it cannot read.
+        VersionError: the version is more than one minor version newer, or it is older, so that
+            other members may write formats that the server cannot read.
     """
     version = parse_version(reported)
     steps_ahead = minor_version_steps(cluster, version)
@@ -126,15 +133,15 @@ def check_member(reported: str, cluster: Version, name: str) -> None:
 
 
 def decide_cluster_version(cluster: Version, members: Iterable[MemberVersion]) -> Version:
-    """Return the cluster's version for these members, at least the present one. It does not rise
-    while a member's version is unknown.
+    """Return the cluster's version for these members, which is never below the present one. It does
+    not rise while the version of any member is unknown.
     """
     versions = [parse_version(member.version) if member.version else cluster for member in members]
     return max(cluster, min(versions, default=cluster))
 
 
 def members_holding_back(cluster: Version, members: Iterable[MemberVersion]) -> list[str]:
-    """Return the members that are older than the newest one, and so hold back the cluster's
+    """Return the members that are older than the newest one, and therefore hold back the cluster's
     version.
     """
     member_versions = [

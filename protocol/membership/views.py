@@ -12,9 +12,9 @@ class RefusedBroker(Struct, frozen=True, kw_only=True):
     address: str
     problem: str = ""
     log_end: int = 0
-    """End of the log in its data folder, in bytes."""
+    """The end of the log in its data folder, in bytes."""
     known_log_end: int = 0
-    """End of the broker group's log in its last accepted report, in bytes."""
+    """The end of the broker group's log in its last accepted report, in bytes."""
     advice: str = ""
     """Advice for an operator."""
 
@@ -25,20 +25,22 @@ class BrokerView(Struct, frozen=True, kw_only=True):
     broker_group: str
     address: str
     available: bool
-    """True if it has reported itself within its ttl; it may still refuse writes."""
+    """True if it has reported within its ttl. It may still refuse writes."""
     silent_ms: int
     cordoned: bool = False
-    """True if it gets no new partitions."""
+    """True if it does not receive new partitions."""
     version: str = ""
-    """Version in its last report; "": it reported none."""
+    """The version in its last report; "" if it did not report one."""
     writable: bool = True
     """True if it accepted writes at its last report."""
     problem: str = ""
-    """Reason why it accepted no writes; "": it reported none."""
+    """The reason why it did not accept writes; "" if it did not report one."""
 
     @property
     def state(self) -> str:
-        """State as text: "available", "takes no writes: the disk is full", "silent for 12 s"."""
+        """The state as text, such as "available", "takes no writes: the disk is full" or "silent
+        for 12 s".
+        """
         if not self.available:
             return f"silent for {self.silent_ms // 1000} s"
         if not self.writable:
@@ -56,18 +58,18 @@ class MemberView(Struct, frozen=True):
 
     name: str
     version: str
-    """Version of its program; "": it reports none."""
+    """The version of its program; "" if it does not report one."""
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
     """A cluster, and the progress of its upgrade."""
 
     name: str
-    """Name of the cluster; "": no settings name it."""
+    """The name of the cluster; "" if it is not named in any settings."""
     version: str
-    """Lowest version of all members, which determines the formats that are written. It never
+    """The lowest version of all members, which determines the formats that are written. It never
     decreases.
     """
     members: tuple[MemberView, ...]
     held_back_by: tuple[str, ...]
-    """Names of the members that are older than the newest one."""
+    """The names of the members that are older than the newest one."""

@@ -1,7 +1,8 @@
-"""Brokers' responses about parked messages: to their owner in frames, to operators over HTTP. Pure.
+"""Brokers' responses about parked messages: in frames to their owner, and over HTTP to operators.
+Pure.
 
 FailingMessage reports the message that blocks a consumer group on a partition, because it keeps
-failing, or because its handler does not return.
+failing or its handler does not return.
 """
 
 from __future__ import annotations
@@ -30,31 +31,30 @@ class ParkedKeyRow(Struct, frozen=True, array_like=True):
 
 
 class ParkedView(Struct, frozen=True, kw_only=True):
-    """A parked key, for operators. `key_hex` is None for dead letters and messages that wait for
-    retry, "" for messages without a key.
+    """A parked key, for operators. `key_hex` is None for dead letters and for messages that wait
+    for a retry, and "" for messages without a key.
     """
 
     key_hex: str | None
     state: ParkState
     messages: int
     since_ms: int
-    """Time at which its first message was parked, by the broker's wall clock, in milliseconds since
-    1970.
+    """The time at which its first message was parked, by the broker's wall clock, in milliseconds
+    since 1970.
     """
     failure: Failure | None
     first_source: int
-    """Partition that stores the first message; `first_offset` is the offset in it."""
+    """The partition that stores the first message; `first_offset` is the message's offset in it."""
     first_offset: int
     tries: int | None = None
     """
-    Number of failed attempts of messages that wait for retry; None: they do not wait for retry.
+    The number of failed attempts of messages that wait for a retry; None if they do not wait for
+    one.
 
-    0: dead letters that an operator has selected for another attempt.
+    0 stands for dead letters that an operator has selected for another attempt.
     """
     next_ms: int | None = None
-    """Time of the next attempt, as their owner reported it, in milliseconds since 1970; None:
-    unknown.
-    """
+    """The retry time reported by their owner, in milliseconds since 1970; None if unknown."""
 
 
 class ParkedList(Struct, frozen=True, kw_only=True):
@@ -65,43 +65,45 @@ class ParkedList(Struct, frozen=True, kw_only=True):
     partition_id: int
     group: str
     frozen: bool
-    """True if the children of the partition have adopted these. They can then only be changed
-    there.
+    """True if the children of the partition have adopted the messages, which can then be changed
+    only there.
     """
     keys: list[ParkedView]
     more: bool
 
 
 ParkedDetail = tuple[int, int, int, int]
-"""Details of a row of failed messages: time of parking, time of the last failure, index of the
-failure in `faults`, time of the next attempt. A time of 0 and an index of -1 mean unknown.
+"""Details of a row of failed messages: the time of parking, the time of the last failure, the index
+of the failure in `faults`, and the retry time. A time of 0 and an index of -1 mean unknown.
 """
 
 
 class ParkedOffsets(Struct, frozen=True, kw_only=True):
-    """The first parked messages of a key, as (source, start, end), the oldest first."""
+    """The first parked messages of a key, as (source, start, end), oldest first."""
 
     rows: list[tuple[int, int, int]]
     messages: int
-    """Number of all parked messages of the key."""
+    """The total number of parked messages of the key."""
     edited: list[tuple[int, int]] = []
-    """(source, offset) of edited messages in these rows."""
+    """The edited messages in these rows, as (source, offset)."""
     details: list[ParkedDetail] = []
-    """Details of each row, if the request has `after`, and the messages are loose."""
+    """The details of each row, if the request has `after` and the messages are loose."""
     faults: list[Fault] = []
     more: bool = False
-    """True if more messages follow; only set if the request has `after`."""
+    """True if more messages follow. Set only if the request has `after`."""
 
 
 class ChangeParkedKey(Struct, frozen=True, kw_only=True):
-    """An operator's change of one parked key: redrive it, or skip some of its messages."""
+    """An operator's change to one parked key: redrive it, or skip some of its messages."""
 
     group: str
     key_hex: str | None
     skip: list[tuple[int, int, int]] | None = None
-    """Messages to skip, as (source, start, end); None: redrive the key."""
+    """The messages to skip, as (source, start, end); None to redrive the key."""
     retry: list[tuple[int, int, int]] | None = None
-    """Loose messages to redrive, as (source, start, end). Not used together with `skip`."""
+    """The loose messages to redrive, as (source, start, end). Must not be used together with
+    `skip`.
+    """
 
 
 _rows = msgspec.msgpack.Decoder(list[ParkedKeyRow])
@@ -116,12 +118,12 @@ def decode_key_rows(data: bytes | memoryview) -> list[ParkedKeyRow]:
 KEY_DIGEST_CHARS_MAX = 64
 
 HANGS_MS = 10_000
-"""Milliseconds after which a handler that has not returned, or a program that has not acked a
-message, counts as hanging.
+"""The time after which a handler that has not returned, or a program that has not acked a message,
+counts as hanging, in milliseconds.
 """
 RUNNING = "running"
-"""`FailingMessage.kind` of a hanging message: the handler has not returned, or the program has not
-acked it.
+"""The `FailingMessage.kind` of a hanging message: the handler has not returned, or the program has
+not acked the message.
 """
 
 
@@ -132,27 +134,27 @@ class FailingMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     offset: int
     key_digest: Annotated[str, Meta(max_length=KEY_DIGEST_CHARS_MAX)]
-    """Digest of the key, as in logs; the key itself may be confidential."""
+    """A digest of the key, as in logs. The key itself may be confidential."""
     since_ms: int
-    """Time of the first failure, or of the start of the hanging attempt, in milliseconds since 1970
-    by the consumer's wall clock.
+    """The time of the first failure, or of the start of the hanging attempt, by the consumer's wall
+    clock, in milliseconds since 1970.
     """
     attempts: int
-    """Number of failed attempts, including those of earlier owners."""
+    """The number of failed attempts, including those of earlier owners."""
     kind: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
-    """Class name of its last error; RUNNING if it hangs."""
+    """The class name of its last error, or RUNNING if it hangs."""
     text: Annotated[str, Meta(max_length=FAILURE_TEXT_CHARS_MAX)]
     client: Annotated[str, Meta(max_length=FAILURE_KIND_CHARS_MAX)]
-    """Name of the consumer."""
+    """The name of the consumer."""
     at_ms: int
-    """Time of the last failure, or of the last check that found it hanging; same unit as
+    """The time of the last failure, or of the last check that found it hanging. Same unit as
     `since_ms`.
     """
     source: int | None = None
-    """Partition that stores it, if it is redriven; None: it was not parked."""
+    """The partition that stores it, if it is being redriven; None if it was not parked."""
     running_ms: int | None = None
-    """Milliseconds for which the handler or the program had been working on the message at `at_ms`;
-    None: it waits for its next attempt.
+    """How long the handler or the program had been working on the message at `at_ms`, in
+    milliseconds; None if it waits for its next attempt.
     """
 
 

@@ -1,1 +1,1 @@
-"""Where a read starts and ends: instants, and bounds of partitions. Pure."""
+"""Where a read begins and ends: instants, and the bounds of partitions. Pure."""

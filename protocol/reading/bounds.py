@@ -1,4 +1,4 @@
-"""Bodies of the call that plans a read, and the bounds of a read in each partition. Pure.
+"""The bodies of the call that plans a read, and the bounds of a read in each partition. Pure.
 
 `order_points` converts a point in time to an offset in each partition of a lineage. A read up to
 these offsets contains no message without all earlier messages of its key.
@@ -8,8 +8,8 @@ these offsets contains no message without all earlier messages of its key.
                          ╰─ the point moves to 0, because 0 and 1 follow 4 and 5 in order
 
 Invariant
-    Conversion keeps the order of points: ranges `[a, b)` and `[b, c)` over the same partitions have
-    neither a gap nor an overlap.
+    The conversion preserves the order of points: between the ranges `[a, b)` and `[b, c)` of the
+    same partitions, there is neither a gap nor an overlap.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from ..ids import MAX_I64
 from ..progress import AtMs
 
 BOUNDS_AT_ONCE_MAX = 1_000
-"""Maximum number of partitions in one call; more would block the broker's event loop for too
+"""The maximum number of partitions in one call. More would block the broker's event loop for too
 long.
 """
 
 
 class BoundsOf(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The query for the bounds of one partition."""
+    """A query for the bounds of one partition."""
 
     partition_id: Annotated[int, Meta(ge=1, le=MAX_I64)]
     at_ms: Annotated[tuple[AtMs, ...], Meta(max_length=2)] = ()
-    """Times in milliseconds since 1970; for each, the first message stored at or after it is looked
+    """Times in milliseconds since 1970. For each, the first message stored at or after it is looked
     up.
     """
     groups: Annotated[tuple[str, ...], Meta(max_length=2)] = ()
-    """Consumer groups whose cursors are requested."""
+    """The consumer groups whose cursors are requested."""
 
 
 class AskBounds(Struct, frozen=True, kw_only=True):
@@ -48,23 +48,26 @@ class AskBounds(Struct, frozen=True, kw_only=True):
 
 
 class PartitionBounds(Struct, frozen=True, kw_only=True):
-    """The bounds of a partition, which stores the offsets `[first_offset, next_offset)`."""
+    """The bounds of a partition that stores the offsets `[first_offset, next_offset)`."""
 
     partition_id: int
     first_offset: int
     next_offset: int
     first_at_ms: int | None = None
-    """Time at which its first message was stored, in milliseconds since 1970; None: it has none."""
+    """The time at which its first message was stored, in milliseconds since 1970; None if it has no
+    messages.
+    """
     removed_from_ms: int | None = None
-    """Earliest time at which retention may remove its first message, in milliseconds since 1970,
-    unless a group or a job still needs it; None: retention by age and by size is off.
+    """The earliest time at which retention may remove its first message, in milliseconds since
+    1970, unless a group or a job still needs that message; None if retention by age and by size is
+    off.
     """
     message_bytes: int = 0
-    """Approximate bytes of one message in the log: the mean of the first batch."""
+    """The approximate size of a message in the log, in bytes: the mean of the first batch."""
     offsets_at: tuple[int | None, ...] = ()
-    """First offset stored at or after each requested time; None: there is none."""
+    """The first offset stored at or after each requested time; None if there is none."""
     cursors: tuple[int | None, ...] = ()
-    """Durable cursor of each requested group; None: it has not read the partition."""
+    """The durable cursor of each requested group; None if the group has not read the partition."""
 
 
 class BoundsList(Struct, frozen=True, kw_only=True):
@@ -81,10 +84,11 @@ def nearest_ancestors(
     parents: Mapping[N, Iterable[N]], within: Collection[N]
 ) -> dict[N, frozenset[N]]:
     """
-    Return the nearest ancestors in `within` of each partition.
+    Return the nearest ancestors of each partition that are in `within`.
 
     Args:
-        parents: parents by partition id, which have lower ids; a missing partition has none.
+        parents: maps partition ids to parents, which have lower ids. A partition that is missing
+            has no parents.
     """
     nearest: dict[N, frozenset[N]] = {}
     for partition_id in sorted(parents):
@@ -97,31 +101,31 @@ def nearest_ancestors(
 
 @dataclass(frozen=True, slots=True)
 class LocalPoint:
-    """A point in time as an offset of one partition, which has the offsets `[first, end)`, by the
-    partition's own clock.
+    """A point in time as an offset of one partition, which stores the offsets `[first, end)`,
+    according to the partition's own clock.
     """
 
     first: int
     end: int
     at: int
-    """First message at or after the point; `end`: there is none."""
+    """The first message at or after the point, or `end` if there is none."""
 
 
 def order_points(
     own_points: Mapping[int, LocalPoint], parents: Mapping[int, Collection[int]]
 ) -> dict[int, int]:
     """
-    Return the offset of a point by partition id: the first offset if an ancestor has messages at or
-    after the point, otherwise `LocalPoint.at`.
+    Return a dict that maps partition ids to the offset of a point: the first offset if an ancestor
+    has messages at or after the point, otherwise `LocalPoint.at`.
 
     Args:
-        own_points: the point by each partition's own clock, by partition id.
-        parents: parents by partition id, which have lower ids; also for partitions that are not in
-            `own_points`, because lineage passes through them.
+        own_points: maps partition ids to the point according to each partition's own clock.
+        parents: maps partition ids to parents, which have lower ids. Also contains partitions that
+            are not in `own_points`, because the lineage passes through them.
     """
     offsets: dict[int, int] = {}
     pending_ids: set[int] = set()
-    """Partitions with messages at or after the point, and all their descendants."""
+    """The partitions with messages at or after the point, and all their descendants."""
     for partition_id in sorted(own_points.keys() | parents.keys()):
         follows_unread = not pending_ids.isdisjoint(parents.get(partition_id, ()))
         point = own_points.get(partition_id)

@@ -14,28 +14,28 @@ _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 GroupStartOption = str | datetime | timedelta
-"""\"earliest\", \"latest\", or an instant in the past."""
+""""earliest", "latest", or an instant in the past."""
 SKEW_MS = 1_000
-"""Milliseconds by which an instant may be in the future, because the clocks of a cluster differ. It
-then counts as now.
+"""How far an instant may be in the future, because the clocks of a cluster differ, in milliseconds.
+It then counts as now.
 """
 
 SECONDS = range(1_000_000_000, 100_000_000_000)
-"""Numbers that are probably seconds, in the years 2001 to 5138. As milliseconds they would mean
+"""Numbers that are probably seconds, in the years 2001 to 5138. As milliseconds, they would be in
 1970 to 1973, before keylane existed.
 """
 FINER_MIN = 100_000_000_000_000
-"""Lowest number that is probably micro- or nanoseconds, of 1973 or later. As milliseconds it would
-mean 5138.
+"""The lowest number that is probably in micro- or nanoseconds, from 1973 on. As milliseconds, it
+would be in 5138.
 """
 
 
 def check_unit(name: str, at_ms: object) -> None:
     """
-    Check that an instant is in milliseconds. A value that is not an int is ignored.
+    Check that an instant is in milliseconds. Values that are not ints are ignored.
 
     Raises:
-        InvalidRequestError: it is probably in seconds, or in micro- or nanoseconds.
+        InvalidRequestError: the instant is probably in seconds, or in micro- or nanoseconds.
     """
     if type(at_ms) is not int:
         return
@@ -54,15 +54,15 @@ def since_1970_ms(at: datetime) -> int:
     """
     Convert a datetime with a time zone to milliseconds since 1970, exactly.
 
-    The float of `datetime.timestamp` is not exact: from 2038 on, a quarter of all results would be
-    one too low.
+    The float returned by `datetime.timestamp` is not exact: from 2038 on, a quarter of all results
+    would be too low by one.
     """
     return (at - _BEGIN) // _MS
 
 
 def parse_ago_ms(text: str) -> int | None:
-    """Parse a time ago, such as "-1h" or "-30s", as milliseconds; return None for any other
-    text.
+    """Parse a time ago, such as "-1h" or "-30s", and return it in milliseconds. Return None for any
+    other text.
     """
     match = _AGO.fullmatch(text)
     return None if match is None else int(match[1]) * _UNIT_MS[match[2]]
@@ -75,10 +75,11 @@ def parse_instant_ms(given: datetime | timedelta | str, *, now_ms: int) -> int:
     Args:
         given: a datetime with a time zone, a negative timedelta, a time ago such as "-1h", "-15m"
             or "-2d", or an ISO 8601 time with a zone.
-        now_ms: current time by the caller's wall clock, in milliseconds since 1970.
+        now_ms: the current time by the caller's wall clock, in milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: another value, no time zone, before 1970, or in the future.
+        InvalidRequestError: `given` is some other value, has no time zone, is before 1970, or is in
+            the future.
     """
     if is_not_a_time(given):
         raise InvalidRequestError(
@@ -122,10 +123,10 @@ def _parse_iso_time(text: str) -> datetime:
 
 def group_start(given: GroupStartOption | GroupStart | None, *, now_ms: int) -> GroupStart | None:
     """
-    Convert a start option to the GroupStart of a new group; None stays None.
+    Convert a start option to the GroupStart of a new group. None is returned unchanged.
 
     Raises:
-        ConfigError: it is neither "earliest", "latest", nor an instant in the past.
+        ConfigError: `given` is neither "earliest" nor "latest" nor an instant in the past.
     """
     if given is None or isinstance(given, GroupStart):
         return given

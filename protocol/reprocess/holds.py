@@ -1,7 +1,7 @@
-"""Bodies of the call that protects messages of a partition from retention. Pure.
+"""The bodies of the call that protects messages of a partition from retention. Pure.
 
 A hold belongs to a job. It protects the messages from an offset on, and expires after its ttl
-unless the job renews it.
+unless it is renewed by the job.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from msgspec import Meta, Struct
 from ..ids import MAX_I64
 
 HOLD_TTL_MS_MAX = 86_400_000
-"""Maximum ttl: one day. The hold of a dead job can fill a disk for that long."""
+"""The maximum ttl in milliseconds: one day. The hold of a dead job can fill a disk for that
+long.
+"""
 HOLDS_PER_PARTITION_MAX = 16
 Offset = Annotated[int, Meta(ge=0, le=MAX_I64)]
 TtlMs = Annotated[int, Meta(ge=0, le=HOLD_TTL_MS_MAX)]
 
 
 class SetHold(Struct, frozen=True, kw_only=True):
-    """Protect the messages of a partition from an offset on. A repeat only renews the hold."""
+    """Protect the messages of a partition from an offset on. Repeating the call only renews the
+    hold.
+    """
 
     job: str
-    """Job to which the hold belongs. A later hold of the same job replaces it."""
+    """The job to which the hold belongs. A later hold of the same job replaces this one."""
     from_offset: Offset = 0
     ttl_ms: TtlMs
-    """Milliseconds until the hold expires unless it is renewed; 0 ends the hold."""
+    """The time until the hold expires unless it is renewed, in milliseconds; 0 ends the hold."""
 
 
 class HoldView(Struct, frozen=True, kw_only=True):
@@ -34,10 +38,10 @@ class HoldView(Struct, frozen=True, kw_only=True):
 
     job: str
     from_offset: int
-    """Offset of the first protected message."""
+    """The offset of the first protected message."""
     ttl_ms: int
     left_ms: int
-    """Milliseconds until it expires, unless it is renewed."""
+    """The time until it expires unless it is renewed, in milliseconds."""
 
 
 class Held(Struct, frozen=True, kw_only=True):

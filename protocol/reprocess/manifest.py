@@ -31,50 +31,54 @@ Count = Annotated[int, Meta(ge=0, le=MAX_I64)]
 
 
 class SourceRange(Struct, frozen=True, kw_only=True):
-    """Offsets `[start, end)` of a partition, whose order in the subject is (`queue`, `epoch`)."""
+    """The offsets `[start, end)` of a partition, whose order in the subject is (`queue`,
+    `epoch`).
+    """
 
     partition_id: Count
     start: Count
     end: Count
     queue: Count = 0
     epoch: Count = 0
-    """Depth of the partition in the lineage."""
+    """The depth of the partition in the lineage."""
 
 
 class JobPiece(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A part of a range for which the job has stored its output."""
+    """A part of a range whose output has been stored by the job."""
 
     partition_id: Count
     start: Count
     end: Count
     rows: Count
-    """Number of rows of output."""
+    """The number of output rows."""
     digest: str
-    """Digest of the output rows, computed by column, independent of their batches."""
+    """The digest of the output rows. It is computed by column, so it does not depend on how the
+    rows are divided into batches.
+    """
     file: str
-    """Name of the file in the folder; "": the rows are in a subject."""
+    """The name of the file in the folder; "" if the rows are in a subject."""
     code: str = ""
-    """Code of the earlier run that produced it; "": the code of the manifest."""
+    """The code of the earlier run that produced it; "" stands for the code of the manifest."""
     parked: Count = 0
-    """Number of messages without a row, because the function failed for them."""
+    """The number of messages without a row, because the function failed for them."""
 
 
 class SubjectOutput(Struct, frozen=True, kw_only=True):
-    """The target subject of the rows, and the hidden subject that contains them until it is
+    """The target subject of the rows, and the hidden subject that contains the rows until it is
     published.
     """
 
     target: str
     hidden: str
     subject_id: Count = 0
-    """Id of the hidden subject, which distinguishes it from others of its name; 0: not created
-    yet.
+    """The id of the hidden subject, which distinguishes it from others with the same name; 0 if it
+    has not been created yet.
     """
     published: bool = True
-    """True if the job publishes it; False: an operator does, with `keylane subject publish`."""
+    """True if the job publishes it; False if an operator does, with `keylane subject publish`."""
     messages: dict[Count, Count] | UnsetType = UNSET
-    """Number of messages by partition of the hidden subject, once the job is complete. They begin
-    at offset 0.
+    """Maps the partitions of the hidden subject to their numbers of messages, once the job is
+    complete. The messages begin at offset 0.
     """
 
 
@@ -83,31 +87,33 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     job: str
     code: str
-    """Code of the latest run that had pieces to process, as module:function@digest. The digest
-    covers its source and the modules that it imports.
+    """The code of the latest run that had pieces to process, as module:function@digest. The digest
+    covers the function's source and the modules that it imports.
     """
     subject: str
     planned_at_ms: Count
-    """Milliseconds since 1970, by the wall clock of the planning program."""
+    """When the job was planned, by the wall clock of the planning program, in milliseconds since
+    1970.
+    """
     ranges: tuple[SourceRange, ...]
     piece_rows: Annotated[int, Meta(ge=1)]
     pieces: tuple[JobPiece, ...] = ()
     format: int = FORMAT
     output: SubjectOutput | UnsetType = UNSET
-    """Output subject; unset if the output is Parquet files."""
+    """The output subject; unset if the output consists of Parquet files."""
     earlier_codes: tuple[str, ...] | UnsetType = UNSET
-    """Codes of earlier runs, whose pieces remain valid."""
+    """The codes of earlier runs, whose pieces remain valid."""
 
     @property
     def mark(self) -> str:
-        """Mark of pieces of the current run: its code, and the hidden subject that contains its
+        """The mark of pieces of the current run: its code, and the hidden subject that contains its
         rows.
         """
         return self._mark(self.code)
 
     @property
     def earlier_marks(self) -> dict[str, str]:
-        """Codes of earlier runs whose pieces remain valid, by the mark of these pieces."""
+        """Maps the marks of pieces of earlier runs that remain valid to the codes of these runs."""
         return {self._mark(code): code for code in self.earlier_codes or ()}
 
     def _mark(self, code: str) -> str:
@@ -115,17 +121,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
     @property
     def parked(self) -> int:
-        """Number of messages without a row, in all pieces."""
+        """The number of messages without a row, in all pieces."""
         return sum(piece.parked for piece in self.pieces)
 
     @property
     def rows_in(self) -> int:
-        """Number of messages in the ranges."""
+        """The total number of messages in the ranges."""
         return sum(each.end - each.start for each in self.ranges)
 
     @property
     def rows_out(self) -> int:
-        """Number of rows in the pieces."""
+        """The total number of rows in the pieces."""
         return sum(piece.rows for piece in self.pieces)
 
 
@@ -142,7 +148,7 @@ def decode_manifest(data: bytes, *, where: str) -> Manifest:
     Decode a manifest.
 
     Raises:
-        JobError: the bytes are not a manifest, or a newer program wrote them.
+        JobError: the bytes are not a manifest, or were written by a newer program.
     """
     try:
         manifest = _decoder.decode(data)
@@ -170,8 +176,8 @@ def continue_with_code(manifest: Manifest, code: str) -> Manifest:
 
 
 def missing_pieces(manifest: Manifest, done: Sequence[JobPiece]) -> list[SourceRange]:
-    """Return the pieces of at most `piece_rows` messages that are not done yet, in the order of the
-    ranges.
+    """Return the pieces that are not done yet, each with at most `piece_rows` messages, in the
+    order of the ranges.
     """
     covered = {(piece.partition_id, piece.start, piece.end) for piece in done}
     return [
@@ -193,9 +199,10 @@ def cut_range(whole: SourceRange, piece_rows: int) -> list[SourceRange]:
 
 def live_offsets(manifest: Manifest, *, where: str) -> dict[int, int]:
     """
-    Return the offsets at which live reading continues after the backfill, by partition id.
+    Return a dict that maps partition ids to the offsets at which live reading continues after the
+    backfill.
 
-    Other partitions were opened later, and are read from their first message.
+    Partitions that are not listed were opened later, and are read from their first message.
 
     Raises:
         JobError: the backfill is not complete.
@@ -217,7 +224,7 @@ def build_group_start(manifest: Manifest, *, subject: str, where: str) -> GroupS
     Return the start of a consumer group that continues after a backfill.
 
     Raises:
-        JobError: the backfill is of another subject, is not complete, or has no partition.
+        JobError: the backfill belongs to another subject, is not complete, or has no partitions.
     """
     if manifest.subject != subject:
         raise JobError(
@@ -232,12 +239,14 @@ def build_group_start(manifest: Manifest, *, subject: str, where: str) -> GroupS
 
 
 SOURCE = "keylane.source"
-"""Property of a row: the partition and the offset of the message from which it was produced."""
+"""The property of a row that contains the partition and offset of the message from which the row
+was produced.
+"""
 
 
 def parse_source(row: Message[Any]) -> tuple[int, int] | None:
-    """Return the partition id and the offset of the message from which a row was produced; None if
-    its properties do not contain them.
+    """Return the partition id and the offset of the message from which a row was produced, or None
+    if its properties do not contain them.
     """
     try:
         text = row.properties.get(SOURCE)

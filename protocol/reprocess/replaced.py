@@ -1,14 +1,14 @@
-"""Finds the partitions whose rows replaced messages, and those that a backfill makes redundant.
-Pure.
+"""Finds the partitions whose rows have replaced messages, and the partitions that a backfill makes
+redundant. Pure.
 
-P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
-                                                                     H between P and C
+    P open ─▶ cut: P sealed, C open after P ─▶ rows in H made from P ─▶ published: P expired,
+                                                                         H between P and C
 
-backfill of P up to its end      ─▶ all rows of H are made from messages that it contains:
-                                    live reading continues after them
-backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset
-                                    separates them
-backfill without a message of P  ─▶ H is read from its first row
+    backfill of P up to its end      ─▶ all rows of H are made from messages that it contains:
+                                        live reading continues after them
+    backfill of P up to the middle   ─▶ H has rows of both kinds, in any order: no offset
+                                        separates them
+    backfill without a message of P  ─▶ H is read from its first row
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ AGAIN = (
 
 def replaced_by_rows(parents: Mapping[int, Collection[int]]) -> dict[int, frozenset[int]]:
     """
-    Return the partitions whose messages were replaced, by the partition that has the rows.
+    Return a dict that maps each partition of rows to the partitions whose messages it replaces.
 
     A partition of rows is recognised as a parent that continues another parent of the same child:
     no other operation seals a partition twice.
 
     Args:
-        parents: parents by partition id.
+        parents: maps partition ids to parents.
     """
     replaced_ids: dict[int, frozenset[int]] = {}
     for siblings in parents.values():
@@ -49,23 +49,25 @@ def ends_behind_rows(
     cursors: Mapping[int, int],
 ) -> dict[int, int]:
     """
-    Return the end offsets of the partitions whose rows all come from messages of a backfill, by
-    partition id.
+    Return a dict that maps the partitions whose rows all come from messages of a backfill to their
+    end offsets.
 
     Args:
-        replaced_ids: result of `replaced_by_rows`.
-        parents: parents by partition id.
-        ends: end offset by partition id; None: it is open, or its end is not known.
-        cursors: offset at which the backfill ended, by partition id, for each partition that had
-            data then.
+        replaced_ids: the result of `replaced_by_rows`.
+        parents: maps partition ids to parents.
+        ends: maps partition ids to end offsets, or to None if the partition is open or its end is
+            unknown.
+        cursors: maps each partition that had data at the end of the backfill to the offset at which
+            the backfill ended.
 
     Raises:
-        JobError: a partition has rows both from messages of the backfill and from others.
+        JobError: a partition has both rows from messages of the backfill and rows from other
+            messages.
     """
     older_partitions = {
         each for partition_id in cursors for each in _find_ancestors(partition_id, parents)
     }
-    """Ancestors of the backfill's partitions, which precede it."""
+    """The ancestors of the backfill's partitions, which precede it."""
     row_ends: dict[int, int] = {}
     for rows in sorted(replaced_ids.keys() - cursors.keys()):
         later_partitions, has_earlier = [], False

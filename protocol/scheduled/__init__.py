@@ -1,1 +1,1 @@
-"""Scheduled messages: delivery time, receipt, outcome of a cancellation."""
+"""Scheduled messages: delivery times, receipts, and the outcomes of cancellations."""

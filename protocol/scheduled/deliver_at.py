@@ -8,9 +8,9 @@ from ..errors import InvalidRequestError, Reason
 from ..text import is_not_a_time, parse_number
 
 AHEAD_MS_MAX = 366 * 86_400_000
-"""Maximum time ahead in milliseconds: one year, including a leap year."""
+"""How far ahead a delivery time may be, in milliseconds: one year, including a leap year."""
 SECONDS_MAX = 100_000_000_000
-"""Number below which a time is probably in seconds instead of milliseconds."""
+"""The number below which a time is probably in seconds rather than milliseconds."""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
 
@@ -21,11 +21,11 @@ def deliver_at_ms(given: object, *, now_ms: int) -> int:
 
     Args:
         given: a datetime with a time zone, or a whole number of milliseconds.
-        now_ms: current time by the caller's wall clock, in milliseconds since 1970.
+        now_ms: the current time by the caller's wall clock, in milliseconds since 1970.
 
     Raises:
-        InvalidRequestError: another type, no time zone, not later than now, or over AHEAD_MS_MAX
-            ahead.
+        InvalidRequestError: `given` is of another type, has no time zone, is not in the future, or
+            is more than AHEAD_MS_MAX ahead.
     """
     return check_deliver_at(_instant_ms(given), now_ms=now_ms)
 
@@ -51,14 +51,15 @@ def _instant_ms(given: object) -> int:
 
 def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -> int:
     """
-    Return `at_ms`, after checking that it is in the future, but not too far.
+    Check that `at_ms` is in the future, but not too far ahead, and return it.
 
     Args:
-        latest_ms: current time by another clock, not earlier than `now_ms`; either of the two may
-            be right.
+        latest_ms: the current time by another clock, not earlier than `now_ms`. Either of the two
+            may be right.
 
     Raises:
-        InvalidRequestError: it is not later than `now_ms`, or over AHEAD_MS_MAX ahead of both.
+        InvalidRequestError: `at_ms` is not later than `now_ms`, or is more than AHEAD_MS_MAX ahead
+            of both.
     """
     if at_ms <= now_ms:
         seconds = " (seconds since 1970?  milliseconds are needed)" if at_ms < SECONDS_MAX else ""
@@ -80,15 +81,15 @@ def check_deliver_at(at_ms: int, *, now_ms: int, latest_ms: int | None = None) -
 
 
 def read_deliver_at(text: str, *, now_ms: int) -> int:
-    """Parse and check a delivery time: milliseconds, or an ISO 8601 time with a zone. Raises
-    InvalidRequestError.
+    """Parse and check a delivery time, which is given in milliseconds or as an ISO 8601 time with a
+    zone. Raises InvalidRequestError.
     """
     return check_deliver_at(read_instant_ms(text), now_ms=now_ms)
 
 
 def read_instant_ms(text: str) -> int:
-    """Parse a time, without checking that it is in the future. Raises InvalidRequestError if it is
-    not a time, or has no zone.
+    """Parse a time without checking that it is in the future. Raises InvalidRequestError if it is
+    not a time or has no zone.
     """
     number = parse_number(text.removeprefix("-"))
     if number is not None:
@@ -114,5 +115,5 @@ def format_time(time_ms: int) -> str:
 
 
 def _wire_int(at_ms: int) -> int | None:
-    """Return the number if the wire can carry it, else None."""
+    """Return the number if it can be sent on the wire, otherwise None."""
     return at_ms if abs(at_ms) < 2**63 else None

@@ -8,18 +8,18 @@ import msgspec
 
 
 class ScheduledReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipt of a scheduled message, which a broker keeps durably until its delivery. Pass it
-    to `cancel`.
+    """The receipt for a scheduled message, which a broker keeps durably until it is delivered. It
+    can be passed to `cancel`.
     """
 
     scheduled_id: str
     subject: str
     broker_group: str
-    """Broker group that keeps the message until its delivery."""
+    """The broker group that keeps the message until it is delivered."""
     deliver_at_ms: int
-    """Time of delivery in milliseconds since 1970."""
+    """The time of delivery, in milliseconds since 1970."""
     durable: str
-    """How durable the message is; "fsync": on the broker's disk."""
+    """How durable the message is. "fsync" means that it is on the broker's disk."""
     duplicate: bool = False
     """True if an earlier request with the same idempotency key has already stored the message."""
 
@@ -28,10 +28,10 @@ class CancelOutcome(enum.StrEnum):
     """
     The outcome of a cancellation.
 
-    CANCELED: the message was waiting, and will never be delivered; a repeat has the same outcome.
-    DELIVERED: it is stored in its subject, or on its way there.
-    DROPPED: it was not delivered at its time, and never will be, because its subject was deleted,
-        or accepts no message of its size.
+    CANCELED: the message was waiting, and will never be delivered. Repeating the call has the same
+    outcome. DELIVERED: it is stored in its subject, or is about to be. DROPPED: it was not
+    delivered at its time and never will be, because its subject was deleted or does not accept
+    messages of its size.
     """
 
     CANCELED = "canceled"
@@ -40,7 +40,7 @@ class CancelOutcome(enum.StrEnum):
 
 
 class ScheduledList(msgspec.Struct, frozen=True, kw_only=True):
-    """The receipts of the scheduled messages of a request, in the same order."""
+    """The receipts for the scheduled messages of a request, in the same order."""
 
     receipts: list[ScheduledReceipt]
 
@@ -52,20 +52,20 @@ class CanceledScheduled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScheduledView(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduled message that a broker keeps until its delivery."""
+    """A scheduled message that a broker keeps until it is delivered."""
 
     scheduled_id: str
     subject: str
     broker_group: str
     deliver_at_ms: int
-    """Time of delivery in milliseconds since 1970."""
+    """The time of delivery, in milliseconds since 1970."""
     size_bytes: int
-    """Approximate bytes in the broker's journal."""
+    """The approximate size in the broker's journal, in bytes."""
     due: bool
-    """True if its time has passed: it is being delivered, or cannot be stored now."""
+    """True if its time has passed: it is being delivered, or cannot be stored at present."""
     drop: str = ""
-    """Reason why it will be dropped at its time, according to the metaserver; empty if it will be
-    delivered, or if no metaserver responds.
+    """The reason why it will be dropped at its time, according to the metaserver; "" if it will be
+    delivered or no metaserver responds.
     """
 
 
@@ -74,5 +74,5 @@ class ScheduledPage(msgspec.Struct, frozen=True, kw_only=True):
 
     broker_group: str
     count: int
-    """Total number of scheduled messages of the requested subject at the broker."""
+    """The total number of scheduled messages for the requested subject at the broker."""
     messages: list[ScheduledView]

@@ -1,1 +1,1 @@
-"""The index of the log by partition: an interface and two implementations."""
+"""The index of the log by partition: an interface and two implementations of it."""

@@ -5,11 +5,11 @@
         ─▶ index/journal-…
 
 A lookup bisects the first units of the partition's blocks, which are in memory, and reads one
-block. Units that were dispatched after the last checkpoint are not durable; a start dispatches them
-again from the log.
+block. Units that were dispatched after the last checkpoint are not durable; they are dispatched
+again from the log when the broker starts.
 
-Source: RocketMQ has a file per queue, which costs a descriptor, a mapping and a sync per queue (its
-issues #202, #7318, #5091).
+RocketMQ, in contrast, has a file per queue, which costs a descriptor, a mapping and a sync per
+queue (its issues #202, #7318, #5091).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .interface import FIND_UNITS_MAX, Unit, gap_error
 log = logging.getLogger("keylane.broker")
 
 RETAIN_PARTITIONS = 500
-"""The number of partitions that one step of `retain` handles."""
+"""The number of partitions that are handled in one step of `retain`."""
 
 
 class FileConsumeQueues:
@@ -53,7 +53,7 @@ class FileConsumeQueues:
         self._changed_ids: set[int] = set()
         """The partitions that have changed since the journal's last frame."""
         self._first_block: int | None = None
-        """The number of the first block to keep; the next checkpoint removes earlier ones."""
+        """The number of the first block to keep. The next checkpoint removes earlier ones."""
 
     @property
     def position(self) -> int:
@@ -72,7 +72,7 @@ class FileConsumeQueues:
             return
         queues = self._queues
         if len(units) > 1:
-            self._check_contiguous(units)  # all of them, before the first is added
+            self._check_contiguous(units)  # checks all of them before the first is added
         with self._lock:
             for partition_id, unit in units:
                 base_offset, count, position, length, appended_at_ms = unit
@@ -112,7 +112,7 @@ class FileConsumeQueues:
                     encode_block(partition_id, queue.state[2][:UNITS_BYTES])
                 )
             except StorageError as error:
-                # The log has the batches. The units stay in memory until the next attempt.
+                # The log has these batches. The units stay in memory until the next attempt.
                 log.warning("%s", error.message)
                 return
             queue.add_block(number, UNITS_BYTES)
@@ -135,7 +135,7 @@ class FileConsumeQueues:
         return units
 
     def _units_from(self, partition_id: int, queue: Queue, offset: int) -> Iterator[Unit]:
-        """Yield the units of a partition, beginning with the one that contains `offset`."""
+        """Yield the units of a partition, beginning with the unit that contains `offset`."""
         blocks, count, tail = queue.state
         if count and not (tail and unit_at(tail, 0).base_offset <= offset):
             block = max(bisect_right(blocks.offsets, offset, 0, count) - 1, 0)
@@ -210,7 +210,7 @@ class FileConsumeQueues:
             yield [
                 (partition_id, first_offset)
                 for partition_id, queue in queues
-                if queue is not None  # otherwise it was forgotten meanwhile
+                if queue is not None  # otherwise it was forgotten in the meantime
                 and (first_offset := self._find_first_offset_at(partition_id, queue, position))
                 > queue.first_offset
             ]
@@ -224,7 +224,7 @@ class FileConsumeQueues:
             new_first_offsets = []
             for partition_id in ids[start : start + RETAIN_PARTITIONS]:
                 queue = self._queues[partition_id]
-                # Wait until the journal no longer names its blocks, which are being removed.
+                # Wait until the journal no longer refers to its blocks, which are being removed.
                 if (
                     partition_id in dropped
                     and queue.first_offset == queue.next_offset
@@ -247,8 +247,8 @@ class FileConsumeQueues:
         self._first_block = min(first_blocks, default=self._blocks.end)
 
     def _find_first_offset_at(self, partition_id: int, queue: Queue, position: int) -> int:
-        """Return the base offset of the first unit at or above `position`; the next offset if there
-        is none.
+        """Return the base offset of the first unit at or above `position`, or the next offset if
+        there is none.
         """
         blocks, count, tail = queue.state
         block = bisect_left(blocks.positions, position, 0, count)

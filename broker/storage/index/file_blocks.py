@@ -1,4 +1,4 @@
-"""Blocks of 4 KiB with units, in files that all partitions share. Does disk I/O through `Files`.
+"""Blocks of units, 4 KiB each, in files that all partitions share. Does disk I/O through `Files`.
 
     index/00000000000000000000.blocks   index/00000000000000016384.blocks   …
         each named by its first block
@@ -9,7 +9,8 @@
     └─────────────────┴──────────────┴────────────────────┴────────────┴───────────┘
 
 Blocks of all partitions are numbered together and share the files, so ten thousand partitions need
-one sync and a few descriptors. A block has units of one partition, so one read gets 127 units.
+only one sync and a few descriptors. All units of a block belong to one partition, so one read
+returns 127 units.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FOLDER = "index"
 SUFFIX = ".blocks"
 BLOCK_BYTES = 4096
 FILE_BLOCKS = 16_384
-"""The number of blocks in a file, which then has 64 MiB."""
+"""The number of blocks in a file, which makes a file 64 MiB large."""
 MAGIC = 0x314B494B
 _HEADER = struct.Struct("<IIQI12x")
 _AFTER_CRC = struct.Struct("<QI12x")
@@ -35,7 +36,7 @@ assert _HEADER.size + UNITS_BYTES == BLOCK_BYTES
 
 
 def encode_block(partition_id: int, units: bytes | bytearray) -> bytes:
-    """Return a full block, ready to be written."""
+    """Encode a full block for writing."""
     assert len(units) == UNITS_BYTES
     content = _AFTER_CRC.pack(partition_id, BLOCK_UNITS) + units
     return struct.pack("<II", MAGIC, crc32c.crc32c(content)) + content
@@ -54,11 +55,11 @@ class BlockFiles:
         self.end = 0
         """The number of the next block."""
         self._open_files: dict[str, AppendFile] = {}
-        """Path → file: the last file, and those written since the last sync."""
+        """Maps paths to files: the last file, and those written since the last sync."""
         self._folder_unsynced = False
         """True if a file was created since the last sync."""
         self._sync_failure = ""
-        """The text of a failed sync's error; "" if no sync has failed."""
+        """The text of the error of a failed sync; "" if no sync has failed."""
 
     def bases(self) -> list[int]:
         """Return the sorted numbers of the first blocks of the files on the disk."""
@@ -110,12 +111,12 @@ class BlockFiles:
         Make all written blocks durable.
 
         Raises:
-            FlushFailedError: blocks may be lost; every later call raises StorageError.
+            FlushFailedError: blocks may have been lost; every later call raises StorageError.
         """
         if self._sync_failure:
             raise StorageError(self._sync_failure)
         # A block that is written during the sync may not be durable, so close only files that were
-        # full before.
+        # already full.
         current = block_path(self.end)
         files = list(self._open_files.items())
         try:
@@ -133,7 +134,9 @@ class BlockFiles:
                 file.close()
 
     def contains(self, numbers: Iterable[int]) -> bool:
-        """Return True if the block files contain all of these blocks, judging by their sizes."""
+        """Return True if the block files contain all of these blocks, judging by the files'
+        sizes.
+        """
         last: dict[int, int] = {}
         for number in numbers:
             base = number - number % FILE_BLOCKS
@@ -152,7 +155,7 @@ class BlockFiles:
         self.end = end
 
     def drop(self, number: int) -> None:
-        """Remove the files whose blocks are all before this number."""
+        """Remove the files all of whose blocks come before this number."""
         for base in self.bases():
             if base + FILE_BLOCKS <= number and block_path(base) not in self._open_files:
                 self._files.remove(block_path(base))

@@ -1,5 +1,5 @@
-"""The journal of the file index: the state outside of the blocks, with a frame per checkpoint. Does
-disk I/O through `Files`.
+"""The journal of the file index: the state that is not in the blocks, with one frame per
+checkpoint. Does disk I/O through `Files`.
 
     index/journal-0000000001
     frame  = magic u32 | crc32c u32 of the rest | size u64 of the parts | position u64 | end u64
@@ -12,7 +12,7 @@ disk I/O through `Files`.
     flags  FULL: the part replaces the partition. Otherwise its blocks are added to the partition's,
            and its tail is added to the partition's tail, or replaces it if the part has blocks
 
-`position` is the log position up to which every batch is in the index; `end` is the number of its
+`position` is the log position up to which every batch is in the index; `end` is the number of the
 next block. The first damaged frame ends the journal: a frame counts only once it is durable. The
 first frame of a new journal contains all partitions; it is durable before the old journal is
 removed.
@@ -42,7 +42,9 @@ _PART = struct.Struct("<QQQqIIII")
 
 
 def encode_part(partition_id: int, queue: Queue, *, full: bool) -> Iterable[Buffer]:
-    """Yield the part of a partition: its changes since the last frame or, if `full`, all of it."""
+    """Yield the part of a partition: its changes since the last frame or, if `full`, its whole
+    state.
+    """
     blocks, count, tail = queue.state
     start = 0 if full else queue.saved_blocks
     units = bytes(tail) if full or start < count else bytes(tail[queue.saved_tail_bytes :])
@@ -110,7 +112,7 @@ class Journal:
 
     def load(self) -> tuple[dict[int, Queue], int, int]:
         """Return the partitions, the log position up to which they are complete, and the number of
-        the next block; empty, 0 and 0 if there is no intact frame.
+        the next block. If there is no intact frame, they are empty, 0 and 0.
         """
         queues: dict[int, Queue] = {}
         numbers = self._list_numbers()
@@ -121,7 +123,7 @@ class Journal:
                 self._number = number
                 break
         if numbers and numbers[-1] != self._number:
-            # A newer journal is damaged in its first frame. Neither journal may be extended, so
+            # The first frame of a newer journal is damaged. Neither journal may be extended, so
             # begin a new one.
             self._number = numbers[-1]
             self._size = 0
@@ -130,8 +132,8 @@ class Journal:
         return queues, position, end
 
     def _replay(self, number: int, queues: dict[int, Queue]) -> tuple[int, int]:
-        """Apply the intact frames of a journal; return the position and block end of the
-        last one.
+        """Apply the intact frames of a journal. Return the position and block end of the last
+        one.
         """
         path = _path(number)
         size = self._files.size(path) or 0
@@ -156,8 +158,8 @@ class Journal:
             self._first_size = self._first_size or self._size
 
     def _refuse_newer(self, path: str, head: bytes) -> None:
-        """Raise DataFolderError if this is an intact frame of a newer format. The magic contains
-        the format as a digit.
+        """Raise DataFolderError if this is an intact frame of a newer format. One digit of the
+        magic is the format.
         """
         magic, crc, length, *_ = _FRAME.unpack(head)
         version = (magic >> 24) - 0x30
@@ -177,10 +179,10 @@ class Journal:
 
     def write(self, parts: list[Buffer], *, position: int, end: int, full: bool) -> None:
         """
-        Write a frame, durably. If `full`, it begins a new journal.
+        Write a frame, durably. If `full`, the frame begins a new journal.
 
         Raises:
-            StorageError: the frame was not written; the next one must contain all partitions.
+            StorageError: the frame was not written, so the next one must contain all partitions.
         """
         data = b"".join(parts)
         fields = struct.pack("<QQQ", len(data), position, end)

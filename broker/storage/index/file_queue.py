@@ -1,11 +1,12 @@
-"""The index of one partition: full blocks on the disk, by number, and a tail in memory. Pure.
+"""The index of one partition: numbered full blocks on the disk, and a tail in memory. Pure.
 
     blocks  [0] [1] [2] … 127 units each                  tail: the units after the last full block
     per block: first offset, first time, first position, number
 
 Invariants
-    `state` is replaced as one value, so readers in other threads never see half of a change. A
-    `Blocks` object only grows, beyond the count that readers hold; any other change replaces it.
+    `state` is replaced as a single value, so readers in other threads never see half of a change. A
+    `Blocks` object only grows, beyond the number of blocks that readers know; for any other change,
+    it is replaced.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Blocks:
         return self.offsets, self.times, self.positions, self.numbers
 
     def add(self, first: Unit, number: int) -> None:
-        """Add the block with this first unit and number."""
+        """Add the block that has this first unit and number."""
         self.offsets.append(first.base_offset)
         self.times.append(first.appended_at_ms)
         self.positions.append(first.position)
@@ -51,7 +52,7 @@ class Blocks:
 
 NO_BLOCKS = Blocks()
 State = tuple[Blocks, int, bytearray]
-"""(blocks, number of blocks, units of the tail)."""
+"""The blocks, the number of blocks, and the units of the tail."""
 
 
 class Queue:
@@ -75,15 +76,15 @@ class Queue:
         """The time of the last batch, in milliseconds since 1970."""
         self.state: State = (NO_BLOCKS, 0, bytearray())
         self.saved_blocks = 0
-        """The number of blocks that are in the journal."""
+        """The number of blocks that have been saved in the journal."""
         self.saved_tail_bytes = 0
-        """The number of the tail's bytes that are in the journal."""
+        """The number of the tail's bytes that have been saved in the journal."""
         self.must_rewrite = False
-        """True if the next frame must contain the whole partition, not only its changes."""
+        """True if the next frame must contain the whole partition rather than only its changes."""
 
     def add_block(self, number: int, size: int) -> None:
-        """Move the first `size` bytes of the tail, which were written as block `number`, to the
-        blocks.
+        """Move the first `size` bytes of the tail to the blocks, after they were written as block
+        `number`.
         """
         blocks, count, tail = self.state
         if blocks is NO_BLOCKS:
@@ -99,14 +100,14 @@ class Queue:
         self.must_rewrite = True
 
     def mark_saved(self) -> None:
-        """Record that the current state is in the journal or its next frame."""
+        """Record that the current state is in the journal, or will be in its next frame."""
         _, self.saved_blocks, tail = self.state
         self.saved_tail_bytes = len(tail)
         self.must_rewrite = False
 
     def set_end(self, last: Unit | None) -> None:
-        """Set the next offset and the last time after a truncation, from the last
-        remaining unit.
+        """After a truncation, set the next offset and the last time from the last remaining
+        unit.
         """
         if last is None:
             self.next_offset = self.first_offset

@@ -30,8 +30,8 @@ def unit_at(data: bytes | bytearray, index: int) -> Unit:
 
 
 def find_first(data: bytes | bytearray, predicate: Callable[[Unit], bool]) -> int:
-    """Return the index of the first unit that satisfies the predicate, as all later ones must too.
-    If there is none, return the number of units.
+    """Return the index of the first unit that satisfies the predicate, or the number of units if
+    there is none. All units after a unit that satisfies it must do so, too.
     """
     low, high = 0, len(data) // UNIT_BYTES
     while low < high:

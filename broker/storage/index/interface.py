@@ -1,7 +1,7 @@
 """The interface of consume queues, which find the batches of a partition in the commit log. Pure.
 
 Invariants
-    Consume queues are derived: they may be deleted, and are then rebuilt from the log.
+    Consume queues are derived data: they may be deleted, and are then rebuilt from the log.
     They contain each durable batch once, in the order of offsets, without gaps.
     Times never decrease within a partition: a batch with an earlier time than the previous one gets
     the previous batch's time.
@@ -17,12 +17,12 @@ from ....protocol.errors import CorruptLogError
 from ....protocol.record import Header
 
 FIND_UNITS_MAX = 4096
-"""The most units that one call of `find` returns."""
+"""The maximum number of units that one call of `find` returns."""
 
 
 class Unit(NamedTuple):
-    """The index entry of a batch with offsets `[base_offset, base_offset + message_count)`, which
-    takes `length` bytes at `position` of the log.
+    """The index entry of a batch with the offsets `[base_offset, base_offset + message_count)`,
+    which occupies `length` bytes at `position` of the log.
     """
 
     base_offset: int
@@ -36,12 +36,12 @@ class Unit(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last message of the batch."""
+        """The offset that follows the last message of the batch."""
         return self.base_offset + self.message_count
 
     @property
     def end_position(self) -> int:
-        """The log position after the batch."""
+        """The log position that follows the batch."""
         return self.position + self.length
 
 
@@ -59,7 +59,7 @@ class ConsumeQueues(Protocol):
 
     @property
     def dispatches_in_memory(self) -> bool:
-        """True if `dispatch` would not block now, so that it may run on an event loop."""
+        """True if `dispatch` would currently not block, so that it may run on an event loop."""
         ...
 
     @property
@@ -73,18 +73,18 @@ class ConsumeQueues(Protocol):
 
         Raises:
             CorruptLogError: a unit does not follow its partition's last unit; no unit was added.
-            DiskFullError: the units stay in memory, where readers find them, until a later call
+            DiskFullError: the units remain in memory, where readers find them, until a later call
                 writes them.
         """
         ...
 
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """
-        Return the units of contiguous batches, beginning with the one that contains `offset`; empty
-        if there is none.
+        Return the units of contiguous batches, beginning with the one that contains `offset`, or an
+        empty list if there is none.
 
-        All batches begin before offset `end`. At least one is returned, and up to `bytes_max` bytes
-        or FIND_UNITS_MAX batches.
+        All batches begin before offset `end`. They cover up to `bytes_max` bytes or FIND_UNITS_MAX
+        batches, but at least one batch.
         """
         ...
 
@@ -95,8 +95,8 @@ class ConsumeQueues(Protocol):
         ...
 
     def bounds(self, partition_id: int) -> tuple[int, int] | None:
-        """Return the first offset and the next offset of a partition, or None if none of its
-        batches was ever dispatched.
+        """Return the first offset and the next offset of a partition, or None if no batch of the
+        partition was ever dispatched.
         """
         ...
 
@@ -125,8 +125,8 @@ class ConsumeQueues(Protocol):
         that have lost batches.
 
         Args:
-            dropped: ids of partitions whose drop is durable. They lose their bounds in the first
-                call in which they have no batches.
+            dropped: the ids of partitions whose drop is durable. They lose their bounds in the
+                first call in which they have no batches.
         """
         ...
 
@@ -136,7 +136,7 @@ class ConsumeQueues(Protocol):
 
     def recover(self, position: int, *, first_position: int = 0) -> int:
         """
-        Prepare for dispatching. This is called once, before the first dispatch.
+        Prepare for dispatching. Must be called once, before the first dispatch.
 
         Units that may be damaged are forgotten. All units are forgotten if units are missing
         between `first_position`, where the log begins, and the end of the index.
@@ -181,7 +181,7 @@ def gap_error(partition_id: int, unit: Unit, next_offset: int) -> CorruptLogErro
 
 
 def offset_at(unit: Unit | None, bound: TimeBound) -> int | None:
-    """Convert the result of `find_by_time` to an offset; None if there is no unit."""
+    """Convert the result of `find_by_time` to an offset, or to None if there is no unit."""
     if unit is None:
         return None
     return unit.base_offset if bound is TimeBound.LOWER else unit.next_offset - 1

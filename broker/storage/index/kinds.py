@@ -1,4 +1,4 @@
-"""Opens, marks and removes the broker's index, by the kind that its settings name. Does disk I/O
+"""Opens, marks and removes the broker's index, whose kind is named in its settings. Does disk I/O
 through `Files`.
 
     index/            the index "file"
@@ -90,7 +90,7 @@ def open_read_only(files: Files, kind: str) -> Iterator[ConsumeQueues]:
 
 
 def _load_rocksdb_class() -> type[RocksConsumeQueues]:
-    """Return the class of the RocksDB index, importing the library. Raises MissingExtraError."""
+    """Import the library, and return the class of the RocksDB index. Raises MissingExtraError."""
     try:
         from .rocksdb import RocksConsumeQueues
     except ModuleNotFoundError as error:
@@ -109,7 +109,7 @@ def has_index(files: Files, kind: str) -> bool:
 
 
 def mark_others_incomplete(files: Files, kind: str) -> None:
-    """Mark indexes of other kinds as incomplete: new batches are not added to them."""
+    """Mark indexes of other kinds as incomplete, because new batches are not added to them."""
     for other in _FOLDERS:
         if other != kind and has_index(files, other):
             mark_incomplete(files, other)
@@ -121,7 +121,7 @@ def mark_incomplete(files: Files, kind: str) -> None:
 
 
 def unmark_incomplete(files: Files, kind: str) -> None:
-    """Remove the mark of an index that is complete now, durably."""
+    """Remove the mark of an index that has become complete, durably."""
     if files.size(_mark_path(kind)) is not None:
         files.remove(_mark_path(kind))
         files.sync_folder()

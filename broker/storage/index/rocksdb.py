@@ -2,21 +2,21 @@
 
     dispatch ─▶ one atomic batch: the units, their partitions' ends, the log position
     checkpoint ─▶ one sync of the write-ahead log
-    the disk is full ─▶ units wait in memory ─▶ it has space again ─▶ the database is reopened,
+    the disk is full ─▶ units wait in memory ─▶ space is free again ─▶ the database is reopened,
         and the units are written
 
-The tables are in rocksdb_tables.py, the units in memory in rocksdb_waiting.py.
+The tables are in rocksdb_tables.py, and the units in memory are in rocksdb_waiting.py.
 
 Invariants
     Units, bounds and position change together, in one write batch.
     The write-ahead log is enabled, and synced only at a checkpoint. So a checkpoint costs one sync
-    and creates no small tables. After a crash, a start dispatches only the units since the last
-    checkpoint.
+    and creates no small tables. After a crash, only the units since the last checkpoint are
+    dispatched again.
 
 The ends of many partitions are read with one multi-get. Units are read with an iterator, because
-only a unit tells the key of the next one.
+the key of a unit is only known from the unit before it.
 
-Source: RocketMQ's RocksDB consume queue. It disables the write-ahead log, so after a crash it
+Compare RocketMQ's RocksDB consume queue. It disables the write-ahead log, so after a crash it
 dispatches again from the last flush of its tables. Its multi-get is one lookup per unit (RocksDB
 issue #10432).
 """
@@ -48,17 +48,17 @@ from .rocksdb_waiting import End, WaitingUnits, extend_with_waiting
 log = logging.getLogger("keylane.broker")
 
 ENDS_MAX = 1 << 16
-"""The most partitions whose ends are cached for `dispatch`."""
+"""The maximum number of partitions whose ends are cached for `dispatch`."""
 RETAIN_PARTITIONS = 2_000
-"""The number of partitions that one step of `retain` handles."""
+"""The number of partitions that are handled in one step of `retain`."""
 DELETE_UNITS_MAX = 64
-"""The most units that are deleted one by one. More are deleted as a range, which makes reads
-slightly slower.
+"""The maximum number of units that are deleted one by one. More units are deleted as a range, which
+makes reads slightly slower.
 """
 
 
 class RocksConsumeQueues:
-    """The `ConsumeQueues` in RocksDB. `path` is a folder for the database alone."""
+    """The `ConsumeQueues` in RocksDB. `path` is a folder that contains only the database."""
 
     dispatches_in_memory = False
 
@@ -73,7 +73,7 @@ class RocksConsumeQueues:
         self._ends: dict[int, End] = {}
         self._waiting_units = WaitingUnits()
         self._lock = threading.Lock()
-        """Held while `dispatch` or `checkpoint` write the position."""
+        """Held while `dispatch` or `checkpoint` writes the position."""
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -119,7 +119,7 @@ class RocksConsumeQueues:
             self._ends.update((key, end) for key, end in ends.items() if end is not None)
 
     def _write_waiting(self) -> None:
-        """Write the units that wait because the disk was full."""
+        """Write the units that are waiting because the disk was full."""
         if self._tables.needs_reopen:
             self._tables.reopen()
         waiting_units = self._waiting_units
@@ -148,7 +148,9 @@ class RocksConsumeQueues:
             tables.write(batch)
 
     def _load_ends(self, partition_ids: set[int]) -> dict[int, End | None]:
-        """Return the ends of partitions, None for new ones, from the cache or the tables."""
+        """Return the ends of partitions, from the cache or the tables. They are None for new
+        partitions.
+        """
         cached_ends = self._ends
         ends: dict[int, End | None] = {
             partition_id: cached_ends.get(partition_id) or self._waiting_units.end(partition_id)
@@ -162,7 +164,7 @@ class RocksConsumeQueues:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────
     def find(self, partition_id: int, offset: int, *, end: int, bytes_max: int) -> list[Unit]:
         """See `ConsumeQueues.find`."""
-        # Read this before the tables: units that are written meanwhile are then in both.
+        # Read this before the tables, so that units which are written in the meantime are in both.
         waiting_units = self._waiting_units.units_of(partition_id)
         units: list[Unit] = []
         with self._reading():
@@ -183,7 +185,9 @@ class RocksConsumeQueues:
         partition_end: int,
         bytes_max: int,
     ) -> None:
-        """Add units from the tables to `found`, for offsets from `offsets[0]` to `offsets[1]`."""
+        """Add units from the tables to `found`, for the offsets from `offsets[0]` to
+        `offsets[1]`.
+        """
         units = self._tables.units()
         unit = unit_at(units, partition_id, offsets[0])
         remaining_bytes = bytes_max
@@ -215,15 +219,15 @@ class RocksConsumeQueues:
         )
 
     def _find_by_time(self, partition_id: int, at_ms: int, bound: TimeBound) -> Unit | None:
-        """Look a unit up in the tables, like `find_by_time`."""
+        """Look up a unit in the tables, like `find_by_time`."""
         with self._reading():
             before_bounds = self._tables.bounds(partition_id)
             units = self._tables.units()
             after_bounds = self._tables.bounds(partition_id)
             if before_bounds is None or after_bounds is None or after_bounds[0] >= before_bounds[1]:
                 return None
-            # The iterator sees the rows at the time of its creation. They reach at least from the
-            # later first offset to the earlier end.
+            # The iterator sees the rows as of its creation. They reach at least from the later
+            # first offset to the earlier end.
             first, end = bounds = after_bounds[0], before_bounds[1]
             if bound is TimeBound.LOWER:
                 low = find_first(units, partition_id, bounds, at_ms=at_ms)
@@ -299,8 +303,8 @@ class RocksConsumeQueues:
         Examine the next partitions from id `start` on.
 
         Returns:
-            For each partition that has units below `position`: its id, its first offset, its first
-            offset without these units, and the log position of that one. Then the id at which to
+            For each partition that has units below `position`, its id, its first offset, its first
+            offset without these units, and the log position of the latter; and the id at which to
             continue, or None.
         """
         changes: list[tuple[int, int, int, int]] = []

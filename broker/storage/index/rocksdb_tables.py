@@ -1,5 +1,5 @@
-"""The RocksDB database of the index: its two column families, their keys and values, its options.
-The library does the disk I/O.
+"""The RocksDB database of the index: its two column families, their keys and values, and its
+options. The library does the disk I/O.
 
     units    partition u64, base_offset u64  → position u64, appended_at_ms i64, length u32,
                                                count u32
@@ -47,19 +47,19 @@ from .rocksdb_waiting import End
 class SharedLock:
     """A readers-writer lock that prefers writers. Not reentrant.
 
-    Readers of the database share it; reopening the database takes it exclusively.
+    Readers of the database share the lock; it is held exclusively while the database is reopened.
     """
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._readers = 0
         self._writer = False
-        """True if a thread holds the lock exclusively, or waits for readers in order to do so."""
+        """True if a thread holds the lock exclusively, or waits for the readers to release it."""
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold the lock together with other readers; threads that want it exclusively
-        come first.
+        """Hold the lock together with other readers. Threads that want to hold it exclusively come
+        first.
         """
         with self._condition:
             while self._writer:
@@ -95,8 +95,8 @@ log = logging.getLogger("keylane.broker")
 MEMTABLE_BYTES = 16 << 20
 CACHE_BYTES = 64 << 20
 FILTER_PART_BYTES = 4 << 10
-"""The size, in bytes, of the partitions of filters and indexes. A lookup reads one of them, and the
-cache holds them separately.
+"""The size, in bytes, of the partitions of filters and indexes. A lookup reads one of them, and
+they are cached separately.
 """
 OPEN_FILES_MAX = 256
 FIRST, END = 0, 1
@@ -121,7 +121,7 @@ def _build_options(cache: Cache) -> Options:
     tables.set_block_size(16 << 10)
     tables.set_bloom_filter(10, block_based=False)
     # The filter or index of a table with a million bounds is larger than a shard of the cache, so
-    # each lookup would read it again. Partitions of it are read and cached separately.
+    # each lookup would read it again. Its partitions are read and cached separately.
     tables.set_index_type(BlockBasedIndexType.two_level_index_search())
     tables.set_partition_filters(True)
     tables.set_metadata_block_size(FILTER_PART_BYTES)
@@ -146,7 +146,9 @@ def _build_options(cache: Cache) -> Options:
 
 
 def storage_error(error: Exception) -> StorageError:
-    """Convert an exception of the library by its text, because the library has only one class."""
+    """Convert an exception of the library according to its text, because the library has only one
+    exception class.
+    """
     text = f"the RocksDB index: {error}"
     if any(sign in text for sign in _FULL):
         return DiskFullError(text)
@@ -157,7 +159,7 @@ def storage_error(error: Exception) -> StorageError:
 
 @contextmanager
 def library_errors() -> Iterator[None]:
-    """Convert exceptions of the library into StorageError or a subclass."""
+    """Convert the library's exceptions to StorageError or a subclass of it."""
     try:
         yield
     except StorageError:
@@ -167,8 +169,9 @@ def library_errors() -> Iterator[None]:
 
 
 def _retry_after_gc(function: Callable[[], None]) -> None:
-    """Call a function that needs the database closed, and once more if the database is still open.
-    Iterators of failed reads keep it open while exceptions hold them in reference cycles.
+    """Call a function that needs the database to be closed. If the database is still open, collect
+    garbage and call the function again: exceptions of failed reads may keep iterators, and thereby
+    the database, alive in reference cycles.
     """
     try:
         function()
@@ -180,14 +183,14 @@ def _retry_after_gc(function: Callable[[], None]) -> None:
 
 
 def unit_of_row(base_offset: int, value: bytes) -> Unit:
-    """Return the unit of a row in the family `units`."""
+    """Return the unit in a row of the family `units`."""
     position, appended_at_ms, length, count = UNIT_VALUE.unpack(value)
     return Unit(base_offset, count, position, length, appended_at_ms)
 
 
 class RocksTables:
-    """The database in the folder `path`. A damaged database is replaced with an empty one, unless
-    `read_only`.
+    """The database in the folder `path`. Unless `read_only` is true, a damaged database is replaced
+    with an empty one.
     """
 
     def __init__(
@@ -201,9 +204,9 @@ class RocksTables:
         self._reach = reach
         self._read_only = read_only
         self.lock = SharedLock()
-        """Shared by readers, held exclusively to reopen the database."""
+        """Shared by readers, and held exclusively while the database is reopened."""
         self.needs_reopen = False
-        """True if a write has failed: the library then rejects writes until the database is
+        """True if a write has failed. The library then rejects writes until the database is
         reopened.
         """
         try:
@@ -268,7 +271,7 @@ class RocksTables:
         self._connect()
 
     def close(self) -> None:
-        """Close the database. It stays open in the library until its iterators are freed."""
+        """Close the database. The library keeps it open until its iterators are freed."""
         for name in ("_bounds", "_units"):
             table = self.__dict__.pop(name, None)
             if table is not None:
@@ -313,7 +316,9 @@ class RocksTables:
         self._reach("index-synced")
 
     def flush(self) -> None:
-        """Write the tables, so that the next start need not replay the write-ahead log."""
+        """Write the tables, so that the write-ahead log does not have to be replayed at the next
+        start.
+        """
         self._reach("index-flush")
         self._bounds.flush()
         self._units.flush()
@@ -326,7 +331,7 @@ class RocksTables:
         return 0 if value is None else int(_POSITION_VALUE.unpack(value)[0])
 
     def ends(self, partition_ids: list[int]) -> list[End | None]:
-        """Return the ends of partitions, None if unknown, with one multi-get."""
+        """Return the ends of partitions, using one multi-get. They are None if unknown."""
         values = (
             self._bounds.get([BOUND.pack(partition_id, END) for partition_id in partition_ids])
             or []
@@ -345,8 +350,8 @@ class RocksTables:
         return FIRST_VALUE.unpack(first)[0], END_VALUE.unpack(end)[0]
 
     def all_bounds(self, start: int = 0) -> Iterator[tuple[int, int, int, End]]:
-        """Yield (partition id, first offset, its position, end) for all partitions from id `start`
-        on.
+        """Yield (partition id, first offset, its position, end) for all partitions whose id is
+        `start` or higher.
         """
         rows = self._bounds.items(from_key=BOUND.pack(start, 0))
         pairs = cast("Iterable[tuple[bytes, bytes]]", rows)
@@ -368,7 +373,7 @@ class RocksTables:
 
 
 def current_unit(units: RdictIter) -> Unit:
-    """Return the unit to which an iterator points."""
+    """Return the unit that an iterator points to."""
     return unit_of_row(KEY.unpack(units.key())[1], units.value())
 
 
@@ -400,7 +405,7 @@ def find_first(
     position: int = 0,
 ) -> int:
     """Return the base offset of the first unit within `bounds` that is at or above a time and a
-    position; the end of the bounds if there is none.
+    position, or the end of the bounds if there is none.
     """
     low, high = bounds
     while low < high:

@@ -1,4 +1,4 @@
-"""Units that could not be written because the disk was full. They wait in memory, where readers
+"""Units that could not be written because the disk was full. They are kept in memory, where readers
 find them. Pure.
 """
 
@@ -19,18 +19,18 @@ class End(NamedTuple):
 
 
 class WaitingUnits:
-    """The waiting units. One thread adds; many threads may read. The object is replaced when the
-    units have been written.
+    """The units that wait for space on the disk. One thread adds units; many threads may read. The
+    object is replaced once the units have been written.
     """
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, Unit]] = []
         self.new: set[int] = set()
-        """The partitions that have no units in the tables."""
+        """The partitions that do not have any units in the tables."""
         self._by_partition: dict[int, list[Unit]] = {}
 
     def add(self, rows: Sequence[tuple[int, Unit]], new_partitions: set[int]) -> None:
-        """Add units; each must come after those already waiting for its partition."""
+        """Add units. Each must come after those of its partition that are already waiting."""
         self.rows += rows
         self.new |= new_partitions
         for partition_id, unit in rows:
@@ -55,8 +55,8 @@ class WaitingUnits:
 def extend_with_waiting(
     units: list[Unit], waiting_units: Sequence[Unit], offset: int, *, end: int, bytes_max: int
 ) -> None:
-    """Extend the result of `ConsumeQueues.find` with waiting units of the partition, beginning with
-    the one that contains `offset`, within the limits of the call.
+    """Extend the result of `ConsumeQueues.find` with waiting units of the partition. They begin
+    with the one that contains `offset`, and are within the limits of the call.
     """
     remaining_bytes = bytes_max - sum(unit.length for unit in units)
     for unit in waiting_units:

@@ -1,1 +1,1 @@
-"""The commit log: segments, trails, recovery."""
+"""The commit log: segments, trails and recovery."""

@@ -1,4 +1,4 @@
-"""The commit log: all records of a broker, in order, in segment files. Does disk I/O through
+"""The commit log: all records of a broker, in order, stored in segment files. Does disk I/O through
 `Files`.
 
     log/00000000000000000000.log   log/00000000001073741712.log   …
@@ -9,13 +9,14 @@
 
 Invariants
     Positions only grow. A segment is durable before the next one is created, and is not written
-    after that. A record has the BARRIER flag if every byte before it was durable when it was
-    written. So damage before an intact BARRIER record is damage of durable bytes; damage that no
-    such record follows is a commit that never became durable. The body of a record is neither
+    afterwards. A record has the BARRIER flag if every byte before it was durable when it was
+    written. So damage before an intact BARRIER record is damage to durable bytes; damage that is
+    not followed by such a record is a commit that never became durable. The body of a record is
+    neither
     copied nor changed: only its header of 96 bytes is stamped. Segments are removed oldest first,
     each only after the removal of the previous one is durable. The last segment may have zeros
     after its end, which are reserved for small plans. They are truncated when the segment is full,
-    when the log is closed, and at a start.
+    when the log is closed, and when the broker starts.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ FOLDER = "log"
 SUFFIX = ".log"
 BARRIER = 0x80
 RESERVED_BYTES = 1 << 20
-"""The number of bytes reserved after the end for small plans. Syncing a write to reserved bytes
-takes two thirds of the time.
+"""The number of bytes reserved after the end for small plans. Syncing a write takes only two thirds
+of the time if the bytes were reserved.
 """
 SMALL_BYTES_MAX = 64 << 10
-"""The size, in bytes, up to which a plan is small: bytes are reserved for it, and the kernel may
-sync it. Larger plans need few syncs per byte.
+"""The maximum size of a small plan in bytes. For a small plan, bytes are reserved, and the kernel
+may sync it. Larger plans need few syncs per byte.
 """
 _FLAGS_BYTE = 15
 _KIND_BYTE = 13
@@ -59,7 +60,7 @@ def segment_bases(files: Files) -> list[int]:
 
 
 class WritePlan:
-    """The writes of a group commit: assigns positions, rolls segments, stamps headers. Pure."""
+    """The writes of a group commit. Assigns positions, rolls segments, and stamps headers. Pure."""
 
     def __init__(self, *, base: int, end: int, segment_bytes: int) -> None:
         self._segment_bytes = segment_bytes
@@ -70,15 +71,15 @@ class WritePlan:
         self._buffers: list[Buffer] = []
         self._trail_buffers: list[Buffer] = []
         self.chunks: list[tuple[int, list[Buffer]]] = [(base, self._buffers)]
-        """(base of the segment, buffers to append to it), in the order of writing."""
+        """For each segment, its base and the buffers to append to it, in the order of writing."""
         self.trail_chunks: list[list[Buffer]] = [self._trail_buffers]
-        """For each chunk, the buffers to append to the trail of its segment."""
+        """For each chunk, the buffers to append to its segment's trail."""
 
     def add(
         self, record: Buffer, *, base_offset: int, appended_at_ms: int
     ) -> tuple[int, bytearray]:
-        """Add a record; its buffer must not change until it is written. Return the record's
-        position and stamped header.
+        """Add a record, whose buffer must not change until it is written. Return the record's
+        position and its stamped header.
         """
         length = len(record)
         if self.end - self._base + length > self._segment_bytes:
@@ -123,12 +124,12 @@ class CommitLog:
         self._files = files
         self._segment_bytes = segment_bytes
         self._bases = list(bases) or [end]
-        """Replaced, never modified: readers in other threads use the list."""
+        """This list is replaced and never modified, because readers in other threads use it."""
         self._undeleted_base: int | None = None
         """The base of a removed segment whose files may still exist. It is no longer read."""
         self.end = end
-        """The position after the last durable record, where the log ends at the earliest after a
-        crash.
+        """The position that follows the last durable record. After a crash, the log does not end
+        before it.
         """
         self._active: AppendFile | None = None
         self._can_reserve = True
@@ -189,11 +190,12 @@ class CommitLog:
 
     def begin_write(self, plan: WritePlan) -> AppendFile | None:
         """
-        Write a plan without making it durable. Call `end_write` when its file is synced.
+        Write a plan without making it durable. The caller must call `end_write` when the file has
+        been synced.
 
         Returns:
             The file to sync. None if nothing was written, because the plan begins a segment, bytes
-            must be reserved first, or the disk is full; then call `write`.
+            must be reserved first, or the disk is full; in that case, call `write`.
 
         Raises:
             FlushFailedError: see `write`.
@@ -255,7 +257,7 @@ class CommitLog:
         return self._active
 
     def _close_active(self, *, must_truncate: bool) -> None:
-        """Close the last segment; if `must_truncate`, truncate its reserved bytes."""
+        """Close the last segment. If `must_truncate` is true, truncate its reserved bytes first."""
         file, self._active = self._active, None
         if file is None:
             return
@@ -283,7 +285,7 @@ class CommitLog:
     def read(self, position: int, length: int) -> bytes:
         """
         Return `length` bytes at `position`, or fewer at the end of the segment. The range must lie
-        in one segment.
+        within one segment.
 
         Raises:
             CorruptLogError: the segment is missing.
@@ -293,7 +295,7 @@ class CommitLog:
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """
         Return the bytes of each (position, length). The ranges must be sorted by position, and each
-        must lie in one segment.
+        must lie within one segment.
 
         Raises:
             CorruptLogError: a segment is missing.
@@ -351,11 +353,11 @@ class CommitLog:
 
     def delete_leftovers(self) -> None:
         """
-        Delete the remaining files of a removed segment. Until then no later segment is removed,
-        because that would leave a gap.
+        Delete the remaining files of a removed segment. Until this is done, no later segment is
+        removed, because that would leave a gap.
 
         Raises:
-            StorageError: the files may still exist; the next call tries again.
+            StorageError: the files may still exist; the next call will try again.
         """
         if self._undeleted_base is not None:
             self._remove_files(self._undeleted_base)
@@ -371,7 +373,7 @@ class CommitLog:
         """Close the files."""
         self._trail.close()
         file = self._active
-        # Do not truncate after a failed plan: nothing may be written then.
+        # Do not truncate after a failed plan, because nothing may be written then.
         is_clean = file is not None and file.size == self.end - self._bases[-1]
         try:
             self._close_active(must_truncate=is_clean)

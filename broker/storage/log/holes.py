@@ -17,17 +17,19 @@ class TrailEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Positions `[start, end)` whose durable records are damaged or missing."""
+    """The positions `[start, end)`, in which durable records are damaged or missing."""
 
     start: int
     end: int
     reason: str
     lost_records: tuple[TrailEntry, ...] = ()
-    """The lost records that are known, in the order of the log."""
+    """The known lost records, in the order of the log."""
     explained: bool = False
-    """True if `lost_records` contains all of them."""
+    """True if `lost_records` contains all lost records."""
     damage: tuple[int, int] | None = None
-    """The positions of the damaged region, if this hole is one of several parts of it."""
+    """The start and end positions of the damaged region, if this hole is one of several parts of
+    it.
+    """
 
 
 class Visitor(Protocol):

@@ -2,8 +2,8 @@
 Does disk I/O through `Files`.
 
 Invariants
-    Before a batch is served, its checksum is verified and its header compared with its unit in the
-    index. Batches that are adjacent in the log are read with one call.
+    Before a batch is served, its checksum is verified, and its header is compared with its unit in
+    the index. Batches that are adjacent in the log are read with one call.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def read_segment_headers(files: Files, base: int, *, start: int = 0) -> Iterator
 def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] | None:
     """
     Return the ids of partitions that have a PARTITION or STATE record in the segment `[base, end)`,
-    damaged records included.
+    including damaged records.
 
     Returns:
-        None if records are damaged that the trail does not have.
+        The ids, or None if there are damaged records that the trail does not have.
     """
     partition_ids: set[int] = set()
     trail = TrailCursor(files, base)
@@ -71,8 +71,8 @@ def list_described_partitions(files: Files, base: int, *, end: int) -> set[int] 
 
 
 def _add_damaged(trail: TrailCursor, start: int, end: int, partition_ids: set[int]) -> bool:
-    """Add the partitions that the damaged records in `[start, end)` describe. Return False if the
-    trail does not have all of these records.
+    """Add the partitions that are described by damaged records in `[start, end)`. Return False if
+    the trail does not have all of these records.
     """
     if start == end:
         return True
@@ -98,15 +98,16 @@ class BatchReader:
 
     def read(self, partition_id: int, offset: int, end: int, bytes_max: int) -> tuple[bytes, int]:
         """
-        Read batches: at least one, and up to `bytes_max` bytes.
+        Read up to `bytes_max` bytes of batches, but at least one batch.
 
         The first batch contains the message at `offset`; the last begins before offset `end`.
 
         Returns:
-            The batches up to the first damaged one, and the offset after their last message.
+            The batches up to the first damaged one, and the offset that follows their last message.
 
         Raises:
-            CorruptLogError: the first batch is damaged. Its details have the batch's offsets.
+            CorruptLogError: the first batch is damaged. The error's details contain the batch's
+                offsets.
         """
         units = self._queues.find(partition_id, offset, end=end, bytes_max=bytes_max)
         if not units or units[0].base_offset > offset:
@@ -151,7 +152,7 @@ class BatchReader:
 
 
 def _is_batch_of_unit(data: bytes, start: int, partition_id: int, unit: Unit) -> bool:
-    # Times are not compared: the index may have raised them, so that they never decrease.
+    # Times are not compared, because the index may have raised them so that they never decrease.
     return is_batch(
         data,
         start,

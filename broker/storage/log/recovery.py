@@ -1,5 +1,5 @@
-"""Recovers the log at a start: visits every intact record from a position on, and every hole. Does
-disk I/O through `Files`.
+"""Recovers the log when the broker starts: visits every intact record from a position on, and every
+hole. Does disk I/O through `Files`.
 
     intact record ──▶ visitor.on_record
     bytes that are not a record, at position p:
@@ -17,9 +17,9 @@ Invariants
     Every record is visited once, in the order of the log, after its checksums and position are
     verified. Records that may exist only in the page cache are made durable before they are served.
 
-Source: Kafka truncates at the first bad record, so after bit rot it loses later good records (also
-NATS #7549). The barrier distinguishes bit rot from an unfinished write without a second sync per
-commit.
+Kafka, in contrast, truncates at the first bad record, so after bit rot it loses later good records
+(as does NATS, #7549). The barrier distinguishes bit rot from an unfinished write without a second
+sync per commit.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ from .trail import TrailCursor, durable_end, trail_bases
 log = logging.getLogger("keylane.broker")
 
 AHEAD_BYTES = 8 << 20
-"""The number of bytes that the kernel reads ahead while checksums are computed."""
+"""The number of bytes that the kernel reads ahead while checksums are being computed."""
 LOST_RECORDS_MAX = 20_000
-"""The most known lost records in a part of a hole. A lost segment may have a million."""
+"""The maximum number of known lost records in a part of a hole. A lost segment may have a
+million.
+"""
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
 
 
@@ -62,9 +64,9 @@ class RecoveredLog:
     """The positions at which the segments begin."""
     end: int
     cut_bytes: int = 0
-    """The number of bytes of an unfinished write, which are cut."""
+    """The size of an unfinished write, which is cut, in bytes."""
     reserved_bytes: int = 0
-    """The number of reserved zeros at the end of the last segment, which are cut too."""
+    """The number of reserved zero bytes at the end of the last segment, which are cut as well."""
     maybe_unsynced_from: int = 0
     """The position from which records may exist only in the page cache."""
 
@@ -79,8 +81,8 @@ def recover_log(
         durable: a position up to which the log is known to have been durable.
 
     Raises:
-        DataFolderError: a newer broker wrote this log, the log is missing, or a file that is named
-            like a segment does not belong to it.
+        DataFolderError: a newer broker wrote this log, the log is missing, or a file that has the
+            name of a segment does not belong to the log.
     """
     files.make_folder(FOLDER)
     recovered_log = scan_log(files, visitor, start=start, durable=durable)
@@ -89,7 +91,7 @@ def recover_log(
         return recovered_log
     if recovered_log.cut_bytes:
         _save_cut_records(files, last_base, recovered_log.end, recovered_log.cut_bytes)
-    # The last segment may be a sealed one, if all later segments are lost.
+    # The last segment may be a sealed one, if all later segments were lost.
     files.unprotect(segment_path(last_base))
     file = files.open_append(segment_path(last_base))
     try:
@@ -116,7 +118,9 @@ def recover_log(
 
 
 def scan_log(files: Files, visitor: Visitor, *, start: int = 0, durable: int = 0) -> RecoveredLog:
-    """Read the log like `recover_log`, but change nothing; bytes to cut are only counted."""
+    """Read the log like `recover_log`, but without changing anything. Bytes that would be cut are
+    only counted.
+    """
     return _Scan(files, visitor, start=start, durable=durable).run()
 
 
@@ -131,11 +135,11 @@ class _Scan:
         self._position = start if start or not self._bases else self._bases[0]
         """The current position."""
         self._barrier = 0
-        """The position of the newest record with BARRIER: every byte before it was durable."""
+        """The position of the newest record with BARRIER. Every byte before it was durable."""
         self._durable_end = max(
             [durable, *(durable_end(files, base) for base in self._trails[-1:])]
         )
-        """The position up to which the trail or a snapshot proves the log durable."""
+        """The position up to which the trail or a snapshot proves that the log was durable."""
         self._cursors = {base: TrailCursor(files, base) for base in self._trails}
 
     def run(self) -> RecoveredLog:
@@ -157,7 +161,7 @@ class _Scan:
 
     def _check_segments(self) -> None:
         """Raise DataFolderError if the log is missing, or if its last file begins beyond any end
-        that the log ever had.
+        that the log has ever had.
         """
         reached_end = max(self._position, self._durable_end)
         if not self._bases and not self._trails and reached_end:
@@ -185,7 +189,9 @@ class _Scan:
         return next(intact_records(self._files, base, base), None)
 
     def _report_missing_before_start(self) -> None:
-        """Report missing bytes in the segments before the start, whose records are not read."""
+        """Report missing bytes in the segments that precede the start, whose records are not
+        read.
+        """
         start = self._position
         bases = self._bases or [self._trails[0] if self._trails else 0]
         for base, next_base in pairwise([*bases, start]):
@@ -197,7 +203,7 @@ class _Scan:
 
     def _scan_last_segment(self) -> RecoveredLog:
         """
-        Read the last segment, the only one that may end in an unfinished write.
+        Read the last segment. Only this one may end in an unfinished write.
 
         Returns:
             The recovered log. It ends after the last intact record or, if durable bytes are missing
@@ -205,9 +211,9 @@ class _Scan:
         """
         base = self._bases[-1] if self._bases else self._position
         end = base + (self._files.size(segment_path(base)) or 0)
-        # Bytes that are not a record were durable if an intact record after them lies below the
-        # known durable end, or has BARRIER: then they are a hole. Otherwise they are an unfinished
-        # write, and are cut.
+        # If bytes that are not a record are followed by an intact record which lies below the known
+        # durable end, or has BARRIER, they were durable, and are a hole. Otherwise they are an
+        # unfinished write, and are cut.
         while (problem := self._read_records(base, end)) is not None:
             intact = self._next_intact(base)
             if intact is not None and (intact < self._durable_end or self._barrier_follows(base)):
@@ -223,8 +229,8 @@ class _Scan:
         return self._build_result(end)
 
     def _build_result(self, end: int) -> RecoveredLog:
-        """Return the log that ends at the current position, although its last file ends
-        at `end`.
+        """Return the log that ends at the current position, even though its last file ends at
+        `end`.
         """
         base = self._bases[-1]
         written_position = (
@@ -279,7 +285,9 @@ class _Scan:
         return None
 
     def _report_hole(self, end: int, reason: str) -> None:
-        """Report the hole from the current position to `end`, in parts, and move to `end`."""
+        """Report the hole from the current position to `end`, in parts, and move the position to
+        `end`.
+        """
         damage = self._position, end
         part_start = known_end = self._position
         lost_records: list[TrailEntry] = []
@@ -336,7 +344,9 @@ class _Scan:
                 yield from self._cursors[base].entries_between(start, end)
 
     def _header_chain(self, start: int, end: int) -> Iterator[Header]:
-        """Yield consecutive intact headers from `start` on: a header's length leads to the next."""
+        """Yield consecutive intact headers from `start` on. The length in each header leads to the
+        next one.
+        """
         while start < end:
             base = max((base for base in self._bases if base <= start), default=None)
             if base is None:
@@ -369,13 +379,13 @@ class _Scan:
         if isinstance(header, Header) and header.position == self._position:
             position = (
                 self._position + header.length
-            )  # its body may contain bytes that look like records
+            )  # the body may contain bytes that look like records
         return intact_records(self._files, base, position)
 
 
 def written_end(files: Files, base: int, start: int, end: int) -> int:
-    """Return the position after the last nonzero byte in `[start, end)` of a segment, or `start` if
-    all bytes are zero.
+    """Return the position that follows the last nonzero byte in `[start, end)` of a segment, or
+    `start` if all bytes are zero.
     """
     path = segment_path(base)
     while start < end:
@@ -408,8 +418,8 @@ def intact_records(files: Files, base: int, position: int) -> Iterator[Header]:
 
 
 def _save_cut_records(files: Files, base: int, position: int, length: int) -> None:
-    """Copy the `length` bytes of an unfinished write to a file, if they contain intact records.
-    They are about to be cut.
+    """Copy an unfinished write of `length` bytes, which is about to be cut, to a file if it
+    contains intact records.
     """
     intact = sum(1 for _ in intact_records(files, base, position))
     if not intact:

@@ -1,12 +1,13 @@
-"""The trail of a segment: the durable records without messages. Does disk I/O through `Files`.
+"""The trail of a segment: a list of its durable records, without messages. Does disk I/O through
+`Files`.
 
     log/{position}.trail      the records' headers of 96 bytes, as in the log;
                               small records that are not batches also have their bodies
 
-The trail is a separate file, which damage of the log does not affect. It shows which records a
-damaged region had, restores those that are not batches, and proves that a missing tail had become
-durable. A record is added to the trail after the log is synced. The trail itself is not synced: if
-entries are missing, recovery is only more cautious.
+The trail is a separate file, so it is not affected by damage to the log. It shows which records a
+damaged region contained, restores those that are not batches, and proves that a missing tail had
+become durable. A record is added to the trail after the log is synced. The trail itself is not
+synced: if entries are missing, recovery is merely more cautious.
 
 Invariants
     Every record in the trail was durable in the log. Entries with a wrong checksum or position are
@@ -28,8 +29,8 @@ log = logging.getLogger("keylane.broker")
 
 SUFFIX = ".trail"
 WHOLE_RECORD_BYTES_MAX = 4096
-"""The length, in bytes, up to which the trail keeps the whole record. A cursor with thousands of
-ranges is longer.
+"""The maximum length, in bytes, of a record that the trail keeps as a whole. A cursor with
+thousands of ranges is longer.
 """
 READ_BYTES = 4 << 20
 _MAGIC_BYTES = MAGIC.to_bytes(4, "little")
@@ -41,19 +42,19 @@ def trail_path(base: int) -> str:
 
 
 def trail_bases(files: Files) -> list[int]:
-    """Return the sorted bases of the segments that have a trail; the segment itself may
-    be missing.
+    """Return the sorted bases of the segments that have a trail. The segments themselves may be
+    missing.
     """
     return file_numbers(files.list("log"), digits=20, suffix=SUFFIX)
 
 
 def trail_bytes(kind: int, length: int) -> int:
-    """Return how many bytes of a record of `length` bytes the trail keeps."""
+    """Return the number of bytes that the trail keeps of a record of `length` bytes."""
     return HEADER_BYTES if kind == Kind.MESSAGES or length > WHOLE_RECORD_BYTES_MAX else length
 
 
 class TrailWriter:
-    """Writes trails. A failed write only ends the trail of that segment."""
+    """Writes trails. If a write fails, only the trail of that segment ends."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -85,8 +86,8 @@ class TrailWriter:
 
 
 class TrailCursor:
-    """Reads the trail of a segment region by region; regions that are requested in order need a
-    single pass.
+    """Reads the trail of a segment region by region. If the regions are requested in order, a
+    single pass is enough.
     """
 
     def __init__(self, files: Files, base: int) -> None:
@@ -115,8 +116,8 @@ class TrailCursor:
 
 
 def durable_end(files: Files, base: int) -> int:
-    """Return the position up to which the trail proves the segment durable; `base` if there is no
-    trail.
+    """Return the position up to which the trail proves that the segment was durable, or `base` if
+    there is no trail.
     """
     size = files.size(trail_path(base)) or 0
     end = base
@@ -126,8 +127,8 @@ def durable_end(files: Files, base: int) -> int:
 
 
 def _read_entries(files: Files, base: int, position: int) -> Iterator[TrailEntry]:
-    """Yield the entries of a trail from byte `position` on. Bytes that are not an entry are
-    skipped.
+    """Yield the entries of a trail from byte `position` on, skipping bytes that are not an
+    entry.
     """
     path = trail_path(base)
     size = files.size(path) or 0
