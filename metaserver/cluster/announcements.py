@@ -1,5 +1,5 @@
-"""Records which brokers know which consumer groups, and which groups must still be announced. SQL,
-synchronous.
+"""Records which brokers know which consumer groups, and which groups must still be announced. Runs
+SQL synchronously.
 
     group created ─▶ `told` is false ─▶ announced to its brokers, a `heard` row for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a `heard` row for each ─▶ opened once all exist
@@ -197,7 +197,7 @@ def record_announced(
     connection: Connection, announcements: Sequence[Announcement], *, settling_id: int | None = None
 ) -> bool:
     """
-    Store that brokers have stored the announced groups, so the groups may be granted the
+    Record that brokers have stored the announced groups, so the groups may be granted the
     partitions.
 
     A reply from an earlier opening does not count, because the data folder may have been replaced

@@ -1,4 +1,5 @@
-"""Stores the brokers' reports and addresses, and the brokers that are refused. SQL, synchronous.
+"""Stores the brokers' reports and addresses, and the brokers that are refused. Runs SQL
+synchronously.
 
 Invariants
     A broker group belongs to one data folder; another folder replaces it only when the group is
@@ -102,7 +103,7 @@ lock_broker_query = (
 
 def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
-    Store that a broker is alive, and its address.
+    Record that a broker is alive, and its address.
 
     Returns:
         The ids of the subjects whose routes changed.
@@ -206,9 +207,7 @@ class KnownBroker(NamedTuple):
 
 
 def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
-    """Return a broker group's folder, address and liveness; None if it has never reported
-    itself.
-    """
+    """Return a broker group's folder, address and liveness; None if it has never sent a report."""
     query = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
@@ -360,7 +359,7 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
     Return the time since a broker group's last report, by the database's clock.
 
     Raises:
-        NotFoundError: it has never reported itself.
+        NotFoundError: it has never sent a report.
     """
     since_ms, left_ms = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
     query = sa.select(since_ms, left_ms).where(brokers.c.broker_group == broker_group)
@@ -371,9 +370,7 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
 
 
 def unknown_broker_group_error(connection: Connection, broker_group: str) -> NotFoundError:
-    """Build the error for a broker group that has never reported itself; it lists the
-    known ones.
-    """
+    """Build the error for a broker group that has never sent a report; it lists the known ones."""
     names = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
     text = (
         f"there is no broker group {broker_group!r}; the known ones are: {listed(names.scalars())}"
@@ -387,7 +384,7 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
 
     Raises:
         InvalidRequestError
-        NotFoundError: it has never reported itself.
+        NotFoundError: it has never sent a report.
     """
     check_name("broker group", broker_group)
     is_this_group = brokers.c.broker_group == broker_group
@@ -470,7 +467,7 @@ _openings_locked_query = _openings_query.with_for_update(read=True, key_share=Tr
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:
-    """Return every broker group that has ever reported itself, by name."""
+    """Return every broker group that has ever sent a report, by name."""
     query = sa.select(
         brokers.c.broker_group,
         brokers.c.address,

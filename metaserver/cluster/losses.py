@@ -1,5 +1,5 @@
-"""Marks partitions as lost, once an operator has accepted that their disk is gone. SQL,
-synchronous.
+"""Marks partitions as lost, once an operator has accepted that their disk is gone. Runs SQL
+synchronously.
 
 Invariants
     A lost partition is expired: it is never read, and nothing waits for its end. Its parents are

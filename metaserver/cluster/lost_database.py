@@ -1,5 +1,5 @@
 """Detects a database that lacks data that brokers have: it is empty although brokers have
-partitions, or an older backup was restored. SQL, synchronous.
+partitions, or an older backup was restored. Runs SQL synchronously.
 
 Invariants
     Nothing is created in such a database: no subject, no partition, no operation, no consumer

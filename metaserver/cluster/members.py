@@ -1,4 +1,5 @@
-"""Tracks the members of a cluster (metaservers and brokers) and their versions. SQL, synchronous.
+"""Tracks the members of a cluster (metaservers and brokers) and their versions. Runs SQL
+synchronously.
 
 Invariants
     A silent broker remains a member as long as it has partitions: it may return, and must

@@ -1,5 +1,5 @@
-"""Reads partitions as clients see them, with their parents and their broker's address. SQL,
-synchronous.
+"""Reads partitions as clients see them, with their parents and their broker's address. Runs SQL
+synchronously.
 
 Invariants
     Partitions are read before their parents: a change between the two reads may add partitions, but

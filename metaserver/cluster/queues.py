@@ -1,4 +1,5 @@
-"""Stores and reads the logic queues of static subjects: chains of partitions. SQL, synchronous.
+"""Stores and reads the logic queues of static subjects: chains of partitions. Runs SQL
+synchronously.
 
 Invariants
     A child in a static subject has one parent, and possibly a second one in a hidden subject whose

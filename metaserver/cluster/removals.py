@@ -1,5 +1,5 @@
-"""Journals what brokers must still delete, and completes deletions of subjects and groups. SQL,
-synchronous.
+"""Journals what brokers must still delete, and completes deletions of subjects and groups. Runs SQL
+synchronously.
 
     marked `deleting`, with a row of `removals` for each partition
       ─▶ a broker has done its part: the row is deleted

@@ -1,5 +1,5 @@
 """Creates subjects and reads their routes: a subject is planned first, and opened once all its
-partitions are hosted. SQL, synchronous.
+partitions are hosted. Runs SQL synchronously.
 
 Invariants
     A route is served only when it is complete: it has exactly one OPEN partition for each logical

@@ -1,4 +1,4 @@
-"""Inserts the row of a consumer group, and reads its settings. SQL, synchronous."""
+"""Inserts the row of a consumer group, and reads its settings. Runs SQL synchronously."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ def store_drained(
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
-    Store that a group has acked sealed partitions to their end, as reported by a session.
+    Record that a group has acked sealed partitions to their end, as reported by a session.
 
     Partitions that are not SEALED, or not granted to the session, are ignored: their current owner
     will report them.

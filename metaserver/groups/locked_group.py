@@ -1,4 +1,4 @@
-"""Reads and stores the sessions and leases of one locked consumer group. SQL, synchronous."""
+"""Reads and stores the sessions and leases of one locked consumer group. Runs SQL synchronously."""
 
 from __future__ import annotations
 

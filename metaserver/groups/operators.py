@@ -1,5 +1,5 @@
 """Changes that operators make to a consumer group with live members: its strategy, its failure
-policy and its suspension. SQL, synchronous.
+policy and its suspension. Runs SQL synchronously.
 
 Invariants
     A change of the policy or a suspension raises the version of every session's grants in the same

@@ -1,4 +1,5 @@
-"""Serves the consumers' calls: join, heartbeat (a long poll), release and leave. I/O around SQL.
+"""Serves the consumers' calls: join, heartbeat (a long poll), release and leave. Does network I/O
+and runs SQL.
 
     heartbeat ─▶ renewed immediately, many in one statement ─▶ grants changed? ─▶ reply
                                                                    │ no

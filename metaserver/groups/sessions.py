@@ -1,4 +1,4 @@
-"""Begins, renews and ends consumer sessions. SQL, synchronous.
+"""Begins, renews and ends consumer sessions. Runs SQL synchronously.
 
 Invariants
     A session is live while `expires_at` is later than the database's clock.

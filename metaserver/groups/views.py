@@ -1,4 +1,6 @@
-"""Finds work for the periodic tasks, and builds views of groups for operators. SQL, synchronous."""
+"""Finds work for the periodic tasks, and builds views of groups for operators. Runs SQL
+synchronously.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOpe
 
     Raises:
         InvalidRequestError, SubjectUnknownError, PartitionUnknownError
-        NotFoundError: the broker group has never reported itself, or the subject has no such queue.
+        NotFoundError: the broker group has never sent a report, or the subject has no such queue.
         UnavailableError: no broker group can host new partitions, or the database has lost data
             that brokers have.
         ConflictError: the target of a move is cordoned, the change is not a growth but would alter

@@ -1,5 +1,5 @@
-"""Drives operations until they are done: hosts children, seals parents, changes the route. I/O
-around SQL.
+"""Drives operations until they are done: hosts children, seals parents, changes the route. Does
+network I/O and runs SQL.
 
     begin ─▶ journal ─▶ claim ─▶ send the state's requests to brokers ─▶ finish the round:
                           ▲                                   next states, perhaps a new route

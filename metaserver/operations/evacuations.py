@@ -1,5 +1,5 @@
-"""Plans evacuations, which move all open and planned partitions off a broker group. SQL,
-synchronous.
+"""Plans evacuations, which move all open and planned partitions off a broker group. Runs SQL
+synchronously.
 
     the broker group is alive   If an operation or creation is running on any of the subjects, the
                                 whole evacuation is refused.

@@ -1,5 +1,5 @@
 """Keeps the journal of operations: claims operations, stores their steps, and advances their
-states. SQL, synchronous.
+states. Runs SQL synchronously.
 
 Invariants
     An operation enters a state in the same transaction that stores the last step of the previous

@@ -1,5 +1,5 @@
-"""Reads the inputs of a plan: a subject without a running operation, and its open partitions. SQL,
-synchronous.
+"""Reads the inputs of a plan: a subject without a running operation, and its open partitions. Runs
+SQL synchronously.
 """
 
 from __future__ import annotations

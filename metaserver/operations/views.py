@@ -1,4 +1,4 @@
-"""Builds the API's views of operations and of a subject's lineage. SQL, synchronous."""
+"""Builds the API's views of operations and of a subject's lineage. Runs SQL synchronously."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ ones.
     P open, H hidden, child of P ─▶ cut: P sealed, C open, child of P and H ─▶ H filled from P
       ─▶ published: P expired, H sealed, C open
 
-SQL, synchronous.
+Runs SQL synchronously.
 
 Invariants
     Brokers host a partition of a cut with both parents, so that publishing the hidden subject
@@ -106,8 +106,8 @@ def begin_cut(
     connection: Connection, hidden: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Begin the operation whose new partitions continue those of the target and of a hidden subject; a
-    repeat changes nothing.
+    Begin the operation whose new partitions continue those of the target and of a hidden subject.
+    Repeating the call has no effect.
 
     Returns:
         The operation id; 0 if there is no target, and therefore nothing to cut.

@@ -1,5 +1,5 @@
-"""Plans hidden subjects, whose partitions will continue the open ones of an existing target. SQL,
-synchronous.
+"""Plans hidden subjects, whose partitions will continue the open ones of an existing target. Runs
+SQL synchronously.
 
 Invariants
     Brokers host the partitions under the target's name and with their parents, so that publishing

@@ -1,4 +1,4 @@
-"""Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
+"""Publishes hidden subjects: their partitions become their target's. Runs SQL synchronously.
 
     no target     One transaction gives the hidden subject the target's name.
     a target      An operation seals the target's open partitions. Then one transaction changes the
@@ -61,7 +61,8 @@ def begin_publication(
     connection: Connection, hidden: str, request: PublishSubject, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
+    Publish a hidden subject, or begin the operation that publishes it. Repeating the call has no
+    effect.
 
     Returns:
         The id of the operation, leased to `driver`; 0 if there was no target, so that the

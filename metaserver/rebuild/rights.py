@@ -1,5 +1,5 @@
-"""Copies tokens, grants and quotas from a backup or another database into a rebuilt one. SQL,
-synchronous.
+"""Copies tokens, grants and quotas from a backup or another database into a rebuilt one. Runs SQL
+synchronously.
 
 Invariants
     Earlier capabilities become invalid, because every principal counts as changed now.

@@ -1,4 +1,4 @@
-"""Writes a rebuilt cluster into an empty database. SQL, synchronous.
+"""Writes a rebuilt cluster into an empty database. Runs SQL synchronously.
 
 Invariants
     A database that has a subject is not changed.

@@ -1,4 +1,5 @@
-"""Begins the deletion of a subject or a consumer group, and reports its progress. SQL, synchronous.
+"""Begins the deletion of a subject or a consumer group, and reports its progress. Runs SQL
+synchronously.
 
 Invariants
     One transaction stores the mark, ends the sessions, and journals the removals for brokers. After

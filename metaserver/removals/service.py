@@ -1,5 +1,5 @@
 """Deletes subjects and consumer groups: asks brokers to drop and forget, then ends the deletions.
-Network I/O around SQL.
+Does network I/O and runs SQL.
 
     delete ─▶ marked and journaled ─▶ request to every broker ─▶ stored; at the end, rows deleted
                                           ▲        │ a broker is silent, or this process ends
@@ -54,7 +54,9 @@ D = TypeVar("D", SubjectDeletion, GroupDeletion)
 
 CALL_TIMEOUT_MS = 2_000
 REMOVALS_MAX = 1_024
-"""Most removals in one batch; the next batch starts after them even if they were not done."""
+"""Maximum number of removals in one batch; the next batch starts after them even if they were not
+done.
+"""
 RETRY_PAUSE_S = 1.0
 """Pause, in seconds, after a run in which a broker refused or was silent."""
 

@@ -1,5 +1,5 @@
 """Resets a group's cursors while its consumers are alive: they first hand over all partitions, and
-then continue at the new cursors. Network I/O around SQL.
+then continue at the new cursors. Does network I/O and runs SQL.
 
     row ─▶ no session is granted anything, leases are withdrawn
         ─▶ all leases are handed over or expired

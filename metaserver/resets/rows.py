@@ -1,5 +1,5 @@
-"""Rows of a reset: its partitions, their new tokens, and which are drained afterwards. SQL,
-synchronous.
+"""Rows of a reset: its partitions, their new tokens, and which are drained afterwards. Runs SQL
+synchronously.
 
 Invariants
     A group with a live session is not reset, and no session begins during a reset. A live reset is
@@ -379,7 +379,7 @@ def record_drained(
     parked_ids: Collection[int] = (),
 ) -> None:
     """
-    Store that a locked group has drained these partitions, except those with undrained parents.
+    Record that a locked group has drained these partitions, except those with undrained parents.
 
     Partitions that adopt parked messages of ancestors are left out, because they first need an
     owner.

@@ -1,5 +1,5 @@
 """Sets a group's cursors for an operator: asks the brokers, plans, takes tokens, sets the cursors.
-Network I/O around SQL.
+Does network I/O and runs SQL.
 
     scope, statuses ─▶ new cursors ─▶ SQL: group locked, tokens taken, rows of `drained` deleted
       ▲                                  │                     ─▶ brokers, children first
@@ -39,7 +39,7 @@ from .rows import ResetScope, begin_reset, end_reset, read_reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most attempts to plan one reset while its partitions change."""
+"""Maximum number of attempts to plan one reset while its partitions change."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
 """Backoff times, in milliseconds, for an overloaded broker; a flush takes milliseconds."""
 

@@ -1,5 +1,5 @@
 """Announces consumer groups to the brokers of their partitions, so that retention waits for them.
-Network I/O around SQL.
+Does network I/O and runs SQL.
 
     a group is created ─▶ it is announced before the reply to its first consumer's join
     a broker was silent then ─▶ the group is announced when the broker returns

@@ -51,8 +51,8 @@ from ..sql.schema import (
 )
 
 ROWS_AT_ONCE = 2_000
-"""Most rows of a table that one transaction deletes: statements on PostgreSQL time out after 10 s,
-and other writers wait.
+"""Maximum number of rows of a table that one transaction deletes: statements on PostgreSQL time out
+after 10 s, and other writers wait.
 """
 _parent = partitions.alias("parent")
 _unexpired_parent = (
@@ -245,7 +245,7 @@ DUTY = "expiry"
 CALL_TIMEOUT_MS = 2_000
 CONCURRENT_CALLS_MAX = 8
 CANDIDATES_MAX = 256
-"""Most partitions in one round; the next round continues after them."""
+"""Maximum number of partitions in one round; the next round continues after them."""
 SUBJECTS_AT_ONCE = 100
 """Number of subjects whose rows one statement deletes."""
 

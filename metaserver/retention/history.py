@@ -34,8 +34,8 @@ from ..sql.duties import take_duty
 from ..sql.schema import deletions, facts, operations, publications, steps, subjects
 
 ROWS_AT_ONCE = 5_000
-"""Most rows of each table that one transaction changes: statements on PostgreSQL time out after
-10 s, and other writers wait.
+"""Maximum number of rows of each table that one transaction changes: statements on PostgreSQL time
+out after 10 s, and other writers wait.
 """
 AGE = "age of the history"
 """Name of the fact that stores the age of the history, in milliseconds."""

@@ -1,4 +1,4 @@
-"""Restarts the stored times after the database's clock restarted or jumped. SQL, synchronous.
+"""Restarts the stored times after the database's clock restarted or jumped. Runs SQL synchronously.
 
 On SQLite, times are those of the machine's boot-time clock, and are meaningless after a reboot. On
 PostgreSQL they are wall-clock times, which people and time servers may set (`clock_watch.py`). In

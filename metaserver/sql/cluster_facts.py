@@ -1,5 +1,5 @@
-"""Stores the name of the cluster to which a database belongs, and the cluster's version. SQL,
-synchronous.
+"""Stores the name of the cluster to which a database belongs, and the cluster's version. Runs SQL
+synchronously.
 
 Invariants
     The first metaserver with a name in its settings writes it; it never changes.

@@ -1,4 +1,4 @@
-"""Opens and migrates the database, and runs short transactions on it. I/O: SQL.
+"""Opens and migrates the database, and runs short transactions on it. Runs SQL.
 
     work(connection, …) ──▶ write         durable when it returns; on SQLite, queued writes share a
                                           transaction

@@ -1,4 +1,4 @@
-"""Leases duties to metaservers. SQL, synchronous.
+"""Leases duties to metaservers. Runs SQL synchronously.
 
 A duty is a named lease under which only one of several metaservers does a piece of work. It
 prevents duplicate work, or excludes others for a limited time. It expires by the database's clock.

@@ -1,4 +1,5 @@
-"""Creates the schema, or migrates it with Alembic, in the caller's transaction. SQL, synchronous.
+"""Creates the schema, or migrates it with Alembic, in the caller's transaction. Runs SQL
+synchronously.
 
     no tables ─▶ all tables are created at HEAD, without Alembic; tests compare them with the
                  migrations

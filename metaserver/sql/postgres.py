@@ -1,5 +1,5 @@
 """Runs transactions on PostgreSQL, which several metaservers may share, and detects jumps of its
-clock. I/O: SQL.
+clock. Runs SQL.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Runs transactions, with retries if the database requests them; a writing transaction completes
-even if its caller is cancelled. I/O: SQL.
+even if its caller is cancelled. Runs SQL.
 """
 
 from __future__ import annotations

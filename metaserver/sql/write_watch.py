@@ -1,5 +1,5 @@
 """Monitors whether the database is writable and responds, by the results of transactions and
-probes. I/O: SQL.
+probes. Runs SQL.
 
     a write fails ─▶ not writable, until a probe succeeds
     no write for QUIET_MS, or not writable ─▶ a health check probes, at most once every PROBE_MS

@@ -1,4 +1,4 @@
-"""Rows of new groups that do not begin at the earliest message. SQL, synchronous.
+"""Rows of new groups that do not begin at the earliest message. Runs SQL synchronously.
 
     no group
         ─▶ group, and a row of `starts` for each partition: one transaction fixes every cursor

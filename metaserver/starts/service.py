@@ -1,4 +1,4 @@
-"""Creates consumer groups, and has brokers store their starts. Network I/O around SQL.
+"""Creates consumer groups, and has brokers store their starts. Does network I/O and runs SQL.
 
     ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: ready,
                                     │                                 partition by partition
@@ -52,13 +52,13 @@ from .rows import (
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most attempts to plan one creation while its partitions change."""
+"""Maximum number of attempts to plan one creation while its partitions change."""
 STORE_PAUSES_MS = (20, 50, 100, 200, 400, 800)
 """Backoff times, in milliseconds, of `create` while a broker does not store a start; a flush takes
 milliseconds.
 """
 PENDING_MAX = 1_024
-"""Most partitions in one batch of `resume`."""
+"""Maximum number of partitions in one batch of `resume`."""
 
 
 class StartService:
@@ -87,8 +87,8 @@ class StartService:
 
     async def create(self, subject: str, group: str, request: CreateGroup) -> GroupSettings:
         """
-        Create a group; a repeat changes nothing. The group will get every message that is stored
-        after this call.
+        Create a group. Repeating the call has no effect. The group will get every message that is
+        stored after this call.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError

@@ -23,7 +23,7 @@ from ...screen import make_table, show_data, show_line, show_table
 
 
 async def list_brokers(meta: str, output: OutputFormat) -> None:
-    """Show every broker group that has ever reported."""
+    """Show every broker group that has ever sent a report."""
     async with open_admin(meta) as admin:
         broker_list = await admin.list_brokers()
     if output is not OutputFormat.TABLE:
