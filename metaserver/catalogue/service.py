@@ -274,10 +274,7 @@ class Catalogue:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
             broker_id, opening = await self._fetch_identity(report.address)
-        except (
-            NotSentError,
-            InvalidRequestError,
-        ):  # nothing or something other than a broker listens there
+        except (NotSentError, InvalidRequestError):  # no broker listens there
             return True
         except KeylaneError:
             return False  # it does not respond, but may be running
