@@ -446,9 +446,7 @@ def read_openings(
         lock: prevent reports from other openings and the acceptance of older copies, but not
             renewals, until the transaction ends. Must be called before a subject is locked.
     """
-    if (
-        lock
-    ):  # needed even without ids, because later writes of the transaction may lock broker rows
+    if lock:  # even without ids, because later writes of the transaction may lock broker rows
         wait_for_broker_locks(connection, alone=False)
     if not ids:
         return {}

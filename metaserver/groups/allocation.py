@@ -31,7 +31,8 @@ def allocate(
     Allocate partitions to sessions.
 
     Args:
-        sessions: the live sessions; if shares differ, earlier sessions get the larger ones.
+        sessions: the live sessions; of those with an equal claim to a larger share, the earliest
+            gets it.
         partitions: the readable partitions; unassigned ones are assigned in this order.
         current: maps each partition to its current owner, longest owned first; unknown partitions
             and sessions are ignored.

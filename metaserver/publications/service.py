@@ -1,5 +1,4 @@
-"""Creates hidden subjects and publishes them. Network I/O around SQL, the creation of subjects and
-the driver of operations.
+"""Creates hidden subjects and publishes them. Does network I/O and runs SQL.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish
      ─▶ an operation; without a target only a new name
@@ -47,11 +46,11 @@ class PublicationService:
 
     async def hide(self, target: str, request: HideSubject) -> SubjectView:
         """
-        Create a hidden subject and host its partitions; a repeat continues an interrupted call.
-        Does not wait for the cut.
+        Create a hidden subject and host its partitions. Repeating the call continues an interrupted
+        one. Does not wait for the cut.
 
         Raises:
-            KeylaneError: any error of `plan_hidden`, `Catalogue.complete` or `begin_cut`.
+            KeylaneError: any error of `plan_hidden`, `Catalogue.complete_creation` or `begin_cut`.
         """
         row = await self._database.write(
             plan_hidden,
@@ -81,7 +80,8 @@ class PublicationService:
 
     async def publish(self, hidden: str, request: PublishSubject) -> Publication:
         """
-        Publish a hidden subject, or report the progress. Does not wait for the operation.
+        Publish a hidden subject, or report the progress of its publication. Does not wait for the
+        operation.
 
         Raises:
             KeylaneError: any error of `begin_publication`; nothing was changed.
