@@ -4,7 +4,8 @@ informed.
     SQL ──every POLL_MS──▶ AccessState ──▶ callers and their rights
     signing key, new every KEY_MS ──▶ public key in SQL ──▶ every metaserver ──▶ every broker
 
-Invariants The private key never leaves this process.
+Invariants
+    The private key never leaves this process.
     Nothing is signed before the public key is in SQL.
 """
 

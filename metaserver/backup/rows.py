@@ -4,9 +4,10 @@ PostgreSQL. Runs SQL synchronously.
 A backup does not contain rows that belong to running programs: sessions, duties, metaservers,
 refused brokers, and the boot id of the machine.
 
-Invariants After a restore, tokens, partition ids and route versions are higher than any that were
-    issued after the backup was taken, within the limits of `TOKENS_AHEAD` and `IDS_AHEAD`. So the
-    next token is higher than every fence that a broker has seen.
+Invariants
+    After a restore, tokens, partition ids and route versions are higher than any that were issued
+    after the backup was taken, within the limits of `TOKENS_AHEAD` and `IDS_AHEAD`. So the next
+    token is higher than every fence that a broker has seen.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Accepts an older copy of a data folder on behalf of an operator. Runs SQL synchronously.
 
-Invariants The copy may lack consumer groups. After this transaction, the metaserver assumes that
-    the copy's broker knows no groups, and announces all of them before retention removes anything
-    there. No earlier token remains valid, because the copy reassigns offsets that consumers have
-    already handled, so a late ack would apply to a different message. Therefore the transaction
-    ends the leases, and the reply to the broker's report contains a token; before it starts to
-    serve, the broker refuses all tokens up to this one.
+Invariants
+    The copy may lack consumer groups. After this transaction, the metaserver assumes that the
+    copy's broker knows no groups, and announces all of them before retention removes anything
+    there.
+    No earlier token remains valid, because the copy reassigns offsets that consumers have already
+    handled, so a late ack would apply to a different message. Therefore the transaction ends the
+    leases, and the reply to the broker's report contains a token; before it starts to serve, the
+    broker refuses all tokens up to this one.
 """
 
 from __future__ import annotations

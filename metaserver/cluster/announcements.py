@@ -8,8 +8,9 @@ This also applies to subjects with purely time-based retention, because their br
 messages that they remove before a group has read them. A group needs no `heard` row for a partition
 that it has drained. The groups of a hidden subject's target are announced when it is published.
 
-Invariants A row of `heard` is written only after the broker has stored the group durably; neither a
-    grant nor a reply from an earlier opening of the data folder causes one to be written.
+Invariants
+    A row of `heard` is written only after the broker has stored the group durably; neither a grant
+    nor a reply from an earlier opening of the data folder causes one to be written.
     The rows of a broker group are deleted when an older copy of its data folder is accepted.
     A partition is opened only when every group of its subject has a row for it, and it is granted
     to a group only if that group has a row for it. So retention never removes messages that the

@@ -1,8 +1,9 @@
 """Stores the brokers' reports and addresses, and the brokers that are refused. Runs SQL
 synchronously.
 
-Invariants A broker group belongs to one data folder. Another folder can replace it only while the
-    group is silent and has no partitions.
+Invariants
+    A broker group belongs to one data folder. Another folder can replace it only while the group is
+    silent and has no partitions.
     An older copy of that folder cannot replace it. A copy is recognized by not knowing the newest
     opening, or by its shorter log.
     A data folder whose loss was accepted is refused forever.

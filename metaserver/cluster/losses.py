@@ -7,8 +7,9 @@ Invariants
     The data folder that contained the partition is refused from then on, because messages acked
     there would never be read. Its broker group counts as silent until a broker with an empty folder
     sends a report. Otherwise a new partition could be planned on the group, and the empty folder
-    would be refused. A data folder is also refused if its loss caused a partition to be opened
-    whose broker does not know every consumer group.
+    would be refused.
+    A data folder is also refused if its loss caused a partition to be opened whose broker does not
+    know every consumer group.
     The number of messages in a lost partition that a group has not read is stored as long as the
     group exists.
 """

@@ -1,8 +1,8 @@
 """Detects a database that lacks data that brokers have: it is empty even though brokers have
 partitions, or an older backup was restored. Runs SQL synchronously.
 
-Invariants Nothing is created in such a database: no subjects, partitions, operations or consumer
-    groups.
+Invariants
+    Nothing is created in such a database: no subjects, partitions, operations or consumer groups.
     A row of `facts` records that the database is behind, so that all metaservers know about it. The
     row is written and deleted after a comparison with the brokers.
 """

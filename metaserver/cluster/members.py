@@ -1,8 +1,9 @@
 """Tracks the members of a cluster (metaservers and brokers) and their versions. Runs SQL
 synchronously.
 
-Invariants A silent broker remains a member as long as it has partitions: it may return, and must
-    then understand what was written in the meantime.
+Invariants
+    A silent broker remains a member as long as it has partitions: it may return, and must then
+    understand what was written in the meantime.
     The cluster's version is the lowest of all members' versions, and never decreases.
 """
 

@@ -1,8 +1,9 @@
 """Settles and releases leases, and stores what sessions report about them. Runs SQL synchronously;
 the decisions are made in `leases.py`.
 
-Invariants Every transaction that changes a group's leases locks the group's row, so that it sees
-    the previous change completely.
+Invariants
+    Every transaction that changes a group's leases locks the group's row, so that it sees the
+    previous change completely.
     A token is stored in the same transaction that grants it.
 
 A consumer that cannot connect to a broker can still renew its leases at the metaserver. It reports

@@ -1,9 +1,9 @@
 """Lets operators change a consumer group with live members: its strategy, its failure policy and
 its suspension. Runs SQL synchronously.
 
-Invariants A change of the policy or a suspension raises the version of every session's grants in
-    the same transaction. So each member learns about it with its next heartbeat, from any
-    metaserver.
+Invariants
+    A change of the policy or a suspension raises the version of every session's grants in the same
+    transaction. So each member learns about it with its next heartbeat, from any metaserver.
     Suspension by an operator and suspension by a session's own code are independent: a session has
     grants only if neither is in effect.
     A change of the strategy ends all sessions in the same transaction, so no session that joined

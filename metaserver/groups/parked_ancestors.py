@@ -11,7 +11,8 @@ Messages that a group has parked on a drained partition are adopted by the owner
     that their owners had adopted
         ─▶ adopted directly, skipping the partitions in between
 
-Invariant Messages that an owner of a partition in between could adopt are adopted only through that
+Invariant
+    Messages that an owner of a partition in between could adopt are adopted only through that
     partition. If that partition is lost, the messages that the ancestor still has are handled,
     possibly for a second time.
 """

@@ -2,8 +2,8 @@
 
 Invariants
     A session is live while `expires_at` is later than the database's clock.
-    Only live sessions are renewed: an expired one stays dead even before its row is deleted. The
-    transaction that begins or ends a session marks its group as unsettled.
+    Only live sessions are renewed: an expired one stays dead even before its row is deleted.
+    The transaction that begins or ends a session marks its group as unsettled.
 
 The quota of a principal is not exact: two concurrent joins in different groups may both get the
 last session that the quota allows, because their transactions do not wait for each other.

@@ -1,8 +1,9 @@
 """Plans operations based on the database, and journals them. Runs SQL synchronously; the decisions
 are made in `plan.py`.
 
-Invariants An operation, its children with their lineage, and its steps are stored in one
-    transaction. A subject has at most one running operation.
+Invariants
+    An operation, its children with their lineage, and its steps are stored in one transaction.
+    A subject has at most one running operation.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ network I/O and runs SQL.
                           ▲                                   next states, perhaps a new route
                           └──────────────────────────────────────────────────┘
 
-Invariants Every step is idempotent, both at brokers and in SQL, even if two metaservers perform it
-    concurrently. Correctness does not depend on the driver's lease, which only prevents two drivers
-    from doing the same work.
+Invariants
+    Every step is idempotent, both at brokers and in SQL, even if two metaservers perform it
+    concurrently.
+    Correctness does not depend on the driver's lease, which only prevents two drivers from doing
+    the same work.
     No parent is sealed before every child is hosted and every parent's broker has confirmed that it
     can seal. So writes only pause for one seal, one call to the brokers of the children, and one
     transaction.

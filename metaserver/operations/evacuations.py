@@ -14,10 +14,12 @@ synchronously.
     (accept_loss)               group are given up. A static subject's queue continues above all
                                 offsets that the lost partition can have.
 
-Invariants Every open or planned partition of the broker group is either planned to leave or
-    reported as busy. If the broker group is silent, this also applies to its sealed partitions that
-    block a consumer group. An operation continues without its source only if the subject allows
-    reordered messages, or if an operator has accepted the loss.
+Invariants
+    Every open or planned partition of the broker group is either planned to leave or reported as
+    busy. If the broker group is silent, this also applies to its sealed partitions that block a
+    consumer group.
+    An operation continues without its source only if the subject allows reordered messages, or if
+    an operator has accepted the loss.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@
 Invariants
     The open partitions after a plan cover every logical partition exactly once.
     The parents of a child are exactly those sealed partitions whose ranges overlap the range of the
-    child. Only the plan of `set` seals a partition whose range and broker group stay the same.
+    child.
+    Only the plan of `set` seals a partition whose range and broker group stay the same.
     A child continues its parent's queue if and only if its range begins where the range of its only
     parent begins. New queues of a static subject get the next numbers.
     A child is placed on the broker group with the fewest partitions of the subject. Ties are broken

@@ -12,12 +12,14 @@ next state, and the condition for entering it. Pure.
     CANCELED  seal the children          -
     DONE      -                          -
 
-Invariants The next state is entered only if `next_action` returns ADVANCE. Nothing else decides
-    whether an operation can continue.
+Invariants
+    The next state is entered only if `next_action` returns ADVANCE. Nothing else decides whether an
+    operation can continue.
     After the first seal, an operation only moves forward: it cannot be canceled in any state after
-    PLAN. A parent may only be skipped, that is, left unsealed when the route changes, if its broker
-    is silent. In addition, an operator must have accepted the loss of the broker, or must have
-    requested it for a subject that allows reordered messages.
+    PLAN.
+    A parent may only be skipped, that is, left unsealed when the route changes, if its broker is
+    silent. In addition, either an operator must have accepted the loss of the broker, or the
+    subject must allow reordered messages and an operator must have requested the skip.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ earlier ones.
 
 Runs SQL synchronously.
 
-Invariants Brokers host a partition of a cut with both parents, so that publishing the hidden
-    subject changes nothing at the brokers.
+Invariants
+    Brokers host a partition of a cut with both parents, so that publishing the hidden subject
+    changes nothing at the brokers.
     Until a hidden subject is published, readers do not see its partitions as parents; see
     `IS_VISIBLE_PARENT`.
     The end offsets of the partitions before a cut never change. The transaction that begins the

@@ -1,8 +1,9 @@
 """Plans hidden subjects, whose partitions will continue the open ones of an existing target. Runs
 SQL synchronously.
 
-Invariants Brokers host the partitions under the target's name and with their parents, so that
-    publishing changes nothing at the brokers.
+Invariants
+    Brokers host the partitions under the target's name and with their parents, so that publishing
+    changes nothing at the brokers.
     A hidden subject has the ranges, queues and settings of its target.
 """
 

@@ -8,7 +8,8 @@
                   the hidden partitions are readable, the older ones, which the cut has sealed,
                   expire, and the open ones, which continue both, stay as they are.
 
-Invariants A publication is journaled together with its changes, so that repeating it has no effect.
+Invariants
+    A publication is journaled together with its changes, so that repeating it has no effect.
     Without a cut, a publication is refused unless the target's open partitions are the parents with
     which the hidden partitions are hosted. With a cut, any operation may come in between, because
     the cut has sealed the partitions that are replaced.

@@ -6,7 +6,8 @@ lost. Pure.
     children in use, a parent open      FENCE: the parent was abandoned
     all parents sealed                  DONE
 
-Invariants At most one operation is running on a subject.
+Invariants
+    At most one operation is running on a subject.
     Each operation in FENCE has a row of its own, so that the running operation opens only its own
     children.
 """

@@ -3,8 +3,9 @@ and operations. Pure.
 
     every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or problems
 
-Invariants Nothing that affects the order of messages is guessed. The rebuild is refused if a parent
-    is missing, a route has a gap, or a broker group has two data folders.
+Invariants
+    Nothing that affects the order of messages is guessed. The rebuild is refused if a parent is
+    missing, a route has a gap, or a broker group has two data folders.
     A group counts as having drained a partition only if it has drained the partition's parents.
     Every future token is higher than every fence, and higher than every granted token that has not
     reached a broker.

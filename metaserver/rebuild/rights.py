@@ -1,7 +1,8 @@
 """Copies tokens, grants and quotas from a backup or another database into a rebuilt one. Runs SQL
 synchronously.
 
-Invariants Earlier capabilities become invalid, because every principal is marked as changed.
+Invariants
+    Earlier capabilities become invalid, because every principal is marked as changed.
     A running metaserver notices the rows, because the version of the access state increases.
 """
 

@@ -1,9 +1,9 @@
 """Begins the deletion of a subject or a consumer group, and reports its progress. Runs SQL
 synchronously.
 
-Invariants A single transaction stores the mark, ends the sessions, and journals the removals for
-    brokers. After it, no session begins, no route is returned, and the group is not announced to
-    brokers.
+Invariants
+    A single transaction stores the mark, ends the sessions, and journals the removals for brokers.
+    After it, no session begins, no route is returned, and the group is not announced to brokers.
     A later group with the same name gets higher tokens than the deleted group had.
 """
 

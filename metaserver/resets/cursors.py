@@ -1,7 +1,8 @@
 """Computes the new cursor of each partition for a reset, and the order in which they are set. Pure.
 
-Invariants A group that handles a message again also handles every later message of its queue again,
-    in order. So if a partition is not fully acked, its children start at their first message,
+Invariants
+    A group that handles a message again also handles every later message of its queue again, in
+    order. So if a partition is not fully acked, its children start at their first message,
     including children that begin another queue.
     An offset in a lost partition stands for the first message after the loss.
     A reset that has begun has a cursor for every remaining partition, because it can no longer be

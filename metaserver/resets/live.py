@@ -7,8 +7,9 @@ then continue at the new cursors. Does network I/O and runs SQL.
         ─▶ partitions are granted again
     After a crash any metaserver continues.
 
-Invariants Cursors are set while no session of the group has a lease. A late request of an earlier
-    owner has a lower token than the reset.
+Invariants
+    Cursors are set while no session of the group has a lease. A late request of an earlier owner
+    has a lower token than the reset.
     Once the first cursor may have been set, the group is granted nothing until all are set. If
     retention removes messages in the meantime, the cursors are set to the nearest stored messages.
 

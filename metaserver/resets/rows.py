@@ -1,15 +1,16 @@
 """Stores the rows of a reset: its partitions, their new tokens, and which of them are drained
 afterwards. Runs SQL synchronously.
 
-Invariants A group with a live session is not reset, and no session begins during a reset. Live
-    resets are an exception: they begin once no session holds a lease, and no session is granted one
-    while they are pending.
+Invariants
+    A group with a live session is not reset, and no session begins during a reset. Live resets are
+    an exception: they begin once no session holds a lease, and no session is granted one while they
+    are pending.
     A reset sets the cursors on all partitions that the group could read when it began, except
     abandoned ones on silent brokers. The reply lists these; they can be reset by id once their
-    broker is back. Rows of drained partitions are deleted before any cursor is set back, and are
-    inserted again after a cursor has been set to the end. Rows for the start of a new group are
-    deleted too, because brokers refuse the token of that cursor once they have seen the token of
-    the reset.
+    broker is back.
+    Rows of drained partitions are deleted before any cursor is set back, and are inserted again
+    after a cursor has been set to the end. Rows for the start of a new group are deleted too,
+    because brokers refuse the token of that cursor once they have seen the token of the reset.
     The cursor on an empty partition is always at its end, but the partition counts as drained only
     if its parents do. Otherwise its children would be read too early.
 """

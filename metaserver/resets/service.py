@@ -5,7 +5,8 @@ the cursors. Does network I/O and runs SQL.
       ▲                                  │                     ─▶ brokers, children first
       └───── the partitions changed ─────┘                     ─▶ SQL: drained, group unlocked
 
-Invariants Nothing is changed before the tokens are taken. Later failures have the fate UNKNOWN, and
+Invariants
+    Nothing is changed before the tokens are taken. Later failures have the fate UNKNOWN, and
     repeating the call finishes the reset.
     While the lease of the reset lasts, no session is granted a partition before the cursors are
     set. A session that is granted one after the lease has expired has a higher token, so its broker

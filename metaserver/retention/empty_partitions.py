@@ -3,8 +3,9 @@
     SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` are deleted; the partition,
                          its lineage and its end stay
 
-Invariants A partition expires only after its parents. Otherwise a group that has not read the
-    parents would skip them.
+Invariants
+    A partition expires only after its parents. Otherwise a group that has not read the parents
+    would skip them.
     A partition that is held by a session and not drained does not expire, because its last messages
     may still be in the process of being handled.
     A lost partition keeps its rows, because groups may not have read its ancestors.

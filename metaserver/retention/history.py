@@ -1,9 +1,10 @@
 """Removes the cluster's history after `history_retention_ms`: the rows of deletions, publications
 and finished operations.
 
-Invariants The age of a row is counted from the check that first finds it. It is the sum of the
-    times between checks by a single metaserver, so it does not grow while no metaserver is running,
-    nor when a clock jumps.
+Invariants
+    The age of a row is counted from the check that first finds it. It is the sum of the times
+    between checks by a single metaserver, so it does not grow while no metaserver is running, nor
+    when a clock jumps.
     Rows of unfinished work are kept. A deletion is finished when every broker has either done its
     part or been accepted as lost.
     A canceled operation is kept as long as its subject, because its steps show which partitions

@@ -1,8 +1,9 @@
 """Deletes consumer groups that have had no consumers for `group_expires_ms`, after logging a
 warning.
 
-Invariants A group's idle time starts when a check first finds the group without a session. It is
-    cleared by a session that begins or ends, and by a reset.
+Invariants
+    A group's idle time starts when a check first finds the group without a session. It is cleared
+    by a session that begins or ends, and by a reset.
     Idle times are measured with the database's clock, and start again when that clock restarts.
 
     idle ─▶ 90 % of the time: a warning ─▶ 100 %: deleted, as `keylane group delete` does

@@ -1,8 +1,8 @@
 """Stores the name of the cluster to which a database belongs, and the cluster's version. Runs SQL
 synchronously.
 
-Invariants The name is written by the first metaserver that has one in its settings, and never
-    changes.
+Invariants
+    The name is written by the first metaserver that has one in its settings, and never changes.
     The version never decreases. A program that is incompatible with it changes nothing, not even
     the schema.
 """

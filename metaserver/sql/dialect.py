@@ -1,9 +1,10 @@
 """Hides the differences between SQLite and PostgreSQL: clocks, snapshots, upserts, connection
 setup, and limits on the number of parameters.
 
-Invariants `now_ms()` is the database's own clock. In PostgreSQL it is `clock_timestamp()`, which
-    advances within a transaction. In SQLite it is the machine's boot-time clock, registered on
-    every connection; it includes time spent suspended and never jumps.
+Invariants
+    `now_ms()` is the database's own clock. In PostgreSQL it is `clock_timestamp()`, which advances
+    within a transaction. In SQLite it is the machine's boot-time clock, registered on every
+    connection; it includes time spent suspended and never jumps.
     A long list of ids is divided among several statements in one transaction, because PostgreSQL
     allows 32,767 parameters in a statement, and SQLite 32,766.
 """

@@ -11,9 +11,10 @@
                          ├─ suspended_clients
                          └─ drained         sealed partitions that the group has acked to the end
 
-Invariants Ids of subjects, partitions, operations and groups are never reused, not even after a
-    deletion. `groups.last_token` never decreases, and every grant takes the next token, so no two
-    grants of a group have the same one.
+Invariants
+    Ids of subjects, partitions, operations and groups are never reused, not even after a deletion.
+    `groups.last_token` never decreases, and every grant takes the next token, so no two grants of a
+    group have the same one.
     `expires_at` is in milliseconds on the database's clock, and is only compared with that clock.
 
 `name_limits` stores limits shared by all subjects that match a name or pattern; see

@@ -5,8 +5,9 @@
                                     └─ after a crash, or while a broker is silent, any metaserver
                                        continues with the same cursors
 
-Invariants Nothing is stored before every broker has replied with its offsets. After the
-    transaction, repeated calls and other members do not change any cursor.
+Invariants
+    Nothing is stored before every broker has replied with its offsets. After the transaction,
+    repeated calls and other members do not change any cursor.
     Messages from the cursors on are retained for the group: the brokers store the cursors before
     `create` returns, and from then on retention waits for the group.
 """

@@ -4,8 +4,8 @@ lost commits or the restore of an older copy. Does network I/O and runs SQL.
     a start, a new connection to the database,
     a broker that returns, or has a higher id
       ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing
-      (`find_differences`) ─▶ the same result again: the fact BEHIND is stored, so that calls create
-      nothing, and
+         (`find_differences`)
+      ─▶ the same result again: the fact BEHIND is stored, so that calls create nothing, and
          readiness and a metric show it
       ─▶ nothing is missing any more: the fact is deleted
 
