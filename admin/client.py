@@ -780,8 +780,8 @@ class Admin(LoopBoundClient):
             dry_run: only plan the operation.
 
         Returns:
-            The operation, which continues by itself: see `wait`. Its `operation_id` is 0 with
-                `dry_run`, or if there is nothing to change.
+            The operation, which continues in the background; see `wait`. Its `operation_id` is 0
+                with `dry_run`, or if there is nothing to change.
 
         Raises:
             SubjectUnknownError, UnavailableError
@@ -967,7 +967,7 @@ class Admin(LoopBoundClient):
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
-        Return the sealed partitions of a subject that a consumer group has not acked to the end.
+        Return the sealed partitions of a subject that some consumer group has not fully acked.
 
         A group gets no messages from the children of a sealed partition until it has acked or
         parked all of its messages. Parked messages that fail again while being redriven count as
@@ -1723,6 +1723,7 @@ class Admin(LoopBoundClient):
     async def _begin_operation(
         self, kind: OperationKind, dry_run: bool, **fields: object
     ) -> OperationView:
+        """Begin or plan an operation on one subject and return it."""
         body = convert_argument(Reshape, {"kind": kind, "dry_run": dry_run, **fields})
         (operation,) = (await self._metaserver_client.call(endpoints.RESHAPE, body)).operations
         return operation
@@ -1754,6 +1755,7 @@ class Admin(LoopBoundClient):
         return dict(await gather_limited(fetch_or_problem, partitions))
 
     async def _set_hold(self, partition: Partition, body: SetHold) -> tuple[HoldView, ...]:
+        """Set a hold on a partition and return all holds on it."""
         broker = self._broker_client(partition)
         return (await broker.control(endpoints.HOLD, body, id=partition.partition_id)).holds
 
@@ -2032,6 +2034,7 @@ class Admin(LoopBoundClient):
 
 
 def _convert_limit(first: int | None) -> int:
+    """Return the maximum number of messages; None means no limit. Raises InvalidRequestError."""
     if first is not None and not is_within(first, 1, MAX_I64):
         raise InvalidRequestError(f"first must be a number from 1 on, not {first!r:.40}")
     return MAX_I64 if first is None else first

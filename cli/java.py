@@ -101,6 +101,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _JavaInfo:
+    """What a JVM reports about itself."""
+
     home: Path
     java: Path
     version: str
@@ -108,6 +110,7 @@ class _JavaInfo:
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Origin, Path]]:
+    """Yield the places where a Java may be installed, in order of preference."""
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if java := shutil.which("java", path=environment.get("PATH", "")):

@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
 async def _serve(
     settings: MetaserverSettings, stop: asyncio.Event, running_metaservers: list[RunningMetaserver]
 ) -> None:
+    """Run a metaserver until `stop` is set, and announce when it is ready."""
     try:
         from .running import running_metaserver
     except ModuleNotFoundError as error:

@@ -55,6 +55,7 @@ class CachedRead(Generic[T]):
         return CachedResult(self._value, age_s, self._error)
 
     async def _refresh(self) -> None:
+        """Run the read once, and cache its result or its error."""
         try:
             self._value = await self._read()
             self._read_at_s = asyncio.get_running_loop().time()

@@ -166,6 +166,7 @@ class PeriodicTasks:
             await asyncio.sleep(pause_ms / 1000)
 
     async def _run_creation_loop(self) -> None:
+        """Continue interrupted creations every `repair_ms`."""
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             if not self._has_creations:
@@ -176,6 +177,7 @@ class PeriodicTasks:
                 self._warn(error.message)
 
     async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]]) -> None:
+        """Run a duty every `expire_ms`."""
         while True:
             await asyncio.sleep(self._settings.expire_ms / 1000)
             await self._run(duty)
@@ -183,12 +185,14 @@ class PeriodicTasks:
     async def _run_quick_loop(
         self, duty: Callable[[], Awaitable[object]], event: asyncio.Event
     ) -> None:
+        """Run a duty whenever `event` is set."""
         while True:
             await event.wait()
             event.clear()
             await self._run(duty)
 
     async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:
+        """Run a duty, and log its error if it fails."""
         try:
             await duty()
         except KeylaneError as error:

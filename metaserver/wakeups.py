@@ -112,6 +112,9 @@ class SingleFlight(Generic[K, V, T]):
         return await shield(task)
 
     async def _run_after(self, previous: asyncio.Task[T] | None, key: K) -> T:
+        """Wait for the previous run and the pause after it, then run with all items gathered so
+        far.
+        """
         if previous is not None:
             await asyncio.wait([previous])
             await asyncio.sleep(min(self._durations_s.get(key, 0), self._pause_ms_max / 1000))
@@ -126,6 +129,7 @@ class SingleFlight(Generic[K, V, T]):
             self._durations_s[key] = clock() - start
 
     def _forget(self, key: K, task: asyncio.Task[T]) -> None:
+        """Forget a finished run, unless another one for the same key has followed it."""
         if self._last_tasks.get(key) is task:
             del self._last_tasks[key]
             self._durations_s.pop(key, None)

@@ -159,6 +159,7 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
 
 
 def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
+    """Return a rebuilt subject as JSON fields."""
     unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
     return {
         "subject": subject.name,

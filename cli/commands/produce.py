@@ -342,6 +342,7 @@ class _LineSender:
             self._in_flight_slots.release()
 
     def _fail(self, number: int, error: KeylaneError) -> None:
+        """Record that a line failed."""
         self._failed_lines.append(number)
         self._first_error = self._first_error or error
         self._may_be_stored = self._may_be_stored or error.fate is Fate.UNKNOWN
@@ -358,6 +359,7 @@ class _LineSender:
         await asyncio.wait([read_task, receipt_task])
 
     def _unfinished_error(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
+        """Build the error that lists the lines that were not stored."""
         failed = sorted(self._failed_lines)
         unsent = [
             (max(start, self._next_line), end)

@@ -102,6 +102,7 @@ class Scenario:
         return await self._judge(stats.acked, stats.failed, stats.retries)
 
     async def _run_within(self, step: str, work: Awaitable[object]) -> None:
+        """Await a step of the scenario. Raises InternalError after STEP_TIMEOUT_S."""
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 await work
@@ -134,6 +135,7 @@ class Scenario:
 
     # ── killing processes ─────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
+        """Kill the busiest consumer, wait for the failover, and then kill and restart a broker."""
         cluster, say = self.cluster, self.screen.say
         await self._wait_until("a third handled", lambda: self._handled_count() >= self.rows // 3)
         name, tokens = cluster.busiest_consumer(await cluster.group())

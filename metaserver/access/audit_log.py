@@ -157,6 +157,7 @@ class AuditLog:
         return [ControlRoute(NOTE_AUDIT, self._add_events), ControlRoute(AUDIT, self._list_events)]
 
     async def _add_events(self, body: NoteAudit, _params: Params) -> Done:
+        """Store the audit events sent by a broker."""
         await self._database.write(append_events, body.events)
         return Done()
 

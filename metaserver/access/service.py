@@ -177,6 +177,7 @@ class AccessService:
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
     async def _rotate_key(self) -> None:
+        """Create a new signing key, store its public key, and use it from now on."""
         await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
@@ -359,6 +360,7 @@ class AccessService:
         )
 
     async def _read_news(self, _body: object, _params: Params) -> AccessNews:
+        """Return the recent changes to a broker."""
         return self.news()
 
 

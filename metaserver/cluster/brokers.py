@@ -162,6 +162,9 @@ _delete_refusal = sa.delete(refused_brokers).where(
 
 
 def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None:
+    """Check that the loss of the reporting data folder has not been accepted. Raises
+    FolderRefusedError.
+    """
     query = sa.select(lost_folders.c.broker_group).where(
         lost_folders.c.broker_id == report.broker_id
     )
@@ -291,6 +294,7 @@ def _build_advice(row: sa.Row[Any]) -> str:
 
 
 def _count_hosted(connection: Connection, broker_group: str) -> int:
+    """Return the number of partitions of a broker group that have not expired."""
     is_on_broker = partitions.c.broker_group == broker_group
     has_data = partitions.c.state != PartitionState.EXPIRED
     count = sa.select(sa.func.count()).select_from(partitions).where(is_on_broker, has_data)

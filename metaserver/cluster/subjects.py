@@ -80,7 +80,7 @@ def check_subject_limits(
     limits = {row.name: row.subjects for row in connection.execute(locked_query)}
     for pattern, limit in matching_limits(name, limits):
         prefix = pattern.removesuffix("*")
-        # LIKE would ignore case on SQLite.
+        # LIKE would ignore case in SQLite.
         has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
         count = connection.execute(count_query.where(has_prefix)).scalar_one()
         if count >= limit:

@@ -151,6 +151,7 @@ def find_finished_partitions(
 
 
 def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
+    """Return the intersection of the two ranges; its end is not above its start if it is empty."""
     start = max(partition.range_start, ancestor.range_start)
     return start, min(partition.range_end, ancestor.range_end)
 

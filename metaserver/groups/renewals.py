@@ -45,6 +45,7 @@ class SessionRenewer:
     async def _renew(
         self, locked_group: int | None, requested_sessions: Sequence[SessionId]
     ) -> RenewalResult:
+        """Renew a batch of sessions, waiting for locks only if `locked_group` is given."""
         sessions = sorted(set(requested_sessions))
         if locked_group is not None:
             rows = await self._database.write_urgent(renew_sessions, sessions)

@@ -282,6 +282,7 @@ class GroupService:
     async def _join_in_chunks(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
+        """Store joins of one group in transactions of at most JOIN_CHUNK_MAX joins."""
         results: dict[str, SessionRow | KeylaneError] = {}
         for start in range(0, len(joins), JOIN_CHUNK_MAX):
             chunk = joins[start : start + JOIN_CHUNK_MAX]
@@ -452,6 +453,7 @@ class GroupService:
     async def _suspend(
         self, request: Suspend, group: Hashable, settling: SingleFlight[int, None, None]
     ) -> None:
+        """Store a suspension, settle the group with `settling`, and wake the session."""
         group_id = await self._writes.write_urgent(group, suspend_session, request)
         await settling.run(group_id, None)
         self._wakeups.wake([SessionId(request.session)])
@@ -557,6 +559,7 @@ class GroupService:
         self._wakeups.wake_all()
 
     async def _renew(self, session: SessionId) -> SessionRow:
+        """Renew a session and return its row. Raises SessionUnknownError."""
         row = await self._renewer.renew(session)
         if row is None:
             self._evict_grants(session)
@@ -566,20 +569,24 @@ class GroupService:
     async def _release_now(
         self, group: Hashable, requests: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
+        """Release a batch of leases. Return the error of each refused release."""
         outcome = await self._writes.write(group, release_leases, requests)
         self._wake_heartbeats(outcome.changes)
         return outcome.errors
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
+        """Settle a group after its joins in flight, on behalf of all calls that share the run."""
         await self._wait_for_joins(group_id)
         self._wake_heartbeats(await self._writes.write(group_id, settle_group, group_id))
 
     async def _release_unheld_now(self, group_id: int, heartbeats: Sequence[Heartbeat]) -> None:
+        """Release the withdrawn leases that a batch of heartbeats does not report as held."""
         self._wake_heartbeats(
             await self._writes.write_urgent(group_id, release_unreported, heartbeats)
         )
 
     async def _settle_with_priority(self, group_id: int, _items: object) -> None:
+        """Settle a group for heartbeats, without waiting for joins."""
         self._wake_heartbeats(await self._writes.write_urgent(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
@@ -593,6 +600,7 @@ class GroupService:
     async def _read_grants_now(
         self, _group_id: int, ids: Sequence[SessionId]
     ) -> Mapping[SessionId, Grants]:
+        """Read the grants of all sessions that share the run."""
         return await self._database.read(read_many_grants, set(ids))
 
     def _cache_grants(self, session: SessionId, grants: Grants) -> None:
@@ -615,6 +623,7 @@ class GroupService:
         self._wakeups.wake(changes.ended_sessions)
 
     def _evict_grants(self, session: SessionId) -> None:
+        """Remove a session's grants from the cache."""
         self._grants_cache.pop(session, None)
 
 
@@ -631,6 +640,7 @@ def _now_ms() -> int:
 def _settle_and_read(
     connection: Connection, force: bool, *, group_id: int, session: SessionId
 ) -> _FirstGrants:
+    """Settle a group and read the grants of a session in the same transaction."""
     changes = settle_group(connection, group_id, force=force)
     try:
         return _FirstGrants(changes, read_grants(connection, session))

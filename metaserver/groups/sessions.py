@@ -595,6 +595,7 @@ _withdrawn_from = sa.select(leases.c.session).where(
 
 
 def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
+    """Build the UPDATE that renews the listed live sessions."""
     renewable = select_locked_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
@@ -648,6 +649,7 @@ def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
 
 
 def _renewed_rows(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
+    """Return a dict that maps each renewed session to its row, with `handing_over` set."""
     return {
         row.session: replace(_session_row(row), handing_over=True)
         if row.handing_over

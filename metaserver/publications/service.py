@@ -67,6 +67,7 @@ class PublicationService:
         return await self._catalogue.read_subject(request.hidden)
 
     async def _begin_cut(self, target: str, request: HideSubject) -> None:
+        """Begin the cut for a hidden subject and start driving it."""
         operation_id = await self._database.write(
             begin_cut,
             request.hidden,

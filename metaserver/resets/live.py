@@ -322,6 +322,9 @@ class LiveResets:
             await asyncio.sleep(POLL_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
+        """Return a reset. Raises UnfinishedError if it no longer exists, and ConflictError if it
+        was canceled.
+        """
         reset = await self._database.read(read_live_reset, reset_id)
         if reset is None:
             raise UnfinishedError(

@@ -172,6 +172,7 @@ class ResetService:
     async def _read_offsets(
         self, scope: ResetScope, group: str, request: ResetGroup
     ) -> list[PartitionOffsets]:
+        """Read the offsets of all partitions in the scope from their brokers."""
         return await asyncio.gather(
             *(
                 read_offsets(self._network, partition, group, at_ms=request.at_ms)

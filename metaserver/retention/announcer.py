@@ -202,6 +202,7 @@ class Announcer:
 
 
 def _build_know_groups(announcement: Announcement) -> KnowGroups:
+    """Build the request that announces all groups of a partition to its broker."""
     return KnowGroups(
         groups=tuple(name for _, name in announcement.groups),
         complete=True,
@@ -235,6 +236,7 @@ def _store_and_finish(
     group_id: int,
     finish: Callable[[Connection, bool], T] | None,
 ) -> T | None:
+    """Record the delivered announcements and call `finish`, if given, in the same transaction."""
     if finish is None:
         record_announced(connection, delivered_announcements)
         return None

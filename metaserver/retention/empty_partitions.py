@@ -158,6 +158,7 @@ _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _is_free))
 
 
 def _progress_on_removed(table: sa.Table, is_deletable: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Select the deletable rows of a table that belong to removed partitions of some subjects."""
     return (
         sa.select(table.c.group_id, table.c.partition_id)
         .join(groups, groups.c.group_id == table.c.group_id)
@@ -289,6 +290,7 @@ class PartitionExpirer:
         return expired_count
 
     async def _expire(self) -> int:
+        """Expire empty partitions page by page, until a page has none. Return their number."""
         expired_count = 0
         while True:
             candidates = await self._database.read(

@@ -46,6 +46,8 @@ Work = Callable[[Connection], Any]
 
 @dataclass(frozen=True, slots=True)
 class _QueuedWork:
+    """Work that is waiting in the queue, and the future that gets its result."""
+
     work: Work
     durable: bool
     urgent: bool
@@ -55,6 +57,8 @@ class _QueuedWork:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """The error of an item of work, in place of a result."""
+
     error: Exception
 
 
@@ -127,6 +131,7 @@ class GroupWriter:
             self._on_idle()
 
     def _is_late(self, queued: _QueuedWork) -> bool:
+        """Return True if the work has waited too long to be started."""
         waited_ms = self._boot_ms() - queued.queued_ms
         return self._wait_ms_max is not None and waited_ms >= self._wait_ms_max
 
@@ -206,6 +211,7 @@ class GroupWriter:
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    """Pass a result or error on to the caller that is waiting for it."""
     if future.done():  # the caller was cancelled, but its work is committed
         return
     if isinstance(result, _Failure):

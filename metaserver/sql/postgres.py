@@ -258,6 +258,8 @@ class PostgresDatabase:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        """Run a writing transaction that checks the clock before and after its work."""
+
         def checked(connection: Connection) -> T:
             self._check_clock(connection)
             return self._run_checked(connection, work, *args, **kwargs)
@@ -317,6 +319,7 @@ class PostgresDatabase:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        """Run `work` and check the clock afterwards, even if it fails."""
         try:
             result = work(connection, *args, **kwargs)
         except KeylaneError:

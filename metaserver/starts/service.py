@@ -175,6 +175,7 @@ class StartService:
         )
 
     async def _store_new_group(self, subject: str, group: str) -> None:
+        """Announce a new group to its brokers and have them store where it starts."""
         scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
@@ -199,6 +200,7 @@ class StartService:
     async def _read_offsets(
         self, scope: StartScope, group: str, request: CreateGroup
     ) -> list[PartitionOffsets]:
+        """Read the offsets of all partitions, unless the group starts at the earliest message."""
         if request.start.at is StartAt.EARLIEST:
             return []
 

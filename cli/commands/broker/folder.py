@@ -367,6 +367,7 @@ def verify(folder: Path, output: OutputFormat) -> None:
 
 
 def _check_kind(index: str) -> None:
+    """Raise BadParameter unless `index` is a kind of index."""
     if index not in INDEX_KINDS:
         raise click.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
 
@@ -377,6 +378,7 @@ def _run_on_indexes(
     what: str,
     work: Callable[[Files, Callable[[int], None]], list[IndexReport]],
 ) -> None:
+    """Run `work` on the indexes of a folder and show its reports."""
     with (
         locked_folder(folder, output, writes=True) as files,
         _showing_position(what, files) as reached,

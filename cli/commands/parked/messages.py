@@ -189,7 +189,7 @@ async def edit_parked(
             if new_value is None and properties is None:
                 show_line("not changed")
                 return
-            # The oldest message of the key may have changed meanwhile.
+            # The oldest message of the key may have changed in the meantime.
             arguments = {"partition_id": original.partition_id, "offset": original.offset}
         edited = await admin.edit_parked(
             subject, group, **arguments, value=new_value, properties=properties

@@ -88,7 +88,7 @@ async def plan_cut_over(admin: Admin, meta: str, hidden: str, subject: str, fold
         JobError: the manifest is missing or incomplete, or describes other subjects or rows;
             messages would be missing; or the cursors keep changing.
         RowsError: retention has removed some of the rows.
-        NotSentError: a broker does not answer.
+        NotSentError: a broker does not respond.
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
@@ -215,7 +215,7 @@ async def _fetch_cursors(
     is read before the cursors.
 
     Raises:
-        NotSentError: a broker does not answer.
+        NotSentError: a broker does not respond.
         JobError: messages are parked.
     """
     cursors: dict[str, dict[int, int]] = {}
