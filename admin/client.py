@@ -1114,7 +1114,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError: no messages of this key are parked.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1155,7 +1155,7 @@ class Admin(LoopBoundClient):
             NotFoundError: no messages of `key` are parked.
             StaleRouteError: a partition was sealed, and its children now have these messages;
                 repeat the call.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         refuse_call(flag_problems(all=all))
         if not (all or _is_selective(key, dead, partition_id, older_than_ms, error)):
@@ -1213,7 +1213,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, StaleRouteError
-            The errors of `parked`.
+            Any error of `parked`.
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("select the keys to skip")
@@ -1251,7 +1251,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, ConflictError: see `edit_parked`.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         location = await self._locate_message(
             subject, group, partition_id, offset, key=key, dead=dead
@@ -1299,7 +1299,7 @@ class Admin(LoopBoundClient):
             OverloadedError: the group has too many edited messages.
             StaleRouteError: the partition was sealed, and its children now have the message; repeat
                 the call.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         if value is None and properties is None:
             raise InvalidRequestError("pass the new value, the new properties, or both")
@@ -1735,7 +1735,7 @@ class Admin(LoopBoundClient):
         return await self._call_group(endpoints.SUSPEND_GROUP, subject, group, body)
 
     async def _fetch_status(self, partition: Partition) -> PartitionStatus:
-        """Fetch a partition's status. Raises NotSentError and the errors of its broker."""
+        """Fetch a partition's status. Raises NotSentError and any error of its broker."""
         broker = self._broker_client(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 

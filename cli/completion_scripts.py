@@ -1,4 +1,4 @@
-"""Prints and installs the script that makes a shell complete the command line."""
+"""Prints and installs the shell completion script."""
 
 from __future__ import annotations
 

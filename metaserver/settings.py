@@ -37,7 +37,7 @@ class MetaserverSettings(ServingSettings):
     The settings of a metaserver.
 
     Raises:
-        ConfigError: lists every invalid value.
+        ConfigError: some values are invalid; the message lists all of them.
     """
 
     data: Path = field(metadata={"doc": "folder of the embedded database"})

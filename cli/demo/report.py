@@ -94,11 +94,11 @@ class LineScreen:
         self._quarter = 0
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._write(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
         quarter = min(4 * handled // self._rows, 4)
         if quarter > self._quarter:
             self._quarter = quarter
@@ -107,14 +107,14 @@ class LineScreen:
 
     @contextmanager
     def time_step(self, text: str) -> Iterator[None]:
-        """See Screen."""
+        """See `Screen`."""
         started = time.monotonic()
         self.say(f"{text} …")
         yield
         self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
 
 class _CountColumn(MofNCompleteColumn):
@@ -145,18 +145,18 @@ class BarScreen:
         self._progress.start()
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._lines.say(text)
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._progress.update(self._sent, completed=sent)
         # Redelivered messages must not push the count beyond the total.
         self._progress.update(self._handled, completed=min(handled, self._rows))
 
     @contextmanager
     def time_step(self, text: str) -> Iterator[None]:
-        """See Screen."""
+        """See `Screen`."""
         started = time.monotonic()
         task = self._progress.add_task(text, total=None)  # an indeterminate bar
         try:
@@ -166,7 +166,7 @@ class BarScreen:
         self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._progress.stop()
 
 
@@ -174,17 +174,17 @@ class SilentScreen:
     """Shows nothing, for programs that only read the result."""
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
     def time_step(self, text: str) -> AbstractContextManager[None]:
-        """See Screen."""
+        """See `Screen`."""
         return nullcontext()
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
 
 def open_screen(output: OutputFormat, rows: int) -> Screen:

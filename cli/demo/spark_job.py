@@ -32,7 +32,7 @@ _QUERY = """
 """
 
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The job ends before the C2 compiler or a parallel collector would pay off."""
+"""The JVM options. The job ends before the C2 compiler or a parallel collector would pay off."""
 
 
 class SparkResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,6 @@
-"""The access state in memory: each token's principal, and each principal's rights. Pure."""
+"""The access state in memory: the principal of each token, and the rights of each principal.
+Pure.
+"""
 
 from __future__ import annotations
 

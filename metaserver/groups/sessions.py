@@ -725,7 +725,7 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
 
 
 def find_group_id(connection: Connection, session: str) -> int | None:
-    """Return the id of a session's group; None if the session's row was deleted."""
+    """Return the id of a session's group, or None if the session's row was deleted."""
     check_session(session)
     query = sa.select(sessions.c.group_id).where(sessions.c.session == session)
     group_id: int | None = connection.execute(query).scalar_one_or_none()

@@ -354,7 +354,7 @@ def find_open_group(
 
     Raises:
         InvalidRequestError, GroupUnknownError
-        The errors of `open_subject_row`.
+        Any error of `open_subject_row`.
     """
     return find_group(connection, open_subject_row(connection, subject).subject_id, subject, group)
 

@@ -117,7 +117,7 @@ class RebuiltSubject:
     continues.
     """
     tokens_above: int = 0
-    """Brokers refuse tokens of deleted groups up to this one."""
+    """Brokers refuse the tokens of deleted groups up to this one."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 

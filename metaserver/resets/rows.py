@@ -427,7 +427,7 @@ parents block.
 def _filter_drained_after_parents(
     connection: Connection, group_id: int, at_end_ids: Sequence[int]
 ) -> list[int]:
-    """Return those of these partitions whose parents the group has drained too."""
+    """Return only those partitions whose parents the group has drained as well."""
     undrained_parents: dict[int, set[int]] = {}
     lost_ids: set[int] = set()
     pending_ids = set(at_end_ids)

@@ -149,7 +149,7 @@ class WatchedDatabase:
         return self._problem
 
     async def _write_probe(self) -> None:
-        """Write a fact to find out whether the database is writable."""
+        """Write a fact in order to find out whether the database is writable."""
         try:
             await self._database.write_urgent(_write_fact, str(self._boot_ms()))
         except StorageError as error:

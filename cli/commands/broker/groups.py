@@ -71,7 +71,7 @@ def show_cordon(view: BrokerView) -> None:
 
 
 def show_accepted(accepted: RefusedBroker, *, dry_run: bool) -> None:
-    """Show that a broker serves an outdated data folder, and which messages are given up."""
+    """Show that a broker may serve an outdated data folder, and which messages are given up."""
     verb = "would continue" if dry_run else "continues"
     show_line(
         f"{accepted.broker_group} {verb} with the data folder at {accepted.address}, which was "

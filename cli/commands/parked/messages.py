@@ -177,7 +177,7 @@ async def edit_parked(
     Raises:
         ConfigError: there is nothing to change, or no message is named.
         InputError: the file cannot be read.
-        The errors of `Admin.edit_parked`.
+        Any error of `Admin.edit_parked`.
     """
     new_value, properties = edit.new_value, parse_headers(edit.header or ()) or None
     arguments = options.arguments

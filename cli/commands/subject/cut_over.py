@@ -56,7 +56,7 @@ async def cut_over(
 
     Raises:
         PublishError: the groups keep changing.
-        The errors of `plan_cut_over` and `Admin.publish_subject`.
+        Any error of `plan_cut_over` and `Admin.publish_subject`.
     """
     attempts_left = ATTEMPTS_MAX
     while True:
