@@ -1770,8 +1770,8 @@ class Admin(LoopBoundClient):
     async def _list_broker_addresses(
         self, broker: str | None
     ) -> tuple[Sequence[str], dict[str, str]]:
-        """Return the addresses of the brokers to ask, and a dict that maps each other broker group
-        to the reason why it is not asked.
+        """Return the addresses of the brokers to ask, and a dict that maps each broker group that
+        is not asked to the reason.
         """
         if broker is not None:
             return [self._parse_broker_address(broker)], {}

@@ -192,7 +192,7 @@ class PeriodicTasks:
             await self._run(duty)
 
     async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:
-        """Run a duty, and log its error if it fails."""
+        """Run a duty and log its error if it fails."""
         try:
             await duty()
         except KeylaneError as error:

@@ -55,7 +55,7 @@ def broker_count(data: Path, requested: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Create the data folder if necessary, and check that it is writable.
+    Create the data folder if necessary and check that it is writable.
 
     Raises:
         DataFolderError: the folder cannot be created or written.

@@ -33,8 +33,8 @@ async def wait_for_servers(
 
     Raises:
         NotSentError, OutcomeUnknownError: no metaserver responded in time.
-        StorageError, UnavailableError: the metaserver was not ready, or too few broker groups were
-            available, in time.
+        StorageError, UnavailableError: the metaserver did not become ready, or too few broker
+            groups became available, in time.
         KeylaneError: raised immediately if waiting cannot help, for example because another program
             responds.
     """

@@ -108,7 +108,7 @@ class Ledger:
         self._carriers: dict[str, list[int]] = {}
 
     def add(self, flight: Flight) -> int:
-        """Add a flight, and return its row number."""
+        """Add a flight and return its row number."""
         self.keys.append(flight.key)
         self.digests.append(digest(flight.value))
         totals = self._carriers.setdefault(flight.carrier, [0, 0, 0])

@@ -30,7 +30,7 @@ _QUOTAS_MAX = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
 
 def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None:
     """
-    Store limits. Repeating the call has no effect.
+    Store limits. Repeating the call with the same limits has no effect.
 
     Raises:
         InvalidRequestError

@@ -118,7 +118,7 @@ def fail_creation(
 
 
 def _expire_partitions(connection: Connection, subject_id: int, ids: list[int]) -> None:
-    """Mark planned partitions as EXPIRED, and journal steps that seal them if brokers host them."""
+    """Mark planned partitions as EXPIRED and journal steps that seal them if brokers host them."""
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(ids))

@@ -445,7 +445,7 @@ class Catalogue:
         )
 
     def _finish_creation(self, subject_id: int, task: asyncio.Task[None]) -> None:
-        """Remove a finished creation, and mark its error as retrieved."""
+        """Remove a finished creation and mark its error as retrieved."""
         del self._creations[subject_id]
         if not task.cancelled():
             task.exception()  # raised by the waiting calls

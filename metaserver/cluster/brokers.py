@@ -103,7 +103,7 @@ lock_broker_query = (
 
 def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
-    Record that a broker is alive, and store its address.
+    Record that a broker is alive and store its address.
 
     Returns:
         The ids of the subjects whose routes changed.
@@ -352,7 +352,9 @@ class LastReport(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Advice for error messages: when the group will count as silent if its broker is dead."""
+        """Advice for error messages, which says when the group will count as silent if its broker
+        is dead.
+        """
         return f"try again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
 

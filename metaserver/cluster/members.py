@@ -84,7 +84,7 @@ def renew_metaserver(
 def register_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Call `renew_metaserver`, and raise the cluster's version if all members have a newer one."""
+    """Call `renew_metaserver` and raise the cluster's version if all members have a newer one."""
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )

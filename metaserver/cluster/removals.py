@@ -284,7 +284,7 @@ def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> None:
-    """Delete all rows of a subject, and record its deletion and those of its groups."""
+    """Delete all rows of a subject and record its deletion and those of its groups."""
     group_ids = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
     ids = list(connection.execute(group_ids).scalars())
     _delete_group_rows(connection, ids)

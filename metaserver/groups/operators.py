@@ -150,7 +150,7 @@ def _suspend_client(connection: Connection, group_id: int, client: str, *, suspe
 
 
 def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
-    """Lock a group until the transaction ends, and return its id."""
+    """Lock a group until the transaction ends and return its id."""
     group_id, _ = find_open_group(connection, subject, group)
     lock_group(connection, group_id)
     return group_id

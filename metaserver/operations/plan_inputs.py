@@ -77,7 +77,7 @@ class PlannedOperation:
 
 def lock_idle_subject(connection: Connection, name: str) -> SubjectRow:
     """
-    Lock an open subject until the transaction ends, and check that no operation is running on it.
+    Lock an open subject until the transaction ends and check that no operation is running on it.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, ConflictError, UnavailableError,

@@ -237,8 +237,8 @@ def _journal_publication(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Journal the operation, and give the hidden subject's partitions to the target. Brokers
-    already host them; they become visible when the operation is done.
+    """Journal the operation and give the hidden subject's partitions to the target. Brokers already
+    host them; they become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)

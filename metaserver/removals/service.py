@@ -141,7 +141,7 @@ class RemovalService:
             await self._ask_brokers()
 
     async def _ask_brokers(self) -> None:
-        """Ask brokers to carry out all pending removals, and record those that are done."""
+        """Ask brokers to carry out all pending removals and record those that are done."""
         self._problems.clear()
         last_key: Removal = (0, 0)
         while pending_batch := await self._database.read(

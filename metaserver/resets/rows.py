@@ -340,7 +340,7 @@ def end_reset(
     parked_ids: Collection[int] = (),
 ) -> None:
     """
-    Allow sessions to join again, and store which partitions are drained.
+    Allow sessions to join again and store which partitions are drained.
 
     Args:
         tokens: the result of `begin_reset`.

@@ -114,7 +114,7 @@ def expiry_candidates(
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    Mark partitions as EXPIRED, and raise the versions of their routes.
+    Mark partitions as EXPIRED and raise the versions of their routes.
 
     Args:
         ends: maps the ids of partitions whose brokers have no messages left to their end offsets.

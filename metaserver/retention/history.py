@@ -67,7 +67,7 @@ _FINISHED: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
 
 
 def count_age(connection: Connection, elapsed_ms: int) -> int:
-    """Add the time since the last check to the age of the history, and return the age in
+    """Add the time since the last check to the age of the history and return the age in
     milliseconds.
     """
     age_ms = int(connection.execute(_age).scalar_one_or_none() or 0) + elapsed_ms

@@ -49,7 +49,7 @@ def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
-    """Restart all ttls, and end all leases of duties and operations."""
+    """Restart all ttls and end all leases of duties and operations."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
     is_lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
     expires_at = sa.case((is_lost, 0), else_=now_ms() + broker_ttl_ms)

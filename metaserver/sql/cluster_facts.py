@@ -57,7 +57,7 @@ def open_cluster(
     before: Callable[[Connection], None] = lambda _connection: None,
 ) -> None:
     """
-    Check that a program may use the database, and bring its schema up to date.
+    Check that a program may use the database and bring its schema up to date.
 
     Args:
         program: the version of keylane that opens the database.

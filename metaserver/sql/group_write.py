@@ -115,7 +115,7 @@ class GroupWriter:
         return await future
 
     async def close(self) -> None:
-        """Refuse new work, and wait until the queued work is done."""
+        """Refuse new work and wait until the queued work is done."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])

@@ -107,8 +107,8 @@ def _discard_connection(context: ExceptionContext) -> None:
 
     After a timeout, a rollback would hang as well. The idle connections in the pool are most likely
     dead too, so all of them are replaced. A read-only connection may have been opened while the
-    database was read-only, or may lead to a server that has been demoted since; a new connection
-    may not.
+    database was read-only, or may lead to a server that has since been demoted; a new connection
+    may be writable.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:

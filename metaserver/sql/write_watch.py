@@ -91,7 +91,7 @@ class WatchedDatabase:
         return await self._watch_response(self._database.read(work, *args, **kwargs))
 
     async def _watch_response(self, transaction: Awaitable[T]) -> T:
-        """Await a transaction, and record whether the database responds."""
+        """Await a transaction and record whether the database responds."""
         if self._silent_since_ms is None:
             self._silent_since_ms = self._boot_ms()
         self._open_count += 1
@@ -114,7 +114,7 @@ class WatchedDatabase:
         return f"nothing for {silent_ms // 1000} s" if silent_ms >= SILENT_MS else ""
 
     async def _watch_write(self, transaction: Awaitable[T]) -> T:
-        """Await a writing transaction, and record whether it succeeds."""
+        """Await a writing transaction and record whether it succeeds."""
         try:
             result = await self._watch_response(transaction)
         except StorageError as error:

@@ -122,7 +122,7 @@ def begin_group(
     fence: int = 0,
 ) -> bool:
     """
-    Insert a group, and fix its start.
+    Insert a group and fix its start.
 
     Args:
         cursors: maps each partition id to the offset of the first message that the group reads; if

@@ -213,7 +213,7 @@ class StartService:
         return await asyncio.gather(*map(read, scope.partitions))
 
     async def _store_starts(self, pending_batch: Sequence[PendingStart]) -> None:
-        """Ask brokers to store cursors, and record which ones have been stored."""
+        """Ask brokers to store cursors and record which ones have been stored."""
         results = await asyncio.gather(*map(self._store_start, pending_batch))
         starts_by_group: dict[int, list[PendingStart]] = {}
         for start, is_stored in zip(pending_batch, results, strict=True):

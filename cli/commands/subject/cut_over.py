@@ -159,8 +159,8 @@ async def _fetch_ends(admin: Admin, hidden: str) -> dict[int, int]:
 
 
 def _check_rows(manifest: Manifest, hidden: str, ends: dict[int, int], folder: str) -> None:
-    """Raise JobError unless the hidden subject contains exactly the rows that the job of the folder
-    wrote.
+    """Raise JobError unless the hidden subject contains exactly the rows written by the job whose
+    output is in the folder.
     """
     assert manifest.output
     if ends != (manifest.output.messages or {}):
