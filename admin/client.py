@@ -1397,8 +1397,8 @@ class Admin(LoopBoundClient):
             BusyError: the message is being delivered to its subject, which does not respond; repeat
                 the call.
             ConfigError: `broker` is not a single address.
-            KeylaneError: no broker has the message, and at least one could not be asked; the last
-                such error is raised.
+            KeylaneError: no broker has the message, and asking at least one of them failed; the
+                last such error is raised.
         """
         if not isinstance(scheduled_id, str) or not is_scheduled_id(scheduled_id):
             raise InvalidRequestError(

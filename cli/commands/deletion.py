@@ -30,8 +30,8 @@ def will_ask(*, yes: bool) -> bool:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if
-    standard input is not a terminal.
+    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if `yes`
+    is set or standard input is not a terminal.
     """
     if will_ask(yes=yes):
         click.confirm(question, abort=True, err=True)

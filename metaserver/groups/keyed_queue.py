@@ -5,7 +5,7 @@ Only one transaction can lock the row at a time anyway. Calls that wait in the q
 transaction, so the joins of many consumers that start together cost only one.
 
 In PostgreSQL, a transaction that waits for a row occupies one of only a few connections. A person
-at an SQL prompt, or a suspended metaserver, may hold the row of a group for a long time. Without
+at an SQL prompt, or a metaserver that hangs, may hold the row of a group for a long time. Without
 the queue, a few consumers of that group would occupy all connections, and no other group would be
 served.
 """

@@ -5,8 +5,8 @@ other session.
                                │ locked
                                └─▶ per group, one UPDATE that waits for the locks ─▶ reply
 
-A metaserver that is suspended in the middle of a transaction holds its row locks until PostgreSQL
-ends the transaction, and a person at an SQL prompt may hold one for hours.
+A metaserver that hangs in the middle of a transaction holds its row locks until PostgreSQL ends the
+transaction, and a person at an SQL prompt may hold one for hours.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ def join_group(
             deleted since the client's previous session joined it.
         GroupUnknownError: the group does not exist, and its start is not the earliest message, so
             `starts/` must create it first.
-        FencedError: another session has replaced this one as its instance; see `_replace_instance`.
+        FencedError: another session has replaced this instance; see `_replace_instance`.
     """
     _check_names(request)
     _check_same_subject(connection, request)
