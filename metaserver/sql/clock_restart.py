@@ -57,6 +57,6 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     connection.execute(sa.update(groups).values(idle_since=None, ended_at=None))
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
-    connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
+    connection.execute(sa.delete(refused_brokers))  # a refused broker sends its report again
     connection.execute(sa.delete(metaservers))  # each of them registers itself again
     forget_duties(connection)

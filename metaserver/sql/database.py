@@ -4,7 +4,7 @@
                                           transaction
                         ──▶ write_urgent   like `write`, but before other queued writes
                         ──▶ renew         like `write_urgent`; on SQLite it survives a crash of the
-                                          process, but perhaps not of the machine
+                                          process, but possibly not of the machine
                         ──▶ read          sees a consistent state
 
 Work is a synchronous function that takes a connection, so that a simulation can run it inline.
