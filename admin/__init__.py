@@ -1,6 +1,4 @@
-"""Typed administration calls for the subjects, consumer groups, partitions and brokers of a
-cluster.
-"""
+"""The typed administration API: subjects, consumer groups, partitions and brokers of a cluster."""
 
 from ..protocol.access.rights import AccessGrant, Rights
 from ..protocol.control import (

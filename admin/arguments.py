@@ -1,4 +1,4 @@
-"""Checks the arguments of calls against the types that go over the wire. Pure."""
+"""Validates the arguments of calls against the types that are sent over the wire. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 def convert_argument(target_type: type[T], value: object, **arguments: str) -> T:
     """
-    Convert an argument, or the fields of a request, to the type that goes over the wire.
+    Convert an argument, or the fields of a request, to the type that is sent over the wire.
 
     Args:
-        arguments: field name → argument name, where the two differ; the error text names the
-            argument.
+        arguments: maps each field whose argument has a different name to that argument, which the
+            error message then names.
 
     Raises:
         InvalidRequestError: the value does not fit the type.
@@ -42,15 +42,15 @@ def convert_argument(target_type: type[T], value: object, **arguments: str) -> T
 
 def check_position_keyword(name: str, value: object, **arguments: str) -> None:
     """
-    Check an argument that takes a keyword for a position, such as "earliest", "offset" or "time".
+    Check an argument whose value is a keyword, such as "earliest", "offset" or "time".
 
     Args:
         name: name of the argument.
-        arguments: keyword → name of the argument with its position.
+        arguments: maps each keyword to the name of the argument that takes the position.
 
     Raises:
-        InvalidRequestError: the caller passed the position itself; the hint names the
-            argument for it.
+        InvalidRequestError: the caller passed the position itself; the hint names the argument that
+            takes it.
     """
     for keyword, position_types in _POSITION_TYPES:
         if (
@@ -76,7 +76,9 @@ _POSITION_TYPES: tuple[tuple[str, type | tuple[type, ...]], ...] = (
     ("time", (int, datetime)),
     ("cursors", Mapping),
 )
-"""Keyword → types of the position that callers pass by mistake instead of the keyword."""
+"""Maps each keyword to the types of the positions that callers pass by mistake instead of the
+keyword.
+"""
 
 
 def convert_mapping(name: str, value: object) -> dict[Any, Any]:
@@ -99,7 +101,7 @@ def build_change_grant(
 
 
 def build_principal_query(principal: str | None) -> dict[str, str] | None:
-    """Build the query for one principal; None selects all. Raises InvalidRequestError."""
+    """Build the query for one principal, or for all if None. Raises InvalidRequestError."""
     return None if principal is None else {"principal": check_principal(principal)}
 
 

@@ -155,18 +155,18 @@ from .views import (
 T = TypeVar("T")
 POLL_MS = 100
 LISTING_PASSES_MAX = 3
-"""Maximum passes over the pages of a partition; they are read again if a key may have been freed
-between two pages.
+"""Maximum number of passes over the pages of a partition. They are read again if a key may have
+been freed between two pages.
 """
 PARKED_PAGE_KEYS = 1_000
-"""Maximum number of parked keys in a page."""
+"""Maximum number of parked keys per page."""
 ADOPTION_TIMEOUT_S = 1.0
-"""Seconds for which a search is repeated after a sealed partition has passed its parked messages on
-and before its children have them.
+"""How long, in seconds, a search is repeated while the parked messages of a sealed partition are
+being handed over to its children.
 """
 ADOPTION_PAUSE_S = 0.05
 REDRIVE_CONCURRENCY = 64
-"""Number of keys redriven concurrently; a broker makes them durable together."""
+"""Maximum number of keys that are redriven concurrently; a broker syncs them to disk together."""
 
 
 class Admin(LoopBoundClient):
@@ -177,10 +177,11 @@ class Admin(LoopBoundClient):
             operation = await admin.resize("orders", 6)
             await admin.wait(operation)
 
-    Entering the block opens no connection unless `wait_s` is set; each call connects to the servers
-    that it needs. An admin client works only in the process and event loop in which it was opened.
+    Entering the block opens no connections unless `wait_s` is set; each call connects to the
+    servers that it needs. An admin client can only be used in the process and event loop that
+    opened it.
 
-    Besides the errors that a method documents, every call raises
+    In addition to the errors documented for each method, every call may raise:
         InvalidRequestError: an argument is invalid; nothing was done.
         NotSentError: no metaserver was reached; nothing was done.
         OutcomeUnknownError: no reply arrived; the call may have taken effect.
@@ -188,8 +189,8 @@ class Admin(LoopBoundClient):
         ClosedError, UsageError: the client is closed, or was opened in another process or event
             loop.
 
-    Calls about access need the right administer on `*`, and raise InvalidRequestError if the
-    metaserver has no access control.
+    Access-control calls require the `administer` right on `*`. They raise InvalidRequestError if
+    the metaserver has no access control.
     """
 
     def __init__(
@@ -205,16 +206,15 @@ class Admin(LoopBoundClient):
         Create an admin client; `async with` opens it.
 
         Args:
-            meta: `host:port` of a metaserver; several as an iterable, or as one text separated by
-                commas.
-            call_timeout_ms: timeout of a call, in milliseconds; calls that make brokers do work
-                have a longer one.
-            wait_s: how long, in seconds, opening waits for a metaserver that is still starting; 0:
-                opening does not contact one.
-            tls: the certificate authority of the servers; None: the environment variable
-                KEYLANE_TLS_CA, or no TLS.
-            token: the access token; None: from the file named by KEYLANE_TOKEN_FILE, from
-                KEYLANE_TOKEN, or no token.
+            meta: `host:port` of a metaserver; for several, an iterable or a comma-separated string.
+            call_timeout_ms: timeout of a call, in milliseconds; calls that involve brokers have a
+                longer one.
+            wait_s: how long, in seconds, to wait for a metaserver that is still starting when the
+                client is opened; with 0, opening contacts no metaserver.
+            tls: the certificate authority of the servers; None uses the environment variable
+                KEYLANE_TLS_CA, or no TLS if it is not set.
+            token: the access token; None reads it from the file named by KEYLANE_TOKEN_FILE or from
+                KEYLANE_TOKEN, and uses no token if neither is set.
 
         Raises:
             ConfigError: `meta` contains no address, or a time is out of range.
@@ -252,14 +252,14 @@ class Admin(LoopBoundClient):
         message_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> SubjectView:
         """
-        Create a subject; repeating the call with the same settings changes nothing.
+        Create a subject. Repeating the call with the same settings has no effect.
 
         Args:
             partitions: number of physical partitions, 1 to 1024, spread over the available broker
                 groups.
-            order_strategy: "strict" or "best_tried": what producers do while a partition does not
-                answer.
-            retention: when an old message may be removed.
+            order_strategy: "strict" or "best_tried"; determines what producers do while a partition
+                does not respond.
+            retention: determines when old messages may be removed.
             static: make the partitions logic queues, whose number changes only by `grow_subject`.
             message_bytes_max: maximum size of a message, including key, value and properties; 1 KiB
                 to 1 MiB.
@@ -293,7 +293,8 @@ class Admin(LoopBoundClient):
         """
         Return a subject's settings, and each partition with its broker, state and offsets.
 
-        The call succeeds even if a broker does not answer: its partitions have a `problem`.
+        The call succeeds even if a broker does not respond; `problem` is then set on its
+        partitions.
 
         Raises:
             SubjectUnknownError
@@ -305,7 +306,7 @@ class Admin(LoopBoundClient):
 
     async def history(self, subject: str) -> SubjectHistory:
         """
-        Return every partition that a subject ever had, oldest first; their `parents` give the
+        Return every partition that a subject has ever had, oldest first; their `parents` give the
         lineage.
 
         Raises:
@@ -325,7 +326,7 @@ class Admin(LoopBoundClient):
         dry_run: bool = False,
     ) -> SubjectChange:
         """
-        Change the settings of a subject that are not None. Repeating the call changes nothing.
+        Change those settings of a subject that are not None. Repeating the call has no effect.
 
         Every open partition is sealed, and a new one with the new settings continues it. Once the
         operation is done (see `wait`), no producer uses the old settings. Stored messages keep the
@@ -360,7 +361,8 @@ class Admin(LoopBoundClient):
 
         Args:
             force: delete the subject even if it has live consumers.
-            subject_id: delete the subject only if it has this id; 0: whichever has the name.
+            subject_id: delete the subject only if it has this id; 0 deletes whichever subject has
+                the name.
 
         Raises:
             SubjectUnknownError
@@ -381,15 +383,15 @@ class Admin(LoopBoundClient):
         cut: bool = False,
     ) -> SubjectView:
         """
-        Create a hidden subject, to be published in `subject`; repeating the call changes nothing.
+        Create a hidden subject, to be published in `subject`. Repeating the call has no effect.
 
-        It is written and read by its own name, cannot have consumer groups, and is omitted by
+        It is written and read under its own name, cannot have consumer groups, and is not listed by
         `list_subjects` by default.
 
         Args:
-            partitions: number of partitions if `subject` does not exist; 0: it must exist. An
-                existing `subject` determines the ranges and settings of the hidden one, and
-                `static` and `message_bytes_max` are ignored.
+            partitions: number of partitions if `subject` does not exist; 0 means that it must
+                exist. An existing `subject` determines the ranges and settings of the hidden one,
+                and `static` and `message_bytes_max` are ignored.
             cut: also seal the open partitions of `subject`, and open new ones that continue both
                 them and those of the hidden subject, which can then replace everything stored
                 before the cut. The call returns before the cut is done.
@@ -423,23 +425,26 @@ class Admin(LoopBoundClient):
         wait: bool = True,
     ) -> Publication:
         """
-        Publish a hidden subject in `subject` with a single route change; repeating the call changes
-        nothing and reports the progress.
+        Publish a hidden subject in `subject` with a single route change. Repeating the call only
+        reports the progress.
 
-        The messages stored in `subject` remain and precede those of the hidden subject. If the
+        The messages stored in `subject` are kept, and precede those of the hidden subject. If the
         caller is cancelled while waiting, the publication continues.
 
         Args:
-            replace: delete the messages stored in `subject`; the hidden subject takes its name.
-            starts: with `replace`: consumer group → partition id of the hidden subject → offset of
-                the first message that the group has not handled.
-            ends: with `replace`: partition id of `subject`, before the cut → end offset of the
-                messages from which the hidden subject was made. None: do not check for later
-                messages, which would be deleted.
-            subject_id: publish the hidden subject only if it has this id; 0: whichever has the
+            replace: delete the messages stored in `subject`; the hidden subject takes over its
                 name.
-            revisions: with `starts`: consumer group → `revision` of `describe_group`, read before
-                its cursors. None: do not check for resets since then.
+            starts: with `replace`, maps each consumer group to a dict that maps each partition id
+                of the hidden subject to the offset of the first message that the group has not
+                handled.
+            ends: with `replace`, maps each partition id of `subject` before the cut to the end
+                offset of the messages from which the hidden subject was made. None skips the check
+                for later messages, which would be deleted.
+            subject_id: publish the hidden subject only if it has this id; 0 publishes whichever
+                subject has the name.
+            revisions: with `starts`, maps each consumer group to its `revision` from
+                `describe_group`, read before its cursors. None skips the check for resets since
+                then.
             wait: return only after the route has changed.
 
         Raises:
@@ -488,23 +493,23 @@ class Admin(LoopBoundClient):
         consume_strategy: ConsumeStrategy | str = ConsumeStrategy.EXCLUSIVE,
     ) -> GroupSettings:
         """
-        Create a consumer group and fix where it starts; repeating the call changes nothing.
+        Create a consumer group and fix where it starts. Repeating the call has no effect.
 
         Every message stored after the call returns is delivered to the group. Partitions opened
         later, for example by a resize, are read from their first message.
 
         Args:
             start: "earliest", "latest", "time" or "cursors".
-            at_ms: milliseconds since 1970. For "time": the group starts at the first message stored
-                at or after it. For "cursors": when the cursors were read, which distinguishes a
-                repeated call from another start.
-            cursors: for "cursors": partition id → offset of the first message to read; other
-                partitions are read from their first message.
+            at_ms: a time in milliseconds since 1970. With "time", the group starts at the first
+                message stored at or after it. With "cursors", it is the time at which the cursors
+                were read, which distinguishes a repeated call from one with a different start.
+            cursors: with "cursors", maps each partition id to the offset of the first message to
+                read; other partitions are read from their first message.
             consume_strategy: "exclusive" or "shared".
 
         Raises:
             SubjectUnknownError
-            OffsetOutOfRangeError: messages after a cursor have been removed.
+            OffsetOutOfRangeError: some messages after a cursor have been removed.
             ConflictError: the group exists with another start or strategy.
             GroupDeletedError: a group of this name is being deleted.
             UnfinishedError: the group was created, but a broker has not stored its start yet.
@@ -540,7 +545,8 @@ class Admin(LoopBoundClient):
         """
         Return a consumer group's owner, token, cursor and lag on each partition.
 
-        The call succeeds even if a broker does not answer: its partitions have a `problem`.
+        The call succeeds even if a broker does not respond; `problem` is then set on its
+        partitions.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -555,7 +561,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            UnreachableError: the lag is unknown, because a broker does not answer.
+            UnreachableError: the lag is unknown, because a broker does not respond.
         """
         view = await self._call_group(endpoints.GROUP, subject, group)
         statuses = await gather_limited(
@@ -598,12 +604,13 @@ class Admin(LoopBoundClient):
         Args:
             on_failure: what happens to a message that has failed `tries_max` times: "block", "park"
                 or "dead".
-            on_full: what happens to a key that should be parked when the group can park no more:
+            on_full: what happens to a key that should be parked when the group cannot park any
+                more:
                 "block" or "dead".
-            tries_max: number of tries, 1 to 1_000_000.
-            backoff_first_ms: pause after the first try, in milliseconds; requires `backoff_max_ms`.
-            backoff_max_ms: longest pause between two tries, in milliseconds.
-            forget: first delete all stored fields of the policy.
+            tries_max: maximum number of tries, 1 to 1_000_000.
+            backoff_first_ms: delay after the first try, in milliseconds; requires `backoff_max_ms`.
+            backoff_max_ms: maximum delay between two tries, in milliseconds.
+            forget: delete all stored fields of the policy first.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -624,14 +631,14 @@ class Admin(LoopBoundClient):
     ) -> GroupSettings:
         """
         Suspend a consumer group: its consumers release their partitions, and get none until
-        `resume_group`. Repeating the call changes nothing.
+        `resume_group` is called. Repeating the call has no effect.
 
-        The consumers stay open. The suspension is stored, and applies to consumers that start
+        The consumers stay open. The suspension is stored, and also applies to consumers that start
         later.
 
         Args:
             client: suspend only the consumers with this name, including later ones; the other
-                consumers take over their partitions. None: the whole group.
+                consumers take over their partitions. None suspends the whole group.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -673,20 +680,21 @@ class Admin(LoopBoundClient):
 
         Args:
             to: "earliest", "latest", "offset", "time", "shift" or "cursors".
-            offset: for "offset": a logic offset with `queue`, an offset of the partition with
-                `partition_id`.
-            at_ms: for "time": milliseconds since 1970; the cursor moves to the first message stored
-                at or after it.
+            offset: the position for "offset": a logic offset with `queue`, or an offset in the
+                partition with `partition_id`.
+            at_ms: the position for "time", in milliseconds since 1970; the cursor moves to the
+                first message stored at or after it.
             queue: reset only this logic queue of a static subject.
             partition_id: reset only this partition; its parents and children keep their cursors.
-            shift: for "shift": number of messages to move forward, or back if negative, in each
-                queue, or in each partition that is not sealed and acked to its end; cursors stay
+            shift: the number of messages to move forward for "shift", or back if negative, in each
+                queue, or in each partition that is not both sealed and fully acked; cursors stay
                 within the stored messages.
-            cursors: for "cursors": partition id → offset; other partitions keep their cursors.
+            cursors: for "cursors", maps each partition id to its new offset; other partitions keep
+                their cursors.
             dry_run: return the current and the new cursors without changing anything; allowed while
                 the group has consumers.
-            live: the group's consumers hand over their partitions, and continue at the new cursors;
-                running handlers have `handover_ms` to finish.
+            live: have the group's consumers hand over their partitions and continue at the new
+                cursors; running handlers have `handover_ms` to finish.
 
         Raises:
             SubjectUnknownError, GroupUnknownError, NotFoundError, PartitionUnknownError
@@ -694,8 +702,8 @@ class Admin(LoopBoundClient):
                 called; nothing was changed.
             InvalidRequestError: `partition_id` was given for a subject with queues, or the
                 arguments contradict each other.
-            BusyError: the group has live consumers, or had some until a moment ago.
-            OffsetOutOfRangeError: `offset` is not stored.
+            BusyError: the group has live consumers, or had some a moment ago.
+            OffsetOutOfRangeError: there is no stored message at `offset`.
             UnfinishedError: some cursors are set; repeat the call to set the rest. A repeated
                 "shift" would count from the new cursors, so the error text contains the "cursors"
                 to pass instead.
@@ -716,8 +724,8 @@ class Admin(LoopBoundClient):
 
         Raises:
             SubjectUnknownError, GroupUnknownError
-            ConflictError: there is no such reset, it is done, or it continues by itself because
-                some cursors may already be set.
+            ConflictError: there is no such reset, it is done, or it can no longer be canceled
+                because some cursors may already be set.
         """
         return await self._call_group(endpoints.CANCEL_RESET, subject, group)
 
@@ -750,7 +758,8 @@ class Admin(LoopBoundClient):
         Args:
             force: delete the group even if it has live consumers, which fail with
                 GroupDeletedError.
-            group_id: delete the group only if it has this id; 0: whichever has the name.
+            group_id: delete the group only if it has this id; 0 deletes whichever group has the
+                name.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -764,15 +773,15 @@ class Admin(LoopBoundClient):
         self, subject: str, partitions: int, *, dry_run: bool = False
     ) -> OperationView:
         """
-        Change the number of open partitions of a subject while messages flow.
+        Change the number of open partitions of a subject while it is in use.
 
         Args:
             partitions: the new number, 1 to 1024.
             dry_run: only plan the operation.
 
         Returns:
-            The operation, which continues by itself: see `wait`. Its `operation_id` is 0 with
-                `dry_run`, or if there is nothing to change.
+            The operation, which continues in the background; see `wait`. Its `operation_id` is 0
+                with `dry_run`, or if there is nothing to change.
 
         Raises:
             SubjectUnknownError, UnavailableError
@@ -788,14 +797,16 @@ class Admin(LoopBoundClient):
         self, subject: str, count: int = 0, *, queues: Sequence[int] = (), dry_run: bool = False
     ) -> OperationView:
         """
-        Add logic queues to a static subject while messages flow; returns and raises like `resize`.
+        Add logic queues to a static subject while it is in use. See `resize` for the result and the
+        errors.
 
         A queue that is split keeps its number, its logic offsets and the first half of its range;
         the second half becomes a new queue that starts at logic offset 0.
 
         Args:
-            count: the new number of queues, up to 1024; the widest queues are split.
-            queues: instead of `count`: the numbers of the queues to split in half.
+            count: the new number of queues, up to 1024; the queues with the widest ranges are
+                split.
+            queues: the numbers of the queues to split in half, instead of `count`.
 
         Raises:
             NotFoundError: the subject has no such queue.
@@ -808,7 +819,8 @@ class Admin(LoopBoundClient):
 
     async def split(self, partition_id: int, *, dry_run: bool = False) -> OperationView:
         """
-        Split an open partition in the middle of its range; returns and raises like `resize`.
+        Split an open partition in the middle of its range. See `resize` for the result and the
+        errors.
 
         Raises:
             PartitionUnknownError: no open partition has this id.
@@ -819,7 +831,7 @@ class Admin(LoopBoundClient):
 
     async def merge(self, partition_ids: Sequence[int], *, dry_run: bool = False) -> OperationView:
         """
-        Merge open partitions with adjacent ranges; returns and raises like `resize`.
+        Merge open partitions with adjacent ranges. See `resize` for the result and the errors.
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
@@ -832,13 +844,13 @@ class Admin(LoopBoundClient):
         self, partition_ids: Sequence[int], *, to: str, dry_run: bool = False
     ) -> OperationView:
         """
-        Continue open partitions of one subject on the broker group `to`; returns and raises like
-        `resize`.
+        Move open partitions of one subject to the broker group `to`. See `resize` for the result
+        and the errors.
 
         Raises:
             PartitionUnknownError: no open partition has one of these ids.
-            NotFoundError: `to` has never reported.
-            ConflictError: `to` is cordoned, and gets no new partitions.
+            NotFoundError: `to` has never sent a report.
+            ConflictError: `to` is cordoned, so it gets no new partitions.
         """
         check_name("broker group", to)
         return await self._begin_operation(
@@ -854,15 +866,15 @@ class Admin(LoopBoundClient):
         dry_run: bool = False,
     ) -> OperationList:
         """
-        Continue all open partitions of a broker group, of every subject, on other broker groups.
+        Move all open partitions of a broker group, of every subject, to other broker groups.
 
         The broker group is cordoned, and stays cordoned even if the evacuation is canceled: see
         `uncordon`.
 
         Args:
-            without_source: continue although the broker is silent; strict and static subjects still
-                wait until it returns.
-            accept_loss: declare the silent broker's disk lost, so strict and static subjects
+            without_source: continue even though the broker is silent; strict and static subjects
+                still wait until it returns.
+            accept_loss: declare the silent broker's disk lost, so that strict and static subjects
                 continue too.
 
         Returns:
@@ -887,7 +899,8 @@ class Admin(LoopBoundClient):
 
     async def list_operations(self, subject: str) -> list[OperationView]:
         """
-        List the latest operations of a subject, newest first, each with the reason why it waits.
+        List the latest operations of a subject, newest first, each with the reason why it is
+        waiting, if any.
 
         Raises:
             SubjectUnknownError
@@ -907,7 +920,7 @@ class Admin(LoopBoundClient):
             InvalidRequestError: `operation` was not returned by `resize`, `move` or a similar call.
             NotFoundError: the metaserver does not list the operation, because its database was
                 replaced or restored.
-            UnreachableError: no metaserver answers; the operation continues, and can be followed
+            UnreachableError: no metaserver responds; the operation continues, and can be followed
                 again.
         """
         if not isinstance(operation, OperationView):
@@ -930,9 +943,9 @@ class Admin(LoopBoundClient):
     async def wait(self, operation: OperationView) -> OperationView:
         """
         Wait until an operation has changed the route (state DONE or FENCE) or is canceled
-        (CANCELED), and return it.
+        (CANCELED) and return it.
 
-        Returns immediately for a plan, or if there is nothing to change.
+        Return immediately for a dry run, or if there is nothing to change.
 
         Raises:
             InvalidRequestError, NotFoundError, UnreachableError: see `follow`.
@@ -943,7 +956,7 @@ class Admin(LoopBoundClient):
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Cancel an operation that has not started sealing; repeating the call changes nothing.
+        Cancel an operation that has not started sealing. Repeating the call has no effect.
 
         Raises:
             NotFoundError
@@ -956,11 +969,12 @@ class Admin(LoopBoundClient):
 
     async def undrained(self, subject: str) -> list[UndrainedPartition]:
         """
-        Return the sealed partitions of a subject that a consumer group has not acked to the end.
+        Return the sealed partitions of a subject that some consumer group has not fully acked.
 
-        Until a group has acked or parked all messages of a sealed partition, it gets no messages
-        from the children. Parked messages that fail again while being redriven count as unacked.
-        The call succeeds even if a broker does not answer: its partitions have a `problem`.
+        A group gets no messages from the children of a sealed partition until it has acked or
+        parked all of its messages. Parked messages that fail again while being redriven count as
+        unacked. The call succeeds even if a broker does not respond; `problem` is then set on its
+        partitions.
 
         Raises:
             SubjectUnknownError
@@ -981,18 +995,18 @@ class Admin(LoopBoundClient):
         self, subject: str, from_offsets: Mapping[int, int], *, job: str, ttl_ms: int
     ) -> dict[int, tuple[HoldView, ...]]:
         """
-        Protect messages from retention on behalf of a job, or renew the hold; it expires unless
-        renewed.
+        Protect messages from retention on behalf of a job, or renew an existing hold. A hold
+        expires unless it is renewed.
 
         Args:
-            from_offsets: partition id → offset of the first message to keep; all later messages are
-                kept too.
+            from_offsets: maps each partition id to the offset of the first message to keep; all
+                later messages are kept too.
             job: name of the holder; a later hold of the same job on a partition replaces this one.
-            ttl_ms: time until the hold expires unless renewed, in milliseconds, up to 86_400_000; 0
-                ends it.
+            ttl_ms: time in milliseconds until the hold expires, up to 86_400_000; 0 ends it
+                immediately.
 
         Returns:
-            Partition id → all holds on the partition.
+            A dict that maps each partition id to all holds on the partition.
 
         Raises:
             SubjectUnknownError, PartitionUnknownError
@@ -1021,7 +1035,7 @@ class Admin(LoopBoundClient):
 
     async def release_hold(self, subject: str, job: str) -> None:
         """
-        End the holds of a job on every partition of a subject; repeating the call changes nothing.
+        End the holds of a job on every partition of a subject. Repeating the call has no effect.
 
         Raises:
             SubjectUnknownError
@@ -1046,24 +1060,25 @@ class Admin(LoopBoundClient):
         by_error: bool = False,
     ) -> AsyncGenerator[ParkedKeyView, None]:
         """
-        Yield the keys that a consumer group has parked; a key may briefly be on two partitions.
+        Yield the keys that a consumer group has parked. A key may briefly appear on two partitions.
 
         Args:
-            key: an order key, bytes or a text; b"" for messages without a key, including dead
+            key: an order key, as bytes or text; b"" for messages without a key, including dead
                 letters; None for dead letters of any key; `...` for all of these.
-            dead: True: only dead letters; with a key, the dead letters of any key are read to find
-                those of this key. False: everything but dead letters.
+            dead: True selects only dead letters; with a key, all dead letters are read to find
+                those of this key. False selects everything except dead letters.
             older_than_ms: minimum time since parking, in milliseconds; dead letters of any key and
-                messages without a key are compared one by one.
-            error: a substring of the type or text of the last failure, compared likewise.
-            retrying: include messages that wait for retry: see `ParkedKeyView.tries`.
-            by_error: split dead letters of any key, messages without a key, and messages that wait
-                for retry into one view per type and text of failure, most messages first.
+                messages without a key are checked one by one.
+            error: a substring of the type or text of the last failure; checked in the same way.
+            retrying: include messages that are waiting to be retried; see `ParkedKeyView.tries`.
+            by_error: split dead letters of any key, messages without a key, and messages that are
+                waiting to be retried into one view per failure type and text, sorted by number of
+                messages in descending order.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
             PartitionUnknownError: the subject has no partition `partition_id`.
-            UnreachableError: a broker does not answer, so its parked keys are unknown.
+            UnreachableError: a broker does not respond, so its parked keys are unknown.
         """
         check_no_call_problems(flag_problems(retrying=retrying, by_error=by_error))
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1092,16 +1107,16 @@ class Admin(LoopBoundClient):
         first: int | None = None,
     ) -> AsyncGenerator[ParkedMessage, None]:
         """
-        Yield the parked messages of all selected keys, read from the brokers that store them; those
-        of each key come oldest first.
+        Yield the parked messages of all selected keys, as read from the brokers that store them.
+        The messages of each key are yielded oldest first.
 
         Args:
             key, dead, partition_id, older_than_ms, error: see `parked`.
-            first: maximum number of messages of each key on a partition, oldest first; None: all.
+            first: maximum number of messages per key and partition, oldest first; None selects all.
 
         Raises:
             NotFoundError: no messages of this key are parked.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         limit = _convert_limit(first)
         key_filter = _build_filter(key, dead=dead, older_than_ms=older_than_ms, error=error)
@@ -1128,7 +1143,7 @@ class Admin(LoopBoundClient):
         error: str | None = None,
     ) -> list[ParkedKeyView]:
         """
-        Have the messages of parked keys handled again, oldest first; repeating the call is
+        Have the messages of parked keys handled again, oldest first. Repeating the call is
         harmless.
 
         Args:
@@ -1136,13 +1151,13 @@ class Admin(LoopBoundClient):
             all: select every parked key; required if no other argument selects keys.
 
         Returns:
-            The keys now being redriven, as they were before the call.
+            The keys that are now being redriven, as they were before the call.
 
         Raises:
             NotFoundError: no messages of `key` are parked.
-            StaleRouteError: a partition was sealed, and its children now have these messages: call
-                again.
-            The errors of `parked`.
+            StaleRouteError: a partition was sealed, and its children now have these messages;
+                repeat the call.
+            Any error of `parked`.
         """
         check_no_call_problems(flag_problems(all=all))
         if not (all or _is_selective(key, dead, partition_id, older_than_ms, error)):
@@ -1185,14 +1200,14 @@ class Admin(LoopBoundClient):
         first: int | None = None,
     ) -> int:
         """
-        Skip parked messages: no consumer will get them, and they stay stored until retention
+        Skip parked messages: no consumer will get them, but they remain stored until retention
         removes them.
 
         Args:
-            partition_id: see `parked`; None: all partitions.
+            partition_id: see `parked`; None selects all partitions.
             key, dead, older_than_ms, error: see `parked`; at least one of them, or `partition_id`,
                 is required.
-            first: maximum number of messages of each key on a partition, oldest first; None: all
+            first: maximum number of messages per key and partition, oldest first; None selects all
                 that are parked now.
 
         Returns:
@@ -1200,7 +1215,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, StaleRouteError
-            The errors of `parked`.
+            Any error of `parked`.
         """
         if not _is_selective(key, dead, partition_id, older_than_ms, error):
             raise InvalidRequestError("select the keys to skip")
@@ -1238,7 +1253,7 @@ class Admin(LoopBoundClient):
 
         Raises:
             NotFoundError, ConflictError: see `edit_parked`.
-            The errors of `parked`.
+            Any error of `parked`.
         """
         location = await self._locate_message(
             subject, group, partition_id, offset, key=key, dead=dead
@@ -1258,18 +1273,18 @@ class Admin(LoopBoundClient):
         properties: Mapping[str, str | bytes] | None = None,
     ) -> ParkedMessage:
         """
-        Replace the value or the properties of a parked message or dead letter; its key stays.
+        Replace the value or the properties of a parked message or dead letter, but not its key.
 
-        Consumers get the edited message, with the time of the edit in its property
-        "keylane.edited". The original stays in the log.
+        Consumers get the edited message, whose property "keylane.edited" contains the time of the
+        edit. The original stays in the log.
 
         Args:
-            partition_id, offset: where the message is, as `parked_messages` returns it.
-            key: instead of `offset`: select the oldest parked message of this order key, which is
-                the one that fails. If both a partition and its child have parked the key, the
-                parent has the oldest. With `partition_id`: the oldest that this partition has
-                parked.
-            dead: with a key: see `parked`.
+            partition_id, offset: the position of the message, as returned by `parked_messages`.
+            key: selects the oldest parked message of this order key, instead of `offset`; this is
+                the message that fails. If both a partition and its child have parked the key, the
+                parent has the oldest message. With `partition_id`, selects the oldest message
+                parked on this partition.
+            dead: only with a key; see `parked`.
             value: the new value; None keeps the old one.
             properties: the new properties, which replace all old ones; None keeps those.
 
@@ -1281,12 +1296,12 @@ class Admin(LoopBoundClient):
                 are parked.
             ConflictError: the key is parked on partitions that do not descend from one another:
                 pass `partition_id`.
-            BusyError: messages of its key are being handled.
+            BusyError: messages with its key are being handled.
             MessageTooLargeError: the edited message would exceed the subject's maximum size.
             OverloadedError: the group has too many edited messages.
-            StaleRouteError: the partition was sealed, and its children now have the message: call
-                again.
-            The errors of `parked`.
+            StaleRouteError: the partition was sealed, and its children now have the message; repeat
+                the call.
+            Any error of `parked`.
         """
         if value is None and properties is None:
             raise InvalidRequestError("pass the new value, the new properties, or both")
@@ -1325,11 +1340,11 @@ class Admin(LoopBoundClient):
         """
         List the scheduled messages that are due next, of one subject or all.
 
-        The call succeeds even if a broker does not answer: `problems` lists it.
+        The call succeeds even if a broker does not respond; `problems` then lists it.
 
         Args:
-            broker: ask only the broker at this address, without a metaserver; None: all available
-                brokers.
+            broker: asks only the broker at this address, without a metaserver; None asks all
+                available brokers.
             limit: maximum number of messages to return, 1 to 1,000.
 
         Raises:
@@ -1381,10 +1396,11 @@ class Admin(LoopBoundClient):
         Raises:
             InvalidRequestError: `scheduled_id` is not an id.
             NotFoundError: no broker that was asked still has the message.
-            BusyError: the message is being delivered to its subject, which does not answer; call
-                again.
+            BusyError: the message is being delivered to its subject, which does not respond; repeat
+                the call.
             ConfigError: `broker` is not a single address.
-            KeylaneError: no broker has the message, and at least one failed; the last failure.
+            KeylaneError: no broker has the message, and asking at least one of them failed; the
+                last such error is raised.
         """
         if not isinstance(scheduled_id, str) or not is_scheduled_id(scheduled_id):
             raise InvalidRequestError(
@@ -1417,12 +1433,14 @@ class Admin(LoopBoundClient):
         ends: datetime | None = None,
     ) -> MadeToken:
         """
-        Create an access token. Only the result contains its text: the server stores just a hash.
+        Create an access token. Its text is available only in the result; the server stores just a
+        hash.
 
         Args:
-            principal: the owner of the token; its first token or right creates a principal.
+            principal: the owner of the token; it is created with its first token or right.
             label: a note for people, for example the program that uses the token.
-            begins, ends: the period of validity, with time zones; None: from now, and forever.
+            begins, ends: the period of validity, with time zones; by default, from now on and
+                without an end.
 
         Raises:
             InvalidRequestError: the token would end before it begins, or in the past.
@@ -1439,15 +1457,17 @@ class Admin(LoopBoundClient):
         )
 
     async def list_tokens(self, principal: str | None = None) -> TokenList:
-        """List the tokens of one principal or all by id, including revoked and expired ones."""
+        """List the tokens of one principal, or of all, by id, including revoked and expired
+        ones.
+        """
         return await self._metaserver_client.call(
             endpoints.TOKENS, query=build_principal_query(principal)
         )
 
     async def revoke_token(self, token_id: int) -> TokenView:
         """
-        Revoke a token; within seconds, brokers refuse the capabilities issued for it. Repeating the
-        call changes nothing.
+        Revoke a token. Within seconds, brokers refuse the capabilities issued for it. Repeating the
+        call has no effect.
 
         Raises:
             NotFoundError
@@ -1458,7 +1478,7 @@ class Admin(LoopBoundClient):
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
         """
-        Grant a right; repeating the call changes nothing.
+        Grant a right. Repeating the call has no effect.
 
         Args:
             right: "produce", "consume", "read", "administer" or "cluster".
@@ -1474,13 +1494,13 @@ class Admin(LoopBoundClient):
     async def revoke_grant(
         self, principal: str, right: Rights | str, *, subject: str = ANY, group: str = ANY
     ) -> None:
-        """Revoke exactly this right, with these patterns; repeating the call changes nothing."""
+        """Revoke exactly this right, with these patterns. Repeating the call has no effect."""
         await self._metaserver_client.call(
             endpoints.REVOKE_GRANT, build_change_grant(principal, right, subject, group)
         )
 
     async def list_grants(self, principal: str | None = None) -> GrantList:
-        """List the rights of one principal, or all rights."""
+        """List the rights of one principal, or of all."""
         return await self._metaserver_client.call(
             endpoints.GRANTS, query=build_principal_query(principal)
         )
@@ -1488,7 +1508,7 @@ class Admin(LoopBoundClient):
     async def check_access(
         self, principal: str, right: Rights | str, *, subject: str = "", group: str = ""
     ) -> Decision:
-        """Check whether a principal has a right on a subject and group, and through which grant; an
+        """Check whether a principal has a right on a subject and group, and through which grant. An
         empty name means all subjects or groups.
         """
         fields = {"principal": principal, "right": right, "subject": subject, "group": group}
@@ -1512,12 +1532,12 @@ class Admin(LoopBoundClient):
         Set the limits of a principal on each server, or of each subject that matches a pattern.
         They replace all earlier limits.
 
-        A caller over a rate limit is told how long to wait; a connection above `connections` is
-        refused. A limit of 0 means no limit.
+        A caller that exceeds a rate limit is told how long to wait. Connections beyond
+        `connections` are refused. A limit of 0 means no limit.
 
         Args:
-            name: a principal, or `*` for all without their own quota; with kind="subject" a subject
-                or a pattern.
+            name: a principal, or `*` for all principals without a quota of their own; with
+                kind="subject", a subject or a pattern.
             bytes_per_s: bytes of messages sent and received per second; for a subject, bytes stored
                 by each broker.
             requests_per_s: requests per second.
@@ -1525,7 +1545,7 @@ class Admin(LoopBoundClient):
             subjects: with kind="subject", the number of subjects that may match a pattern.
             scheduled_bytes: with kind="subject", bytes of scheduled messages on each broker, summed
                 over all subjects that match the pattern.
-            sessions: concurrent consumers of a principal, in all groups together.
+            sessions: concurrent consumers of a principal, across all groups.
             kind: "principal" or "subject".
 
         Raises:
@@ -1549,7 +1569,7 @@ class Admin(LoopBoundClient):
         await self._metaserver_client.call(endpoints.SET_QUOTA, body)
 
     async def unset_quota(self, name: str, *, kind: QuotaKind = "principal") -> None:
-        """Remove the limits of a principal or of subjects; repeating the call changes nothing."""
+        """Remove the limits of a principal or of subjects. Repeating the call has no effect."""
         await self._metaserver_client.call(
             endpoints.UNSET_QUOTA, convert_argument(UnsetQuota, {"kind": kind, "name": name})
         )
@@ -1569,15 +1589,15 @@ class Admin(LoopBoundClient):
         limit: int = 100,
     ) -> AuditPage:
         """
-        List the audited calls on subjects, groups, rights and messages, both done and refused,
-        newest first.
+        List the audited calls on subjects, groups, rights and messages, newest first, whether they
+        were done or refused.
 
         Args:
             outcome: "done" or "refused".
             since: the earliest time, with a time zone.
-            before: the `before` of the previous page, to get the next older events; None: the
-                newest page.
-            limit: maximum number of events in the page, 1 to 500.
+            before: the `before` of the previous page, which selects the next older events; None
+                selects the newest page.
+            limit: maximum number of events per page, 1 to 500.
         """
         query = {
             "who": who,
@@ -1591,7 +1611,7 @@ class Admin(LoopBoundClient):
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def list_brokers(self) -> BrokerList:
-        """List every broker group that has ever reported, and the brokers that are refused."""
+        """List every broker group that has ever sent a report, and the brokers that are refused."""
         details = (await self._metaserver_client.health()).details
         return BrokerList(
             brokers=msgspec.convert(details.get("brokers", []), list[BrokerView]),
@@ -1620,12 +1640,12 @@ class Admin(LoopBoundClient):
         self, broker_group: str, *, address: str = "", dry_run: bool = False
     ) -> RefusedBroker:
         """
-        Allow a broker to serve although its data folder is older than the broker group's last
-        report; messages missing from the folder are lost.
+        Allow a broker to serve even though its data folder is older than the broker group's last
+        report. Messages missing from the folder are lost.
 
         Args:
             address: the broker's address, if several brokers of the group are refused.
-            dry_run: only return which folder would be accepted.
+            dry_run: only return the folder that would be accepted.
 
         Raises:
             NotFoundError
@@ -1636,7 +1656,7 @@ class Admin(LoopBoundClient):
 
     async def broker_health(self, address: str) -> Health:
         """
-        Return whether the broker at `address` accepts writes, and if not, why. Works without a
+        Return whether the broker at `address` accepts writes and, if not, why. Works without a
         metaserver.
 
         Raises:
@@ -1648,7 +1668,7 @@ class Admin(LoopBoundClient):
     # ── the cluster ───────────────────────────────────────────────────────────────────────────────
     async def health(self) -> Health:
         """
-        Return whether the metaserver is ready, and if not, why.
+        Return whether the metaserver is ready and, if not, why.
 
         Raises:
             InvalidRequestError: the server is a broker.
@@ -1656,7 +1676,7 @@ class Admin(LoopBoundClient):
         return await self._metaserver_client.health()
 
     async def verify(self) -> Verification:
-        """Compare the metaserver's database with the brokers; return each check with its
+        """Compare the metaserver's database with the brokers and return each check with its
         violations.
         """
         return await self._metaserver_client.call(endpoints.VERIFY)
@@ -1666,7 +1686,7 @@ class Admin(LoopBoundClient):
         Return the cluster's name, its version, and the version of each member.
 
         Raises:
-            StorageError: the metaserver is not ready, and its database has not answered yet.
+            StorageError: the metaserver is not ready, and its database has not responded yet.
             ForeignServerError: the response is not from a metaserver.
         """
         health = await self._metaserver_client.health()
@@ -1716,14 +1736,16 @@ class Admin(LoopBoundClient):
         return await self._call_group(endpoints.SUSPEND_GROUP, subject, group, body)
 
     async def _fetch_status(self, partition: Partition) -> PartitionStatus:
-        """Fetch a partition's status. Raises NotSentError and the errors of its broker."""
+        """Fetch a partition's status. Raises NotSentError and any error of its broker."""
         broker = self._broker_client(partition)
         return await broker.control(endpoints.PARTITION, id=partition.partition_id)
 
     async def _fetch_statuses(
         self, partitions: Iterable[Partition]
     ) -> dict[int, PartitionStatus | str]:
-        """Return partition id → its status, or the reason why it is unknown."""
+        """Return a dict that maps each partition id to its status, or to the reason why it is
+        unknown.
+        """
 
         async def fetch_or_problem(partition: Partition) -> tuple[int, PartitionStatus | str]:
             try:
@@ -1748,7 +1770,9 @@ class Admin(LoopBoundClient):
     async def _list_broker_addresses(
         self, broker: str | None
     ) -> tuple[Sequence[str], dict[str, str]]:
-        """Return the addresses of the brokers to ask, and broker group → why it is not asked."""
+        """Return the addresses of the brokers to ask, and a dict that maps each broker group that
+        is not asked to the reason.
+        """
         if broker is not None:
             return [self._parse_broker_address(broker)], {}
         brokers = (await self._metaserver_client.health()).details.get("brokers", [])
@@ -1771,8 +1795,8 @@ class Admin(LoopBoundClient):
         retrying: bool = False,
         by_error: bool = False,
     ) -> AsyncIterator[ParkedKeyView]:
-        """Yield the keys for `parked`, and add to `adopted_ids` the sealed partitions whose
-        children have adopted, or are adopting, their parked messages.
+        """Yield the keys for `parked`. Adds to `adopted_ids` the sealed partitions whose children
+        have adopted, or are adopting, their parked messages.
         """
         for partition in await self._fetch_partitions(subject, group, partition_id):
             views = await self._fetch_parked(partition, group, retrying=retrying)
@@ -1799,8 +1823,8 @@ class Admin(LoopBoundClient):
         view: ParkedKeyView,
         key_filter: ParkedFilter,
     ) -> ParkedKeyView | None:
-        """Redrive the selected messages of a key; return None if they have meanwhile been skipped,
-        or redriven and handled.
+        """Redrive the selected messages of a key. Return None if they have since been skipped, or
+        redriven and handled.
         """
         bodies = [ChangeParkedKey(group=group, key_hex=_key_hex(view.key))]
         if key_filter.selects_partially(view):
@@ -1826,7 +1850,9 @@ class Admin(LoopBoundClient):
         key: bytes | str | None,
         dead: bool | None,
     ) -> tuple[int, int]:
-        """Return the partition and offset of a message that is named by them or by its key."""
+        """Return the partition id and offset of a message that is selected by them or by its
+        key.
+        """
         check_no_call_problems([] if dead is None else flag_problems(dead=dead))
         if key is None:
             if partition_id is None or offset is None:
@@ -1850,7 +1876,9 @@ class Admin(LoopBoundClient):
     async def _fetch_partitions(
         self, subject: str, group: str, partition_id: int | None
     ) -> Sequence[Partition]:
-        """Return the subject's partitions with data, or only the one with this id."""
+        """Return all partitions of the subject that have data, or only the one with the given
+        id.
+        """
         partitions = [
             owner.partition
             for owner in (await self._call_group(endpoints.GROUP, subject, group)).owners
@@ -1878,7 +1906,7 @@ class Admin(LoopBoundClient):
         view: ParkedKeyView,
         partitions_by_id: Mapping[int, Partition],
     ) -> BrokerClient:
-        """Return the broker of a view; ask the metaserver if the partition was opened after
+        """Return the broker of a view. Asks the metaserver if the partition was opened after
         `partitions_by_id` was fetched.
         """
         partition = partitions_by_id.get(view.partition_id)
@@ -1889,8 +1917,8 @@ class Admin(LoopBoundClient):
     async def _fetch_parked(
         self, partition: Partition, group: str, *, retrying: bool = False
     ) -> list[ParkedKeyView] | None:
-        """Fetch the keys that a group has parked on a partition; return None if the children have
-        adopted, or are adopting, them.
+        """Fetch the keys that a group has parked on a partition. Return None if the children have
+        adopted them, or are adopting them.
         """
         broker, partition_id = self._broker_client(partition), partition.partition_id
         query_filters = {
@@ -1921,8 +1949,8 @@ class Admin(LoopBoundClient):
     async def _find_parked_message(
         self, subject: str, group: str, partition_id: int, offset: int
     ) -> tuple[ParkedMessage, ParkedKeyView]:
-        """Find a parked message: return it with its edit, and the view of the key under which it
-        is parked. Raises NotFoundError.
+        """Return a parked message with its edit, if any, and the view of the key under which it is
+        parked. Raises NotFoundError.
         """
         if not is_within(offset, 0, MAX_I64):
             raise InvalidRequestError(f"not an offset: {offset!r:.40}")
@@ -2035,5 +2063,5 @@ def _build_filter(
 
 
 def _is_selective(key: KeySelector | str, *others: object) -> bool:
-    """True if at least one argument selects keys."""
+    """Return True if at least one argument selects keys."""
     return key is not ... or any(value is not None for value in others)

@@ -1,7 +1,7 @@
 """Resets the cursors of a consumer group. Does network I/O.
 
-A shift is planned first and then applied as absolute cursors, because a retried shift would move
-the cursors twice.
+A shift is first converted to absolute cursors, because a retried shift would move the cursors
+twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ async def reset_group(
     Set the cursors of a consumer group.
 
     Args:
-        call: sends the request to the metaserver.
-        fields: the fields of ResetGroup, unchecked.
+        call: a function that sends the request to the metaserver.
+        fields: the fields of ResetGroup, not yet validated.
 
     Raises:
         InvalidRequestError: a field is invalid.

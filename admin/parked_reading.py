@@ -30,23 +30,25 @@ class ParkedRow(NamedTuple):
     start: int
     end: int
     since_ms: int | None = None
-    """Time of parking, milliseconds since 1970; None: the same as the key's, or unknown."""
+    """Time of parking, in milliseconds since 1970. None if it is unknown or the same as the
+    key's.
+    """
     failure: Failure | None = None
     next_ms: int | None = None
     edited_offsets: frozenset[tuple[int, int]] = frozenset()
-    """(source partition, offset) of edited messages; some may be in other rows."""
+    """Edited messages as (source partition, offset); some of them may belong to other rows."""
 
     @property
     def messages(self) -> int:
-        """Number of messages in the row."""
+        """The number of messages in the row."""
         return self.end - self.start
 
 
 async def fetch_rows(
     broker: BrokerClient, group: str, view: ParkedKeyView
 ) -> AsyncIterator[ParkedRow]:
-    """Fetch the rows of a key's parked messages page by page, oldest first; rows of unordered
-    messages include their failures.
+    """Yield the rows of a key's parked messages, oldest first, fetching them page by page. Rows of
+    unordered messages include their failures.
     """
     selector = {} if view.key is None else {"key": view.key.hex()}
     if view.tries is not None:
@@ -63,7 +65,7 @@ async def fetch_rows(
 
 
 def narrow_view(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyView:
-    """Return the view narrowed to some of its messages, with their latest failure."""
+    """Return a copy of the view that contains only the given rows, with their latest failure."""
     failures = [row.failure for row in rows if row.failure is not None]
     retry_times = [row.next_ms for row in rows if row.next_ms is not None]
     return replace(
@@ -78,8 +80,8 @@ def narrow_view(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> ParkedKeyView
 
 
 def split_by_error(view: ParkedKeyView, rows: Sequence[ParkedRow]) -> list[ParkedKeyView]:
-    """Return one view per type and text of failure, sorted by number of messages, most first; the
-    view of messages with an unknown failure comes last.
+    """Return one view per failure type and text, sorted by number of messages in descending order.
+    Messages with an unknown failure come last.
     """
     rows_by_error: dict[tuple[str, str] | None, list[ParkedRow]] = {}
     for row in rows:
@@ -116,7 +118,7 @@ def _parse_rows(page: ParkedOffsets) -> list[ParkedRow]:
 
 
 class ParkedReader:
-    """Reads messages by offset; caches the last batches read from one partition."""
+    """Reads messages by offset, and caches the most recent batches of one partition."""
 
     def __init__(
         self,
@@ -145,12 +147,13 @@ class ParkedReader:
 
     async def _fetch(self, source: int, offset: int) -> str:
         """
-        Read messages from this offset on into the cache.
+        Read messages into the cache, starting at this offset.
 
         Returns:
             The reason why the message was not read, or "". The message counts as removed only if
-            retention removed it or no broker serves its partition; a broker that lacks it for
-            another reason may be an older copy that is about to be replaced.
+            retention removed it or no broker serves its partition. A broker that lacks it for any
+            other reason may be running on an older copy of its data folder that is about to be
+            replaced.
         """
         partition = self._partitions.get(source)
         if partition is None:
@@ -196,7 +199,7 @@ async def select_rows(
     view: ParkedKeyView,
     key_filter: ParkedFilter,
 ) -> AsyncIterator[ParkedRow]:
-    """Yield the rows of a view's messages that the filter selects; a row may be split into
+    """Yield the rows of a view's messages that match the filter. A row may be split into single
     messages.
     """
     key = key_filter.dead_letter_key(view)
@@ -215,7 +218,9 @@ async def select_rows(
 async def apply_edit(
     broker: BrokerClient, group: str, view: ParkedKeyView, parked_message: ParkedMessage
 ) -> ParkedMessage:
-    """Return a parked message with an operator's edit, if there is one. Raises NotFoundError."""
+    """Return a parked message with an operator's edit applied, if there is one. Raises
+    NotFoundError.
+    """
     request = ReadEdited(
         view.partition_id, group, view.key, parked_message.partition_id, parked_message.offset
     )

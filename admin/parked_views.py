@@ -1,4 +1,4 @@
-"""Views of parked keys and messages, and the filter that selects them. Pure."""
+"""Defines views of parked keys and messages, and the filter that selects them. Pure."""
 
 from __future__ import annotations
 
@@ -17,37 +17,41 @@ from ..protocol.settings import check_no_call_problems, flag_problems, is_within
 
 KeySelector = bytes | EllipsisType | None
 Row = tuple[int, int, int]
-"""(partition id, first offset, end offset) of consecutive messages; the end is exclusive."""
+"""Consecutive messages as (partition id, first offset, end offset); the end is exclusive."""
 
 
 class ParkedKeyView(Struct, frozen=True, kw_only=True):
-    """The messages of one key that one consumer group has parked on one partition."""
+    """The messages with one key that a consumer group has parked on one partition."""
 
     partition_id: int
     key: bytes | None
-    """The order key. b"" stands for messages without a key; None for dead letters of any key or,
-    if `tries` is set, for messages that wait for retry.
+    """The order key. It is b"" for messages without a key. None stands for dead letters of any key
+    or, if `tries` is set, for messages that are waiting to be retried.
     """
     state: ParkState
     messages: int
     since_ms: int
-    """Time when the first message was parked, milliseconds since 1970 by the broker's clock."""
+    """Time at which the first message was parked, in milliseconds since 1970 on the broker's
+    clock.
+    """
     failure: Failure | None
-    """The last failure: type, text, consumer, time and number of tries. For unordered messages, the
-    last failure among those selected.
+    """The last failure: its type, text, consumer and time, and the number of tries. For unordered
+    messages, the last failure of any selected message.
     """
     first_source: int
-    """Partition that stores the first message: this partition or one of its ancestors."""
+    """The partition that stores the first message: this partition or one of its ancestors."""
     first_offset: int
-    """Offset of the first message in its source; -1 if no message remains and the consumer is about
-    to free the key.
+    """Offset of the first message in its source partition; -1 if no message remains and the
+    consumer is about to free the key.
     """
     tries: int | None = None
-    """Number of failed tries of the messages, of any key, that wait for retry. 0: dead letters that
-    are being redriven; None: the messages do not wait for retry.
+    """Number of failed tries of the messages, with any key, that are waiting to be retried. 0 for
+    dead letters that are being redriven; None if the messages are not waiting to be retried.
     """
     next_ms: int | None = None
-    """Time of the next retry, milliseconds since 1970 by the consumer's clock; None if unknown."""
+    """Time of the next retry, in milliseconds since 1970 on the consumer's clock; None if
+    unknown.
+    """
 
     @property
     def is_loose(self) -> bool:
@@ -56,8 +60,8 @@ class ParkedKeyView(Struct, frozen=True, kw_only=True):
 
     @property
     def is_dead(self) -> bool:
-        """True for dead letters: either of any key, or the whole key because the group could park
-        no more keys.
+        """True for dead letters: either those of any key, or a whole key that could not be parked
+        because the group had reached its limit.
         """
         return self.tries is None and (self.key is None or self.state is ParkState.DEAD)
 
@@ -69,18 +73,20 @@ class ParkedMessage(Struct, frozen=True, kw_only=True):
     offset: int
     message: Message[bytes] | None
     problem: str = ""
-    """Reason why `message` is None, for example that retention removed it."""
+    """The reason why `message` is None; for example, retention has removed it."""
     edited: bool = False
-    """True if an operator has edited it; value and properties are then the edited ones."""
+    """True if an operator has edited it; its value and properties are then the edited ones."""
     failure: Failure | None = None
-    """Last failure of a dead letter or of a message without a key; None if unknown, or if the
-    message waits behind an earlier one of its key.
+    """The last failure of a dead letter or of a message without a key. None if unknown, or if the
+    message is waiting behind an earlier one with its key.
     """
     since_ms: int | None = None
-    """Time of parking, milliseconds since 1970 by the broker's clock; None as for `failure`."""
+    """Time of parking, in milliseconds since 1970 on the broker's clock. None in the same cases as
+    `failure`.
+    """
     next_ms: int | None = None
-    """Time of the next retry, milliseconds since 1970 by the consumer's clock; None if it does not
-    wait for retry.
+    """Time of the next retry, in milliseconds since 1970 on the consumer's clock. None if the
+    message is not waiting to be retried.
     """
 
 
@@ -89,14 +95,14 @@ class ParkedFilter:
     Selects parked keys and, among unordered messages, single messages.
 
     Args:
-        key: the order key; None selects dead letters, `...` any key.
+        key: the order key; None selects dead letters, and `...` selects any key.
         dead: True selects only dead letters, including those of `key` among the dead letters of any
             key; False selects everything else.
-        older_than_ms: minimum time since parking, in milliseconds; unordered messages are compared
+        older_than_ms: minimum time since parking, in milliseconds; unordered messages are checked
             one by one.
-        error: a substring of the type or text of the last failure; unordered messages are compared
+        error: a substring of the type or text of the last failure; unordered messages are checked
             one by one.
-        now_ms: the current time, milliseconds since 1970.
+        now_ms: the current time, in milliseconds since 1970.
 
     Raises:
         InvalidRequestError: an argument has the wrong type or is out of range.
@@ -125,19 +131,20 @@ class ParkedFilter:
         self._parked_until_ms = MAX_I64 if older_than_ms is None else now_ms - older_than_ms
 
     def matches(self, view: ParkedKeyView) -> bool:
-        """True if the filter may select the view's key or some of its messages."""
+        """Return True if the filter may select the view's key or some of its messages."""
         if self._dead is not None and view.is_dead is not self._dead:
             return False
         if view.tries is not None and self.key is not ...:
             return False
         if self.key is not ... and self.key != view.key and self.dead_letter_key(view) is None:
             return False
-        if view.is_loose:  # `since_ms` is of the oldest message; failures are compared one by one
+        if view.is_loose:  # the oldest message; failures are checked individually
             return view.since_ms <= self._parked_until_ms
         return self.selects(view.since_ms, view.failure)
 
     def selects(self, since_ms: int | None, failure: Failure | None) -> bool:
-        """True if the filter selects a key or an unordered message parked at this time, with this
+        """
+        Return True if the filter selects a key or an unordered message with this parking time and
         failure.
 
         An unknown time or failure does not match a condition on it.
@@ -150,13 +157,13 @@ class ParkedFilter:
         return since_ms is not None and since_ms <= self._parked_until_ms
 
     def selects_partially(self, view: ParkedKeyView) -> bool:
-        """True if the filter may select only some of the view's messages."""
+        """Return True if the filter may select only some of the view's messages."""
         by_message = self._error is not None or self._parked_until_ms < MAX_I64
         return (view.is_loose and by_message) or self.dead_letter_key(view) is not None
 
     def dead_letter_key(self, view: ParkedKeyView) -> bytes | None:
-        """Return the key to look for among a view's dead letters of any key; None if the key of
-        each message does not matter.
+        """Return the key to look for among a view's dead letters of any key, or None if the keys of
+        the messages do not matter.
         """
         among_dead = self._dead or (self._dead is None and self.key == b"")
         if among_dead and view.key is None and view.tries is None and isinstance(self.key, bytes):
@@ -184,15 +191,15 @@ def find_oldest_view(
     views: Sequence[ParkedKeyView], parents: Mapping[int, Sequence[int]]
 ) -> ParkedKeyView:
     """
-    Return the view with the oldest message; all `views` are of one key.
+    Return the view with the oldest message; all `views` must have the same key.
 
     Args:
-        parents: partition id → its parents, for every partition with data.
+        parents: maps the id of every partition with data to its parents.
 
     Raises:
         NotFoundError: no message of the key remains.
         ConflictError: the key is parked on partitions that do not descend from one another, which
-            is possible in a best_tried subject.
+            can happen in a best_tried subject.
     """
     nonempty_views = [view for view in views if view.first_offset >= 0]
     if not nonempty_views:

@@ -1,5 +1,5 @@
-"""Finds sealed partitions that a consumer group has not acked to the end; until it has, it cannot
-read the partitions that continue them.
+"""Finds sealed partitions that a consumer group has not fully acked. Until it has, it cannot read
+the partitions that continue them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ..protocol.routing import Partition
 
 
 class UndrainedPartition(Struct, frozen=True, kw_only=True):
-    """A sealed partition that a consumer group has not acked to its end, or whose status is
-    unknown because its broker does not answer.
+    """A sealed partition that a consumer group has not fully acked, or whose status is unknown
+    because its broker does not respond.
     """
 
     partition_id: int
@@ -23,24 +23,24 @@ class UndrainedPartition(Struct, frozen=True, kw_only=True):
     group: str | None
     """The consumer group; None if there is a `problem`."""
     offset: int | None
-    """The cursor: offset of the first message that is not acked."""
+    """The cursor: the offset of the first unacked message."""
     end_offset: int | None
     lag: int | None
     """Number of unacked messages."""
     failing: FailingMessage | None = None
-    """The oldest message that fails, with its last error."""
+    """The oldest failing message, with its last error."""
     problem: str | None = None
-    """Reason why the broker's fields are unknown."""
+    """The reason why the fields reported by the broker are unknown."""
 
 
 def undrained_partitions(
     sealed_partitions: Iterable[Partition], statuses: Mapping[int, PartitionStatus | str]
 ) -> list[UndrainedPartition]:
     """
-    Return the sealed partitions that a group has not acked to the end.
+    Return the sealed partitions that a group has not fully acked.
 
     Args:
-        statuses: partition id → its status, or the reason why it is unknown.
+        statuses: maps each partition id to its status, or to the reason why it is unknown.
     """
     undrained = []
     for partition in sealed_partitions:

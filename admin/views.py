@@ -1,4 +1,4 @@
-"""Views that join the metaserver's data with the status that brokers report. Pure."""
+"""Defines views that combine the metaserver's data with the status reported by brokers. Pure."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from ..protocol.scheduled.receipt import ScheduledView
 
 
 class BrokerList(Struct, frozen=True, kw_only=True):
-    """Every broker group that has ever reported, and the brokers whose reports are refused."""
+    """Every broker group that has ever sent a report, and the brokers whose reports are refused."""
 
     brokers: list[BrokerView]
     refused: list[RefusedBroker]
 
 
 class PartitionDescription(Struct, frozen=True, kw_only=True):
-    """A partition as the route has it, with its offsets, which are None while its broker does not
-    answer.
+    """A partition as listed in the route, with its offsets, which are None while its broker does
+    not respond.
     """
 
     partition_id: int
     name: str
     queue: int
     logic_start: int
-    """Logic offset of the partition's first message; static subjects only."""
+    """Logic offset of the partition's first message; only meaningful for static subjects."""
     range_start: int
     range_end: int
-    """The partition contains the logical partitions `[range_start, range_end)`."""
+    """The partition contains the logical partitions in `[range_start, range_end)`."""
     broker_group: str
     state: PartitionState
     parents: tuple[int, ...]
@@ -57,9 +57,9 @@ class PartitionDescription(Struct, frozen=True, kw_only=True):
     next_offset: int | None
     """Offset of the next message to be stored."""
     problem: str | None
-    """Reason why the offsets are unknown."""
+    """The reason why the offsets are unknown."""
     holds: tuple[HoldView, ...] = ()
-    """Holds by which jobs protect messages from retention."""
+    """Holds with which jobs protect messages from retention."""
 
 
 class SubjectChange(Struct, frozen=True, kw_only=True):
@@ -69,13 +69,13 @@ class SubjectChange(Struct, frozen=True, kw_only=True):
     before: dict[str, str]
     after: dict[str, str]
     operation: OperationView
-    """The operation that makes the change and continues by itself; its `operation_id` is 0 if
-    nothing changes or the change is only planned.
+    """The operation that makes the change and continues in the background. Its `operation_id` is 0
+    if nothing changes or the change is only planned.
     """
 
 
 class SubjectDescription(Struct, frozen=True, kw_only=True):
-    """A subject's settings and its partitions with data, sorted by range."""
+    """A subject with its settings and those partitions that have data, sorted by range."""
 
     subject: str
     order_strategy: OrderStrategy
@@ -84,50 +84,52 @@ class SubjectDescription(Struct, frozen=True, kw_only=True):
     route_version: int
     partitions: tuple[PartitionDescription, ...]
     message_bytes_max: int
-    """Largest message size in bytes: key, value and properties together."""
+    """Maximum message size in bytes, including key, value and properties."""
 
 
 class PartitionProgress(Struct, frozen=True, kw_only=True):
-    """A consumer group's owner and progress on a partition; the fields that the broker reports are
-    None while it does not answer.
+    """A consumer group's owner and progress on a partition. The fields reported by the broker are
+    None while it does not respond.
     """
 
     partition_id: int
     name: str
     broker_group: str
     owner: str | None
-    """The consumer's client name, or its session if it has no name; None if unowned."""
+    """The consumer's client name, or its session id if it has no name; None if the partition has no
+    owner.
+    """
     session: str | None
     token: int
     expires_in_ms: int | None
-    """Remaining time of the owner's lease, in milliseconds; None if unowned."""
+    """Remaining time of the owner's lease, in milliseconds; None if the partition has no owner."""
     offset: int | None
-    """The cursor: offset of the first message that is not acked."""
+    """The cursor: the offset of the first unacked message."""
     acked_above: int | None
     """Number of messages acked above the cursor."""
     next_offset: int | None
     lag: int | None
-    """Number of stored messages that are not acked."""
+    """Number of stored messages that have not been acked."""
     removed_unread: int | None = None
-    """Number of messages that retention by time removed before the group acked them."""
+    """Number of messages that time-based retention removed before the group acked them."""
     problem: str | None = None
-    """Reason why the broker's fields are unknown."""
+    """The reason why the fields reported by the broker are unknown."""
     parked: int | None = None
-    """Number of parked messages, including those that wait for retry."""
+    """Number of parked messages, including those that are waiting to be retried."""
     retrying: int | None = None
-    """Number of messages that wait for retry."""
+    """Number of messages that are waiting to be retried."""
     failing: FailingMessage | None = None
-    """The oldest message that fails and is not handled, with its last error; later messages of its
-    key wait for it.
+    """The oldest failing message that has not been handled, with its last error. Later messages
+    with the same key wait for it.
     """
     suspects: int = 0
-    """Number of messages that two successive owners had pulled when each died without a handover;
-    the next owner handles them one at a time, for up to 30 s.
+    """Number of messages that two successive owners had pulled when each of them died without a
+    handover. The next owner handles them one at a time, for up to 30 s.
     """
 
 
 class GroupDescription(Struct, frozen=True, kw_only=True):
-    """A consumer group on a subject: owners, cursors and lag."""
+    """A consumer group on a subject, with its owners, cursors and lag."""
 
     subject: str
     group: str
@@ -144,19 +146,19 @@ class GroupDescription(Struct, frozen=True, kw_only=True):
     reset: PendingReset | None = None
     """An unfinished reset with live consumers."""
     silent_ms: int | None = None
-    """Milliseconds since a metaserver found that the group has no live consumer; None if it has
-    one, or if no metaserver has noticed.
+    """Milliseconds since a metaserver found that the group has no live consumers. None if it has
+    some, or if no metaserver has noticed yet.
     """
     revision: str = ""
-    """Revision of the cursors: while it is the same and no consumer is alive, the cursors have not
-    changed; see `Admin.publish_subject`.
+    """Revision of the cursors. As long as it stays the same and there are no live consumers, the
+    cursors have not changed; see `Admin.publish_subject`.
     """
     given_up: tuple[GivenUpPartition, ...] = ()
-    """Unread messages of partitions whose loss an operator has accepted, by partition."""
+    """Unread messages, by partition, in partitions whose loss an operator has accepted."""
     members: tuple[GroupMember, ...] = ()
-    """Live consumers, in the order of joining."""
+    """Live consumers, in the order in which they joined."""
     ended: EndedMember | None = None
-    """The consumer that left or died last; None if there was none."""
+    """The consumer that was the last to leave or die; None if there was none."""
 
 
 def sort_by_range(partitions: Iterable[Partition]) -> list[Partition]:
@@ -168,10 +170,10 @@ def describe_subject(
     view: SubjectView, statuses: dict[int, PartitionStatus | str]
 ) -> SubjectDescription:
     """
-    Join a subject with the status that its brokers report.
+    Combine a subject with the status reported by its brokers.
 
     Args:
-        statuses: partition id → its status, or the reason why it is unknown.
+        statuses: maps each partition id to its status, or to the reason why it is unknown.
     """
     return SubjectDescription(
         subject=view.subject,
@@ -194,7 +196,7 @@ def compare_settings(
     Compare the settings of a subject before and after a change.
 
     Args:
-        new_values: setting → its new value; None leaves it unchanged.
+        new_values: maps each setting to its new value; None leaves it unchanged.
     """
     before = {
         "order_strategy": view.order_strategy.value,
@@ -231,10 +233,10 @@ def _describe_partition(
 
 def describe_group(view: GroupView, statuses: dict[int, PartitionStatus | str]) -> GroupDescription:
     """
-    Join a consumer group with the status that the brokers of its partitions report.
+    Combine a consumer group with the status reported by the brokers of its partitions.
 
     Args:
-        statuses: partition id → its status, or the reason why it is unknown.
+        statuses: maps each partition id to its status, or to the reason why it is unknown.
     """
     partitions = tuple(
         _describe_progress(view.group, owner, statuses[owner.partition.partition_id])
@@ -264,7 +266,8 @@ def _describe_progress(
     offset = acked_above = next_offset = lag = removed_unread = parked = retrying = failing = None
     suspects = 0
     if isinstance(status, PartitionStatus):
-        # A broker learns of a group at its first pull, which begins at the first stored message.
+        # A broker learns about a group with its first pull, which starts at the first stored
+        # message.
         offset, acked_above, next_offset = status.first_offset, 0, status.next_offset
         lag, removed_unread, parked, retrying = next_offset - offset, 0, 0, 0
         for progress in status.groups:
@@ -295,18 +298,18 @@ def _describe_progress(
 
 
 class ScheduledMessages(Struct, frozen=True, kw_only=True):
-    """Messages that brokers keep for a later delivery."""
+    """Messages that brokers store for later delivery."""
 
     count: int
-    """Number of waiting messages at the brokers that answered."""
+    """Number of scheduled messages on the brokers that responded."""
     messages: list[ScheduledView]
     """The messages due next, in order of delivery time."""
     problems: dict[str, str]
-    """Broker group or address → why it was not asked or did not answer."""
+    """Maps each broker group or address to the reason why it was not asked or did not respond."""
 
 
 def is_scheduled_id(text: str) -> bool:
-    """Return True for 32 hexadecimal digits."""
+    """Return True if the text consists of 32 hexadecimal digits."""
     try:
         return len(text) == 32 and len(bytes.fromhex(text)) == 16
     except ValueError:

@@ -1,4 +1,4 @@
-"""Entry point of the `keylane` command; Ctrl-C is quiet even while it imports."""
+"""The entry point of the `keylane` command. Ctrl-C is quiet, even during imports."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """The options of most commands: the cluster to talk to and the output format."""
+    """The options of most commands: the cluster to connect to and the output format."""
 
     meta: MetaOption = META_DEFAULT
     output: OutputOption = OutputFormat.TABLE
@@ -49,7 +49,7 @@ class CommonOptions:
         run_to_end(self.output, work(self.meta, self.output, *args, **kwargs))
 
     def ask(self, call: Callable[[Admin], Awaitable[T]], show: Callable[[T], None]) -> T:
-        """Call an admin client, show the result as JSON or with `show`, and return it."""
+        """Call the admin client, show the result as JSON or with `show`, and return it."""
         from .connection import open_admin
 
         results: list[T] = []
@@ -78,7 +78,8 @@ def expand_options(
         def subject_list(*, common: CommonOptions) -> None: ...
 
     Args:
-        replacements: parameter type → dataclass to use instead, with other options or help texts.
+        replacements: maps a parameter type to the dataclass to use instead, with other options or
+            help texts.
     """
     command = inspect.unwrap(command)
     groups: dict[str, tuple[type[Any], list[str]]] = {}

@@ -1,4 +1,6 @@
-"""Completes names in a shell: subjects and consumer groups, by asking the cluster, and profiles."""
+"""Completes names in a shell: those of subjects and consumer groups by asking the cluster, and
+those of profiles.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ if TYPE_CHECKING:
     from ..admin import Admin
 
 TIMEOUT_S = 0.25
-"""Seconds after which completion gives up, because the user is waiting in a shell. With the start
-of the command, this is half a second.
+"""Time, in seconds, after which completion gives up, because the user is waiting in a shell.
+Including the start of the command, this amounts to half a second.
 """
 
 
 def complete_subject(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the subjects whose names begin with `incomplete`; none if no metaserver answers."""
+    """Return the subjects whose names begin with `incomplete`, or none if no metaserver
+    responds.
+    """
 
     async def list_subjects(admin: Admin) -> list[str]:
         return [view.subject for view in await admin.list_subjects()]
@@ -27,7 +31,9 @@ def complete_subject(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Like `complete_subject`, for the consumer groups of the subject on the command line."""
+    """Return the matching consumer groups of the subject on the command line; see
+    `complete_subject`.
+    """
 
     async def list_groups(admin: Admin) -> list[str]:
         subject = str(ctx.params.get("subject") or "")
@@ -37,7 +43,7 @@ def complete_group(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def complete_profile(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the profiles whose names begin with `incomplete`; none if they cannot be read."""
+    """Return the profiles whose names begin with `incomplete`, or none if they cannot be read."""
     from .profiles import profiles_file, read_profiles
 
     try:

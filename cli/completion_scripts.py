@@ -1,4 +1,4 @@
-"""Prints and installs the script that makes a shell complete the command line."""
+"""Prints and installs the shell completion script."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import click
 from ..protocol.errors import ConfigError
 
 VARIABLE = "_KEYLANE_COMPLETE"
-"""The environment variable by which a shell asks the command for completions."""
+"""The environment variable with which a shell asks the command for completions."""
 SHELLS = ("bash", "zsh", "fish")
 
 
 def shell_in_use() -> str:
-    """Return the user's shell. Raises ConfigError if it has no completion."""
+    """Return the user's shell. Raises ConfigError if completion is not supported for it."""
     shell = Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
         raise ConfigError(
@@ -35,17 +35,17 @@ def completion_script(shell: str) -> str:
 
 
 def show_completion() -> None:
-    """Print the script for the shell in use."""
+    """Print the completion script for the current shell."""
     print(completion_script(shell_in_use()))
 
 
 def install_completion() -> None:
     """
-    Write the script to the user's files. A bash or a zsh reads it through a line in its start
-    file, which is added once.
+    Write the script to a file of the user. Bash and zsh load it through a line in their startup
+    file, which is added only once.
 
     Raises:
-        ConfigError: the shell has no completion, or a file cannot be written.
+        ConfigError: completion is not supported for the shell, or a file cannot be written.
     """
     shell = shell_in_use()
     home = Path.home()

@@ -1,4 +1,4 @@
-"""Opens the admin client of a command; imports the network library lazily, because --help does not
+"""Opens the admin client for a command. Imports the network library lazily, because --help does not
 need it.
 """
 
@@ -17,7 +17,7 @@ POLL_SECONDS = 0.02
 
 
 def open_admin(meta: str) -> Admin:
-    """Return an admin client for the metaservers at `meta`, to be opened with `async with`; raise
+    """Return an admin client for the metaservers at `meta`, to be opened with `async with`. Raises
     ConfigError.
     """
     from ..admin import Admin
@@ -29,8 +29,9 @@ def import_network() -> None:
     """
     Import the network library, without the certificates of public authorities.
 
-    aiohttp reads them while it is imported, 50 ms of the 200 ms in which a command ends.
-    Connections to servers of keylane do not use them: they name the cluster's own authority.
+    aiohttp would read them during its import, which would take 50 ms of the 200 ms that a command
+    takes. Connections to keylane servers do not use them, because they name the cluster's own
+    authority.
     """
     before = {name: os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
     os.environ.update(dict.fromkeys(before, os.devnull))

@@ -1,4 +1,4 @@
-"""Describes a message that blocks a consumer group on a partition: its position, the time and the
+"""Describes a message that blocks a consumer group on a partition: its position, the time, the
 cause, and what an operator can do.
 """
 
@@ -14,7 +14,7 @@ TEXT_CHARS_SHOWN = 200
 def failing_lines(
     subject: str, group: str, partition_id: int, failing: FailingMessage
 ) -> tuple[str, str]:
-    """Return a line that describes the failing or hanging message, and a line with advice."""
+    """Return two lines: one that describes the failing or hanging message, and one with advice."""
     if failing.running_ms is not None:
         return _hanging_lines(subject, group, partition_id, failing)
     text = printable(failing.text)[:TEXT_CHARS_SHOWN]

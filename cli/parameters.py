@@ -1,9 +1,9 @@
-"""Turns annotated parameters of a function into the options and arguments of a click command.
+"""Converts the annotated parameters of a function to the options and arguments of a click command.
 
     subject: Annotated[str, Argument(help="Name of the subject.")]
     count: Annotated[int | None, Option("--count", "-n", min=1, help="Stop after …")] = None
 
-A parameter without a default must be given; a list may be given several times.
+A parameter without a default is required, and one with a list type may be given several times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ NUMBER_PATTERNS = {
     int: re.compile("-?[0-9]{1,19}"),
     float: re.compile(r"-?[0-9]{1,19}(\.[0-9]{1,19})?"),
 }
-"""What a number may look like. Python would also accept `1_000`, digits of other scripts, line
+"""The permitted syntax of numbers. Python would also accept `1_000`, digits of other scripts, line
 ends, and `nan` as a limit.
 """
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 class Option:
-    """An option of a command: its names, by default `--name`, and what click needs to know."""
+    """An option of a command: its names, by default `--name`, and the information that click
+    needs.
+    """
 
     def __init__(
         self,
@@ -48,9 +50,9 @@ class Option:
         self.names = names
         self.bounds = (min, max)
         self.parser = parser
-        """What converts a value, where its type does not say it."""
+        """Converts a value if its type is not enough to do so."""
         self.at_once = at_once
-        """What a flag calls when it is given, before other parameters are looked at."""
+        """Called when a flag is given, before other parameters are processed."""
         self.settings: dict[str, Any] = {
             "help": help,
             "metavar": metavar,
@@ -78,7 +80,7 @@ class HelpedArgument(click.Argument):
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
-    """An `int` or a `float` within bounds, written in ASCII digits."""
+    """An `int` or `float` within bounds, written in ASCII digits."""
 
     def __init__(self, kind: type[int | float], bounds: tuple[float | None, float | None]) -> None:
         self.kind = kind
@@ -86,12 +88,12 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
         self.name = "integer" if kind is int else "number"
 
     def range_text(self) -> str:
-        """Return the range, such as `1..1024`; "" if there are no bounds."""
+        """Return the range, such as `1..1024`, or "" if there are no bounds."""
         least, largest = ("" if bound is None else str(bound) for bound in self.bounds)
         return f"{least}..{largest}" * bool(least or largest)
 
     def get_metavar(self, param: click.Parameter, *_: Any, **__: Any) -> str | None:
-        """Return what the help shows for the value of an option."""
+        """Return the placeholder that the help shows for the value of an option."""
         if isinstance(param, click.Argument):
             return None  # click shows its name
         return self.range_text() or self.name.upper()
@@ -112,7 +114,7 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic from click 8
 
 
 class Word(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """A member of an enumeration, given by its value."""
+    """A member of an enumeration, specified by its value."""
 
     def __init__(self, members: type[enum.Enum]) -> None:
         super().__init__([str(member.value) for member in members])
@@ -124,7 +126,7 @@ class Word(click.Choice):  # type: ignore[type-arg]  # generic from click 8.2 on
 
 
 def click_parameter(parameter: inspect.Parameter) -> click.Parameter:
-    """Return the option or argument that a function's annotated parameter declares."""
+    """Return the option or argument declared by a function's annotated parameter."""
     assert get_origin(parameter.annotation) is Annotated, parameter
     annotation, declared = get_args(parameter.annotation)
     kind, is_list = _kind(annotation)
@@ -173,7 +175,7 @@ def _call_if_given(at_once: Callable[[], None]) -> Callable[..., bool]:
 
 
 def _kind(annotation: Any) -> tuple[Any, bool]:
-    """Return the type of one value, and whether there may be several."""
+    """Return the type of a single value, and whether there may be several values."""
     if get_origin(annotation) in {Union, UnionType}:
         (annotation,) = (each for each in get_args(annotation) if each is not NoneType)
     if get_origin(annotation) is list:

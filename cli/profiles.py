@@ -24,12 +24,12 @@ VARIABLES = MappingProxyType(
         "tls_ca": "KEYLANE_TLS_CA",
     }
 )
-"""Profile field → environment variable that it sets."""
+"""Maps each profile field to the environment variable that it sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How to reach a cluster; a field that is not set is ""."""
+    """How to connect to a cluster. Fields that are not set are ""."""
 
     meta: str
     token_file: str = ""
@@ -54,8 +54,8 @@ def read_profiles(file: Path) -> dict[str, Profile]:
 
 
 def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
-    """Write the file, readable only by its owner. Raises ConfigError if it cannot be written, or a
-    text could not be read again.
+    """Write the file, readable only by its owner. Raises ConfigError if it cannot be written, or if
+    a text could not be read back.
     """
     texts = [*profiles, *(value for each in profiles.values() for value in asdict(each).values())]
     if unprintable := [text for text in texts if not text.isprintable()]:
@@ -80,8 +80,8 @@ def write_profiles(file: Path, profiles: Mapping[str, Profile]) -> None:
 
 def use_profile(name: str) -> None:
     """
-    Set this process's environment variables from a profile; unset those that it does not define,
-    and KEYLANE_TOKEN, so that no token goes to another cluster.
+    Set this process's environment variables from a profile. Variables that the profile does not
+    define are unset, as is KEYLANE_TOKEN, so that no token is sent to another cluster.
 
     Raises:
         ConfigError: there is no such profile.

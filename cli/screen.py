@@ -1,4 +1,6 @@
-"""Prints a command's output: tables or JSON on standard output, errors on standard error."""
+"""Prints the output of commands: tables or JSON on standard output, and errors on standard
+error.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_WIDTH = 300
-"""Width, in characters, of a table that is not shown on a terminal; lines are not wrapped."""
+"""Width, in characters, of a table that is not shown on a terminal, whose lines are not wrapped."""
 
 
 def json_text(value: object) -> str:
-    """Return `value`, made of structs, dicts and lists, as one line of JSON in which all control
-    characters are escaped.
+    """Return `value`, which consists of structs, dicts and lists, as one line of JSON in which all
+    control characters are escaped.
     """
     import msgspec
 
@@ -33,7 +35,8 @@ def json_text(value: object) -> str:
 
 def show_data(output: OutputFormat, value: object) -> None:
     """
-    Print `value`, made of structs, dicts and lists, as one line of JSON or with the template.
+    Print `value`, which consists of structs, dicts and lists, as one line of JSON or with the
+    template.
 
     Raises:
         ConfigError: the template names a field that `value` does not have.
@@ -44,14 +47,14 @@ def show_data(output: OutputFormat, value: object) -> None:
 
 
 def show_row(output: OutputFormat, row: object) -> None:
-    """Print one row of many, of which not all have the same fields, like `show_data`."""
+    """Print one of many rows like `show_data`, but allow rows that lack some of the fields."""
     line = json_text(row) if output.template is None else output.template.line(row)
     sys.stdout.write(line + "\n")
 
 
 def show_line(text: str, *, errors: bool = False) -> None:
-    """Print a line and flush. Control characters are escaped, because text from servers and users
-    must not control the terminal.
+    """Print a line and flush the output. Control characters are escaped, because text from servers
+    and users must not control the terminal.
     """
     print(printable(text), file=sys.stderr if errors else sys.stdout, flush=True)
 
@@ -64,14 +67,14 @@ def show_error(error: KeylaneError, output: OutputFormat) -> None:
 
         print(json_printable(encode_json(ErrorBody.of(error)).decode()), file=sys.stderr)
     else:
-        hint = str(error).removeprefix(error.message).split("\n")  # a server may have sent it
+        hint = str(error).removeprefix(error.message).split("\n")  # may come from a server
         lines = [printable(error.message) + printable(hint[0]), *map(printable, hint[1:])]
         print("keylane: " + "\n".join(lines), file=sys.stderr)
 
 
 def report_full_disk(error: OSError, output: OutputFormat) -> None:
-    """Report that the disk of standard output is full, and discard further output; re-raise any
-    other `error`.
+    """Report that the disk of standard output is full and discard further output. Raises any other
+    `error` again.
     """
     if error.errno != errno.ENOSPC:
         raise error
@@ -80,7 +83,7 @@ def report_full_disk(error: OSError, output: OutputFormat) -> None:
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Build a table; columns whose names end in # contain numbers and are right-aligned."""
+    """Build a table. Columns whose names end in # contain numbers and are right-aligned."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -95,7 +98,7 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
         table.add_column(
             column.removesuffix("#"),
             justify="right" if column.endswith("#") else "left",
-            overflow="fold",  # never truncate: people copy from the table
+            overflow="fold",  # never truncate, because people copy from the table
         )
     for row in rows:
         table.add_row(*("-" if cell is None else escape(printable(str(cell))) for cell in row))
@@ -106,8 +109,8 @@ def show_table(table: Table) -> None:
     """
     Print a table below its title, which is never wrapped.
 
-    If the output is not a terminal, lines are not wrapped. On a terminal too narrow for the longest
-    word of each column, each row is printed as a list.
+    If the output is not a terminal, lines are not wrapped. If the terminal is too narrow for the
+    longest word of each column, each row is printed as a list.
     """
     from rich.measure import Measurement
     from rich.text import Text
@@ -126,8 +129,8 @@ def show_table(table: Table) -> None:
 
 
 def _console(width: int | None = None) -> Console:
-    """Return a console that lets `run` handle a closed standard output; rich's own would exit with
-    status 1.
+    """Return a console that lets `run` handle a closed standard output; rich's own console would
+    exit with status 1.
     """
     from rich.console import Console
 
@@ -143,7 +146,7 @@ def _show_as_lists(console: Console, table: Table) -> None:
     from rich.table import Table
 
     columns = [(column.header, list(column.cells)) for column in table.columns]
-    if len(columns) == 2 and not columns[0][0]:  # its first column names the values
+    if len(columns) == 2 and not columns[0][0]:  # its first column contains the names of the values
         for name, value in zip(columns[0][1], columns[1][1], strict=True):
             console.print(f"{name}: {value}", highlight=False)
         return
@@ -158,7 +161,7 @@ def _show_as_lists(console: Console, table: Table) -> None:
 
 
 def show_omitted(count: int) -> None:
-    """Print how many drained partitions a table omits, if any."""
+    """Print how many drained partitions have been omitted from a table, if any."""
     if count:
         pronoun = "it" if count == 1 else "them"
         show_line(f"… and {counted(count, 'drained partition')} (--all shows {pronoun})")
@@ -168,8 +171,8 @@ def run(output: OutputFormat, work: Coroutine[Any, Any, None]) -> None:
     """
     Run a command to completion.
 
-    A KeylaneError is printed, and the exit status is 1; if standard output is closed, the command
-    ends quietly with status 0.
+    If a KeylaneError is raised, it is printed and the exit status is 1. If standard output is
+    closed, the command ends quietly with status 0.
     """
     import asyncio
 

@@ -1,8 +1,9 @@
-"""Shows on a terminal what a command does and for how long, from the third second on.
+"""Shows on a terminal what a command is doing and for how long, from the third second on.
 
     waiting for 127.0.0.1:7000, 12 s
 
-The line is on standard error, and only if that is a terminal: programs and log files never see it.
+The line is printed on standard error, and only if that is a terminal, so that programs and log
+files never see it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CLEAR = "\r\033[K"
 
 @contextmanager
 def showing(text: str | Callable[[], str]) -> Iterator[None]:
-    """Show a text, or what a function returns each time, until the block ends."""
+    """Show a text, or what a function returns each time it is called, until the block ends."""
     if not sys.stderr.isatty():
         yield
         return
@@ -39,7 +40,7 @@ def showing(text: str | Callable[[], str]) -> Iterator[None]:
 
 
 def percent(done: int, total: int) -> str:
-    """Return how far something is: " 12 %", or "" if its size is not known."""
+    """Return the progress as a text such as " 12 %", or "" if the total is unknown."""
     return f" {100 * min(done, total) // total} %" if total > 0 else ""
 
 
@@ -49,7 +50,8 @@ def _show(text: str | Callable[[], str], stopped: threading.Event, began_s: floa
         while not stopped.wait(pause_s):
             pause_s = EVERY_S
             what = printable(text if isinstance(text, str) else text())
-            # The cursor stays at the beginning, where the next line of the command replaces this.
+            # The cursor stays at the beginning of the line, so that the next line of the command
+            # replaces this one.
             sys.stderr.write(f"{_CLEAR}{what}, {time.monotonic() - began_s:.0f} s\r")
             sys.stderr.flush()
         if pause_s == EVERY_S:

@@ -1,5 +1,5 @@
-"""Prepares a command's standard streams: opens those that the caller closed, and escapes characters
-that their encoding lacks.
+"""Prepares the standard streams of a command: opens those that the caller has closed, and escapes
+characters that their encoding does not support.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ ESCAPED = "keylane.escaped"
 
 def reopen_closed_streams() -> None:
     """
-    Connect standard streams that the caller closed, as in `keylane … >&-`, to the null device.
+    Connect standard streams that the caller has closed, as in `keylane … >&-`, to the null device.
 
-    Otherwise a socket would get one of their file descriptors, and libuv aborts the process when it
-    closes such a socket.
+    Otherwise a socket would get one of their file descriptors, and libuv aborts the process when
+    such a socket is closed.
     """
     for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         try:
@@ -37,7 +37,7 @@ def escape_unencodable() -> None:
     Make standard output and standard error escape characters that their encoding lacks: with
     `PYTHONIOENCODING=ascii`, é becomes `\u00e9`.
 
-    Messages may contain any text. The escapes are those of JSON, so a line of JSON stays valid.
+    Messages may contain any text. The escapes are those of JSON, so a line of JSON remains valid.
     """
     codecs.register_error(ESCAPED, _escape)
     for stream in (sys.stdout, sys.stderr):

@@ -1,10 +1,11 @@
-"""A template of --output, such as "{subject} {partitions}": it makes one line of each row. Pure.
+"""Templates for --output, such as "{subject} {partitions}", which format each row as one line.
+Pure.
 
     keylane subject list --output '{subject} {partitions}'
     keylane group describe orders billing --output '{group} {partitions.name} {partitions.lag}'
 
-Fields have the names of the JSON output. A list has a line for each of its elements; the fields of
-a list that is inside an object are written with a dot.
+Fields have the same names as in the JSON output. A list results in one line per element. The fields
+of a list inside an object are written with a dot.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Template:
     A compiled template.
 
     Raises:
-        ConfigError: the text is no template.
+        ConfigError: the text is not a template.
     """
 
     def __init__(self, text: str) -> None:
@@ -49,13 +50,13 @@ class Template:
             raise self._error(f"give table, json, or a template such as {EXAMPLE!r}")
 
     def check(self, names: Collection[str], objects: Collection[str] = ()) -> None:
-        """Raise ConfigError if a field is not one of `names`, or below one of `objects`."""
+        """Raise ConfigError if a field is neither one of `names` nor below one of `objects`."""
         for path in self._paths:
             if path[0] not in names or (path[1:] and path[0] not in objects):
                 raise self._error(_unknown_text(path, names))
 
     def line(self, row: object) -> str:
-        """Return the line of one row; a field that it does not have is shown as "-"."""
+        """Return the line for one row. Fields that the row does not have are shown as "-"."""
         return "".join(
             literal if path is None else literal + printable(_text(_find(row, path)))
             for literal, path in self._parts
@@ -63,11 +64,11 @@ class Template:
 
     def lines(self, value: object) -> list[str]:
         """
-        Return a line for each row of `value`, which is made of structs, dicts and lists. A field
+        Return a line for each row of `value`, which consists of structs, dicts and lists. A field
         that only other rows have is shown as "-".
 
         Raises:
-            ConfigError: no row has a field of this name, or the fields are of several lists.
+            ConfigError: no row has a field with this name, or the fields belong to several lists.
         """
         objects = list(cast("Collection[object]", value)) if _is_list(value) else [value]
         rows = [row for each in objects for row in self._rows(each)]
@@ -81,7 +82,7 @@ class Template:
         return [self.line(row) for row in rows]
 
     def _rows(self, value: object, expanded: FieldPath = ()) -> Iterator[object]:
-        """Yield `value` once for each element of the list that the fields go through."""
+        """Yield `value` once for each element of the list that the fields refer to."""
         prefix = next(filter(None, (_list_on(value, path) for path in self._paths)), None)
         if prefix is None:
             yield value
@@ -118,8 +119,8 @@ def _children(value: object) -> Mapping[str, object] | None:
 
 
 def _find(value: object, path: FieldPath) -> object:
-    """Return the field of a path without lists, None if it is below None, or _MISSING. Bytes that
-    are no text are in a field of their own.
+    """Return the field at a path without lists, None if it is below None, or _MISSING. Bytes that
+    are not valid text are in a field of their own.
     """
     for name in path:
         if value is None:
@@ -130,7 +131,9 @@ def _find(value: object, path: FieldPath) -> object:
 
 
 def _list_on(value: object, path: FieldPath) -> FieldPath | None:
-    """Return the beginning of a path that is a list, of which the path names a field."""
+    """Return the first part of a path that leads to a list, if the path refers to a field in
+    one.
+    """
     for depth in range(1, len(path)):
         if _is_list(_find(value, path[:depth])):
             return path[:depth]
@@ -138,7 +141,7 @@ def _list_on(value: object, path: FieldPath) -> FieldPath | None:
 
 
 def _replace(value: object, path: FieldPath, element: object) -> object:
-    """Return a copy of an object with another value at a path."""
+    """Return a copy of an object with a different value at a path."""
     if not path:
         return element
     children = dict(_children(value) or {})
@@ -147,7 +150,9 @@ def _replace(value: object, path: FieldPath, element: object) -> object:
 
 
 def _names(value: object) -> Iterator[str]:
-    """Yield the names of all fields of an object, with those of objects and lists inside it."""
+    """Yield the names of all fields of an object, including those of objects and lists inside
+    it.
+    """
     for name, child in (_children(value) or {}).items():
         first = next(iter(cast("Collection[object]", child)), None) if _is_list(child) else child
         below = list(_names(first))

@@ -1,4 +1,4 @@
-"""Reports an invalid command line as usage text, or as one JSON object for programs; the exit
+"""Reports an invalid command line as usage text, or as one JSON object for programs. The exit
 status is 2.
 """
 
@@ -29,7 +29,7 @@ def merge_meta_options(arguments: Sequence[str]) -> list[str]:
     """
     Merge the addresses of all `--meta` options into the first one.
 
-    The parser would use only the last option, and silently ignore the other metaservers.
+    The parser would use only the last option and silently ignore the other metaservers.
     """
     merged_arguments: list[str] = []
     first_index: int | None = None
@@ -78,7 +78,7 @@ def _run_app(app: click.Group, program: str, *, as_json: bool) -> None:
         else:
             error.show()
         sys.exit(error.exit_code)
-    except click.Abort as error:  # a question was answered with no, or Ctrl-C
+    except click.Abort as error:  # a question was declined, or Ctrl-C was pressed
         sys.exit(130 if isinstance(error.__cause__, KeyboardInterrupt) else 1)
     sys.exit(status if isinstance(status, int) else 0)
 

@@ -1,1 +1,1 @@
-"""The metaserver: keeps brokers, subjects, consumer groups and leases in an SQL database."""
+"""The metaserver: stores brokers, subjects, consumer groups and leases in an SQL database."""

@@ -21,7 +21,7 @@ log = logging.getLogger("keylane.metaserver")
 
 
 def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver") -> int:
-    """Run a metaserver, and return the exit status."""
+    """Run a metaserver and return the exit status."""
     if not __debug__:
         print("keylane: do not run with -O: its assertions guard the data", file=sys.stderr)
         return 1
@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "keylane.metaserver"
 async def _serve(
     settings: MetaserverSettings, stop: asyncio.Event, running_metaservers: list[RunningMetaserver]
 ) -> None:
+    """Run a metaserver until `stop` is set, and announce when it is ready."""
     try:
         from .running import running_metaserver
     except ModuleNotFoundError as error:
@@ -69,7 +70,7 @@ async def _serve(
 
 
 def _die_after(step: str) -> None:
-    """Kill this process after the step named in KEYLANE_DIE_AFTER, for tests of crashes."""
+    """Kill this process after the step named in KEYLANE_DIE_AFTER; used by crash tests."""
     if step == os.environ.get("KEYLANE_DIE_AFTER"):
         os.kill(os.getpid(), 9)
 

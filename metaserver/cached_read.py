@@ -1,5 +1,5 @@
 """Caches the last result of a database read for probes and scrapes, which time out after a second
-and cannot wait for a database that does not respond.
+and cannot wait for an unresponsive database.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from ..protocol.errors import KeylaneError
 
 T = TypeVar("T")
 WAIT_S = 0.6
-"""Seconds that a call waits for a new result; the rest of the second is for sending the reply."""
+"""How long, in seconds, a call waits for a new result; the rest of the second is needed to send the
+reply.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class CachedRead(Generic[T]):
         return CachedResult(self._value, age_s, self._error)
 
     async def _refresh(self) -> None:
+        """Run the read once, and cache its result or its error."""
         try:
             self._value = await self._read()
             self._read_at_s = asyncio.get_running_loop().time()

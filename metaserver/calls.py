@@ -41,7 +41,7 @@ def control_routes(
     starts: StartService,
     publications: PublicationService,
 ) -> list[ControlRoute]:
-    """Return the routes of all endpoints but those that manage access."""
+    """Return the routes of all endpoints, except those that manage access."""
     return [
         *_subject_routes(database, catalogue),
         *_consumer_routes(database, groups, catalogue),
@@ -178,7 +178,7 @@ def _operation_routes(database: Database, operations: OperationDriver) -> list[C
 
 
 def parse_order_strategy(params: Params) -> OrderStrategy | None:
-    """Return the order strategy of the query string, or None. Raises InvalidRequestError."""
+    """Return the order strategy in the query string, or None. Raises InvalidRequestError."""
     text = params.get("order_strategy")
     try:
         return None if text is None else OrderStrategy(text)

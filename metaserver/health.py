@@ -1,4 +1,4 @@
-"""Reports whether a metaserver is ready for clients and, if not, why. It replies within a second
+"""Reports whether a metaserver is ready for clients and, if not, why. It replies within a second,
 even if the database does not respond.
 """
 
@@ -27,16 +27,18 @@ class HealthyDatabase(Database, Protocol):
         ...
 
     async def problem(self) -> str:
-        """Return why the database cannot be written now, or ""."""
+        """Return the reason why the database cannot be written to at the moment, or ""."""
         ...
 
     def describe_silence(self) -> str:
-        """Return how long the database has not responded, as text; "" if it responds."""
+        """Return a text that says for how long the database has not responded; "" if it
+        responds.
+        """
         ...
 
     def on_new_connection(self, callback: Callable[[], None]) -> None:
-        """Register a callback for each new connection, which may lead to another server, such as a
-        replica that lacks recent commits.
+        """Register a callback for new connections. Each of them may lead to another server, such as
+        a replica that lacks recent commits.
         """
         ...
 
@@ -51,7 +53,7 @@ class MetaserverHealth:
 
     async def read_health(self) -> Health:
         """Return the current health, or the cached one if the database does not respond in time;
-        `details.age_ms` is its age.
+        `details.age_ms` is the age of the result.
         """
         result = await self._cache.get()
         health = result.value or Health(

@@ -1,5 +1,5 @@
-"""A metaserver's membership in the cluster: it registers itself, raises the cluster's version, and
-checks the brokers' versions.
+"""A metaserver's membership in the cluster: registers the metaserver, raises the cluster's version,
+and checks the versions of brokers.
 
 every HEARTBEAT_S: renew own row ─▶ lowest version of all members ─▶ the cluster's version
 """
@@ -32,11 +32,11 @@ log = logging.getLogger("keylane.metaserver")
 
 HEARTBEAT_S = 5.0
 TTL_MS = 15_000
-"""Milliseconds after which a killed metaserver no longer delays an upgrade."""
+"""Time, in milliseconds, after which a killed metaserver no longer delays an upgrade."""
 
 
 def cluster_view(state: ClusterState) -> ClusterView:
-    """Convert the cluster's state to the operators' view."""
+    """Convert the cluster's state to the view for operators."""
     return ClusterView(
         name=state.name,
         version=str(state.version),
@@ -59,15 +59,15 @@ class ClusterMember:
         self._version = version
         self._state = ClusterState("", OWN, [])
         self.problem = ""
-        """Why this metaserver must not serve, or ""."""
+        """The reason why this metaserver must not serve, or ""."""
 
     @property
     def version(self) -> str:
-        """The cluster's version when it was last read."""
+        """The cluster's version as of the last read."""
         return str(self._state.version)
 
     async def load_state(self) -> None:
-        """Read the cluster's name and version, before any broker reports itself. Raises
+        """Read the cluster's name and version before the first broker sends a report. Raises
         StorageError.
         """
         self._state = await self.read_state()
@@ -77,7 +77,7 @@ class ClusterMember:
         return await self._database.read(read_cluster)
 
     async def send_heartbeat(self, address: str) -> None:
-        """Register this metaserver, and read the cluster's version. Raises StorageError."""
+        """Register this metaserver and read the cluster's version. Raises StorageError."""
         values: dict[str, Any] = {
             "holder": self._holder,
             "address": address,
@@ -91,7 +91,7 @@ class ClusterMember:
         try:
             check_member(self._version, self._state.version, "this metaserver")
         except VersionError as error:
-            # It was suspended, for example, while the other members upgraded.
+            # For example, it was suspended while the other members were upgraded.
             if not self.problem:
                 log.error("%s; %s", error.message, error.hint)
             self.problem = error.message
@@ -133,9 +133,9 @@ class ClusterMember:
         Check that a broker may belong to this cluster.
 
         Raises:
-            ConflictError: its settings name another cluster.
+            ConflictError: it is configured for another cluster.
             VersionError: the cluster does not admit its version.
-            InvalidRequestError: it reports no readable version.
+            InvalidRequestError: it does not report a valid version.
         """
         check_cluster(report.cluster, self._state.name, "the metaserver")
         check_member(report.version, self._state.version, f"broker group {report.broker_group}")

@@ -1,7 +1,7 @@
-"""
-The metrics of a metaserver: the state of the cluster in its database, and the database's latency.
+"""The metrics of a metaserver: the state of the cluster as stored in the database, and the
+database's latency.
 
-While the database does not respond, a scrape gets the cached figures with their age.
+While the database does not respond, a scrape gets cached figures together with their age.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _ENDED = (OperationState.DONE, OperationState.CANCELED)
 
 
 class _ClusterFigures(NamedTuple):
-    """The figures from one read of the database."""
+    """The figures obtained by one read of the database."""
 
     brokers: dict[Labels, float]
-    """Broker group → 1 if it is available, else 0."""
+    """Maps each broker group to 1 if it is available, or else to 0."""
     cordoned: int
     subjects: int
     groups: int
     sessions: dict[Labels, float]
     """Number of live sessions by subject and group."""
     given_up: dict[Labels, float]
-    """Upper bound, by group, of the unread messages in lost partitions; partitions with an unknown
-    number of messages are not counted.
+    """Upper bound, by group, of the number of unread messages in lost partitions. Partitions with
+    an unknown number of messages are not included.
     """
     given_up_partitions: dict[Labels, float]
-    """Number, by group, of lost partitions that the group had not read to the end."""
+    """Number, by group, of lost partitions that the group had not fully read."""
     leases: int
-    """Number of leases of live sessions."""
+    """Number of leases held by live sessions."""
     operations: int
-    """Number of operations that are not finished."""
+    """Number of unfinished operations."""
     behind: bool
     """True if the database lacks partitions or changes that brokers have."""
     waiting: int
@@ -66,7 +66,9 @@ class MetaserverMetrics:
         self._cache = CachedRead(self._read)
 
     async def collect(self) -> Iterable[Metric]:
-        """Return all metrics, read now or, if the database does not respond, from the cache."""
+        """Return all metrics. They are read from the database, or from the cache if the database
+        does not respond.
+        """
         result = await self._cache.get()
         families = [self._database_reads()]
         if result.value is not None:

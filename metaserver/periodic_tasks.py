@@ -1,8 +1,8 @@
 """Runs a metaserver's periodic work: it expires sessions, notices changes by other metaservers,
 repairs interrupted creations, and removes expired data.
 
-It polls every `poll_ms`, and earlier when a session is about to expire, so a silent consumer is
-replaced at its ttl even if no other consumer calls.
+It polls every `poll_ms`, or earlier when a session is about to expire, so a silent consumer is
+replaced when its ttl ends, even if no other consumer makes a call.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .sql.database import Database
 
 log = logging.getLogger("keylane.metaserver")
 SETTLE_S = 1.0
-"""Timeout, in seconds, for settling one group in a round. Another transaction may lock the group's
-row for as long as a statement may take, and the rest of the round waits for it.
+"""Timeout, in seconds, for settling one group per round. Another transaction may lock the group's
+row for as long as a statement may take, and the rest of the round would have to wait.
 """
 UNSETTLED_LOG_S = 10.0
-"""Seconds after which a group that is still not settled is logged. Settling is slow while many
-consumers join at once.
+"""Time, in seconds, after which a group that has still not been settled is logged. Settling is slow
+while many consumers join at once.
 """
 
 
 class PeriodicTasks:
     """
-    Runs the periodic work. Several metaservers may run it at the same time, because each step is a
+    Runs the periodic work. Several metaservers may do so at the same time, because each step is a
     transaction.
 
     Args:
@@ -68,16 +68,18 @@ class PeriodicTasks:
         self._removals_requested = asyncio.Event()
         self._quick_requested = [asyncio.Event() for _ in quick_duties]
         self._failures = LogFilter()
-        """Suppresses repeated log lines about failing rounds and duties."""
+        """Suppresses repeated log messages about failing rounds and duties."""
         self._failing = False
         """True if a round has failed since the last successful one."""
         self._has_creations = False
         """True if the last round found an unfinished creation of a subject."""
         self._unsettled_since_s: dict[int, float] = {}
-        """Group id → event loop time, in seconds, of its first timeout in a row."""
+        """Maps each group id to the event loop time, in seconds, of the first of its consecutive
+        timeouts.
+        """
 
     async def run(self) -> None:
-        """Run until cancelled. A KeylaneError is logged and the work is retried; any other error
+        """Run until cancelled. KeylaneErrors are logged and the work is retried; any other error
         ends the run and is raised.
         """
         try:
@@ -90,7 +92,7 @@ class PeriodicTasks:
                     group.create_task(self._run_duty_loop(duty))
                 for duty, event in zip(self._quick_duties, self._quick_requested, strict=True):
                     group.create_task(self._run_quick_loop(duty, event))
-                # Removals have their own loop, so a hanging broker delays nothing else.
+                # Removals have a loop of their own, so a hanging broker delays nothing else.
                 group.create_task(
                     self._run_quick_loop(self._run_removals, self._removals_requested)
                 )
@@ -99,7 +101,7 @@ class PeriodicTasks:
             raise
 
     async def poll(self) -> int:
-        """Run one round, and return the milliseconds until the next one is due."""
+        """Run one round. Return the number of milliseconds until the next one is due."""
         poll_ms = self._settings.poll_ms
         is_success = True
         try:
@@ -134,8 +136,8 @@ class PeriodicTasks:
         return max(1, min(poll_ms, wait_ms))
 
     async def _settle(self, group_id: int) -> bool:
-        """Settle a group, and return True; on a timeout or an error, return False and leave the
-        group to the next round.
+        """Settle a group and return True. On a timeout or an error, return False and leave the
+        group for the next round.
         """
         try:
             async with asyncio.timeout(SETTLE_S):
@@ -154,7 +156,7 @@ class PeriodicTasks:
         return False
 
     def _log_failed_round(self, why: str) -> None:
-        """Log that a round, or a part of it, has failed."""
+        """Log that a round, or part of it, has failed."""
         self._warn(why)
         self._failing = True
 
@@ -164,6 +166,7 @@ class PeriodicTasks:
             await asyncio.sleep(pause_ms / 1000)
 
     async def _run_creation_loop(self) -> None:
+        """Continue interrupted creations every `repair_ms`."""
         while True:
             await asyncio.sleep(self._settings.repair_ms / 1000)
             if not self._has_creations:
@@ -174,6 +177,7 @@ class PeriodicTasks:
                 self._warn(error.message)
 
     async def _run_duty_loop(self, duty: Callable[[], Awaitable[object]]) -> None:
+        """Run a duty every `expire_ms`."""
         while True:
             await asyncio.sleep(self._settings.expire_ms / 1000)
             await self._run(duty)
@@ -181,20 +185,22 @@ class PeriodicTasks:
     async def _run_quick_loop(
         self, duty: Callable[[], Awaitable[object]], event: asyncio.Event
     ) -> None:
+        """Run a duty whenever `event` is set."""
         while True:
             await event.wait()
             event.clear()
             await self._run(duty)
 
     async def _run(self, duty: Callable[[], Awaitable[object]]) -> None:
+        """Run a duty and log its error if it fails."""
         try:
             await duty()
         except KeylaneError as error:
             self._warn(error.message)
 
     def _warn(self, why: str) -> None:
-        """Log why work failed. Repeated lines are suppressed, because there are several rounds a
-        second.
+        """Log the reason why work failed. Repeated messages are suppressed, because there are
+        several rounds per second.
         """
         if line := self._failures.count_failure(why, _now_ms()):
             log.warning("periodic work failed and will be retried: %s", line)

@@ -1,4 +1,4 @@
-"""Starts and stops a whole metaserver: its database, its periodic work and its server."""
+"""Starts and stops a complete metaserver: its database, its periodic work and its server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunningMetaserver:
-    """A metaserver that accepts connections; `running_metaserver` creates it."""
+    """A metaserver that accepts connections; created by `running_metaserver`."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class RunningMetaserver:
         self._access = access
 
     def apply_settings(self, settings: MetaserverSettings) -> None:
-        """Apply the settings that may change while a metaserver runs: `settings.RELOADED`."""
+        """Apply the settings that may change while a metaserver is running, listed in
+        `settings.RELOADED`.
+        """
         if self._access is not None:
             audit = self._access.audit
             audit.retention_ms = settings.audit_retention_ms
@@ -58,13 +60,11 @@ class RunningMetaserver:
 
     @property
     def address(self) -> str:
-        """The host:port at which it accepts connections."""
+        """The `host:port` on which it accepts connections."""
         return self._server.address
 
     async def serve_until(self, stop: asyncio.Event) -> None:
-        """Return when `stop` is set. If the periodic work fails with an unexpected error, raise
-        it.
-        """
+        """Serve until `stop` is set. Raises any unexpected error of the periodic work."""
         async with Race() as race:
             race.start(stop.wait())
             race.start(asyncio.wait([self._periodic_work]))
@@ -85,8 +85,8 @@ async def running_metaserver(
     Run a metaserver in this event loop until the block ends.
 
     Args:
-        network: connects to brokers; default: HTTP, closed at the end.
-        clock: gives an SQLite database its boot time; default: the machine's clock.
+        network: connects to brokers; by default an HTTP network, which is closed at the end.
+        clock: provides the boot time for an SQLite database; by default the machine's clock.
         after_step: called with the name of each finished step of an operation or a reset.
 
     Raises:
@@ -156,7 +156,7 @@ async def running_metaserver(
 def _start_background_tasks(
     metrics: ServerMetrics, access: AccessService | None
 ) -> list[asyncio.Task[None]]:
-    """Start the tasks that run besides the periodic work."""
+    """Start the tasks that run alongside the periodic work."""
     background = [asyncio.create_task(metrics.watch_loop())]
     if access is not None:
         background += [asyncio.create_task(run()) for run in (access.run, access.audit.run)]
@@ -201,10 +201,10 @@ async def _start_access(
     database: Database, settings: MetaserverSettings, clock: Clock
 ) -> AccessService | None:
     """
-    Start access control; returns None if the settings do not enable it.
+    Start access control. Return None if the settings do not enable it.
 
     Raises:
-        ConfigError: a token file has no valid token.
+        ConfigError: a token file does not contain a valid token.
         StorageError
     """
     if not settings.is_guarded:
@@ -231,7 +231,9 @@ async def _start_access(
 
 
 def _read_tokens(settings: MetaserverSettings) -> dict[str, str]:
-    """Return token hash → principal, for the tokens in the settings. Raises ConfigError."""
+    """Return a dict that maps the hash of each token in the settings to its principal. Raises
+    ConfigError.
+    """
     principals = {}
     for path, principal in (
         (settings.admin_token_file, ADMIN),

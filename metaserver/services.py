@@ -1,4 +1,4 @@
-"""Builds a metaserver's services over one database, with their periodic work and routes."""
+"""Builds the services of a metaserver on one database, with their periodic work and routes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """A metaserver's services over one database, and their routes."""
+    """The services of a metaserver on one database, and their routes."""
 
     catalogue: Catalogue
     groups: GroupService
@@ -47,7 +47,7 @@ class Services:
     routes: list[ControlRoute]
 
     def close(self) -> None:
-        """End the waiting calls with a reply, before the server stops."""
+        """Reply to all waiting calls before the server stops."""
         self.groups.close()
         self.catalogue.close()
 
@@ -63,14 +63,14 @@ def build_services(
     member: ClusterMember | None = None,
 ) -> Services:
     """
-    Build the services of one metaserver, which gets a unique id.
+    Build the services of one metaserver and give it a unique id.
 
     Args:
         network: connects to brokers.
-        rng: draws the id and the backoff times.
+        rng: generates the id and the backoff times.
         after_step: called with the name of each finished step of an operation or a reset.
-        access: access control; None: every caller has every right.
-        member: checks the brokers' versions; None: they are not checked.
+        access: access control; if None, every caller has every right.
+        member: checks the versions of brokers; if None, they are not checked.
     """
     driver = f"{rng.getrandbits(128):032x}"
     news = None if access is None else access.news
@@ -167,8 +167,8 @@ def build_services(
 
 
 def _database_route(route: ControlRoute, agreement: AgreementWatch) -> ControlRoute:
-    """Mark a route as one that uses the database. A route that creates something at brokers also
-    waits until the database has been compared with the brokers, after a start or a new connection.
+    """Mark a route as one that uses the database. After a start or a new connection, a route that
+    creates something on brokers also waits until the database has been compared with them.
     """
     route = replace(route, to_database=True)
     if route.endpoint not in _CREATING_ENDPOINTS:

@@ -1,4 +1,4 @@
-"""The settings of a metaserver, with their help texts; all invalid values are reported at once."""
+"""The settings of a metaserver and their help texts. All invalid values are reported at once."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class MetaserverSettings(ServingSettings):
     The settings of a metaserver.
 
     Raises:
-        ConfigError: lists every invalid value.
+        ConfigError: some values are invalid; the message lists all of them.
     """
 
     data: Path = field(metadata={"doc": "folder of the embedded database"})
     database_url: str | None = field(
         default=None,
-        repr=False,  # it may have a password
+        repr=False,  # may contain a password
         metadata={
             "doc": "postgresql+asyncpg://… if several metaservers share a database; do not give "
             "a password in a flag, which ps shows"
@@ -182,7 +182,7 @@ class MetaserverSettings(ServingSettings):
 
     @property
     def outside_issuer(self) -> IssuerSettings | None:
-        """The settings of the outside token issuer, if there is one."""
+        """The settings of the external token issuer, if there is one."""
         if not self.jwt_issuer:
             return None
         return IssuerSettings(
@@ -197,7 +197,7 @@ class MetaserverSettings(ServingSettings):
         )
 
     def creates(self, subject: str) -> bool:
-        """Return whether the first message sent to a subject of this name creates it."""
+        """Return True if the first message sent to a subject with this name creates it."""
         return self.auto_create != AUTO_CREATE_OFF and fnmatchcase(subject, self.auto_create)
 
 
@@ -261,10 +261,11 @@ def metaserver_settings(
     environment: Mapping[str, str] | None = None,
 ) -> MetaserverSettings:
     """
-    Read the settings from a TOML file, the environment and flags; None means a flag was not given.
+    Read the settings from a TOML file, the environment and flags. A flag is None if it was not
+    given.
 
     Raises:
-        ConfigError: the file is unreadable, names are unknown or missing, or values are invalid.
+        ConfigError: the file cannot be read, names are unknown or missing, or values are invalid.
     """
     return SOURCES.read(flags, config, environment or {})
 
@@ -273,11 +274,11 @@ DATABASE_URL_VARIABLE = "KEYLANE_METASERVER_DATABASE_URL"
 SOURCES = SettingSources("metaserver", MetaserverSettings, _problems)
 """The sources of a metaserver's settings."""
 RELOADED = frozenset({"log_level", "audit_retention_ms", "audit_rows_max"}) | RELOADED_TLS
-"""Settings that a running metaserver reloads on SIGHUP; the others need a restart."""
+"""Settings that a running metaserver reloads on SIGHUP; all others require a restart."""
 
 
 def warning_about_flags(flags: Mapping[str, Any]) -> str:
-    """Return a warning if a flag has a password, else ""."""
+    """Return a warning if a flag contains a password; otherwise ""."""
     url = flags.get("database_url")
     if not isinstance(url, str) or mask_password(url) == url:
         return ""
@@ -289,7 +290,7 @@ def warning_about_flags(flags: Mapping[str, Any]) -> str:
 
 def prepare_folder(data: Path) -> Path:
     """
-    Create the data folder unless it exists.
+    Create the data folder if it does not exist.
 
     Raises:
         DataFolderError: the folder cannot be created.
@@ -307,4 +308,4 @@ def machine_boot() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return ""  # unknown: each start counts as a new boot, so sessions live one ttl longer
+        return ""  # unknown, so each start counts as a new boot, and sessions live one ttl longer

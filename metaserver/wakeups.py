@@ -1,7 +1,8 @@
-"""Wakes calls of this process that wait for a change, and lets concurrent calls share one run.
+"""Wakes calls in this process that are waiting for a change, and lets concurrent calls share one
+run.
 
-Wake-ups are not stored: the state is in SQL, and a restarted process reads it. A call registers
-before it reads, so it sees an earlier change in that read and is woken by a later one.
+Wake-ups are not stored: the state is in SQL, and a restarted process reads it from there. A call
+registers before it reads, so it sees earlier changes in that read and is woken by later ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Waiter:
         self._event.set()
 
     async def wait(self, wait_ms: int) -> None:
-        """Wait until woken, at most `wait_ms` milliseconds."""
+        """Wait until woken, for at most `wait_ms` milliseconds."""
         try:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._event.wait()
@@ -43,11 +44,11 @@ class Waiter:
 
 
 class Wakeups(Generic[K]):
-    """Calls that wait for changes, by key."""
+    """Calls that are waiting for changes, by key."""
 
     def __init__(self) -> None:
         self._waiters: dict[K, dict[Waiter, None]] = {}
-        """Key → its waiters, in the order of registration, which is the order of waking."""
+        """Maps each key to its waiters, which are woken in the order of registration."""
 
     @contextmanager
     def listen(self, key: K) -> Iterator[Waiter]:
@@ -63,17 +64,17 @@ class Wakeups(Generic[K]):
                 del self._waiters[key]
 
     def wake(self, keys: Iterable[K]) -> None:
-        """Wake all calls that wait for one of these keys."""
+        """Wake all calls that are waiting for one of these keys."""
         for key in keys:
             for waiter in self._waiters.get(key, ()):
                 waiter.wake()
 
     def wake_all(self) -> None:
-        """Wake all calls."""
+        """Wake all waiting calls."""
         self.wake(self._waiters)
 
     def keys(self) -> list[K]:
-        """Return the keys for which calls wait."""
+        """Return the keys that calls are waiting for."""
         return list(self._waiters)
 
 
@@ -84,8 +85,8 @@ class SingleFlight(Generic[K, V, T]):
 
     Args:
         work: called with the key and the items of all calls that share the run.
-        pause_ms_max: longest pause between two runs, in milliseconds. The pause is as long as the
-            previous run took, so runs take at most half of the time, and the slower they are, the
+        pause_ms_max: maximum pause between two runs, in milliseconds. The pause is as long as the
+            previous run, so runs take up at most half of the time, and the slower they are, the
             more calls share one.
     """
 
@@ -95,13 +96,13 @@ class SingleFlight(Generic[K, V, T]):
         self._work = work
         self._pause_ms_max = pause_ms_max
         self._items: dict[K, list[V]] = {}
-        """Key → items of the next run."""
+        """Maps each key to the items of the next run."""
         self._next_tasks: dict[K, asyncio.Task[T]] = {}
         self._last_tasks: dict[K, asyncio.Task[T]] = {}
         self._durations_s: dict[K, float] = {}
 
     async def run(self, key: K, item: V) -> T:
-        """Add an item to the next run for this key, and return that run's result."""
+        """Add an item to the next run for this key and return that run's result."""
         self._items.setdefault(key, []).append(item)
         task = self._next_tasks.get(key)
         if task is None:
@@ -111,6 +112,9 @@ class SingleFlight(Generic[K, V, T]):
         return await shield(task)
 
     async def _run_after(self, previous: asyncio.Task[T] | None, key: K) -> T:
+        """Wait for the previous run and the pause after it, then run with all items gathered so
+        far.
+        """
         if previous is not None:
             await asyncio.wait([previous])
             await asyncio.sleep(min(self._durations_s.get(key, 0), self._pause_ms_max / 1000))
@@ -125,8 +129,9 @@ class SingleFlight(Generic[K, V, T]):
             self._durations_s[key] = clock() - start
 
     def _forget(self, key: K, task: asyncio.Task[T]) -> None:
+        """Forget a finished run, unless another one for the same key has followed it."""
         if self._last_tasks.get(key) is task:
             del self._last_tasks[key]
             self._durations_s.pop(key, None)
         if not task.cancelled():
-            task.exception()  # every caller raises it, so the event loop need not report it
+            task.exception()  # raised by every caller, so the event loop need not report it

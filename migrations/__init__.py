@@ -1,1 +1,1 @@
-"""Alembic migrations of the metaserver's database. Nothing here imports the rest of the house."""
+"""Alembic migrations of the metaserver's database. They import nothing else from keylane."""

@@ -1,4 +1,4 @@
-"""Alembic's environment, which uses only the connection that the metaserver passes in."""
+"""The Alembic environment, which uses only the connection passed in by the metaserver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ attributes = context.config.attributes
 context.configure(
     connection=attributes["connection"],
     target_metadata=attributes.get("metadata"),
-    # One transaction, begun and ended by the caller; SQLite supports that too.
+    # Run in a single transaction, which the caller begins and ends; SQLite supports that too.
     transactional_ddl=True,
     compare_type=True,
 )

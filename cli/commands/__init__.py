@@ -1,1 +1,1 @@
-"""The commands of `keylane`, by what they are about."""
+"""The commands of `keylane`, grouped by topic."""

@@ -1,6 +1,6 @@
 """`keylane access`: tokens, rights, quotas and the audit log.
 
-A token is shown once, and is never an argument.
+A token is shown only once, and is never passed as an argument.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def show_audit(
 
 
 def _parse_since(text: str) -> datetime:
-    """Parse the value of --since, a time or an age; raise ConfigError."""
+    """Parse the value of --since, which is a time or an age. Raises ConfigError."""
     ago = parse_ago_ms(text)
     try:
         if ago is not None:

@@ -1,5 +1,5 @@
-"""`keylane consume`: prints messages as a member of a consumer group, and acks each after printing
-it.
+"""`keylane consume`: prints messages as a member of a consumer group, acking each one after it has
+been printed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ async def consume(
     check_name("subject", subject)
     check_name("consumer group", group)
     format_message = message_printer(output, MESSAGE_LINE)
-    # The command itself configures the log: warnings of the consumer, without its ready line.
+    # The command itself configures the log, which shows the warnings of the consumer but not its
+    # ready line.
     logging.getLogger("keylane").addHandler(cast(logging.Handler, logging.lastResort))
     consumer = Consumer(
         meta,
@@ -58,7 +59,7 @@ async def consume(
     )
     async with open_admin(meta):  # waits for a metaserver; a signal ends the command
         pass
-    with StopSignals():  # a signal during the opening reaches `run`
+    with StopSignals():  # a signal while opening is handled by `run`
         async with consumer:
             run_task = asyncio.create_task(consumer.run())  # ends the iteration on a signal
             try:

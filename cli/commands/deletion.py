@@ -1,4 +1,5 @@
-"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and follows it.
+"""Deletes subjects and consumer groups: asks for confirmation, starts the deletion, and shows its
+progress.
 
 The metaserver does the work even if the command is interrupted; repeating the command shows the
 progress.
@@ -24,12 +25,14 @@ Deletion = SubjectDeletion | GroupDeletion
 
 
 def will_ask(*, yes: bool) -> bool:
-    """Return True if `confirm` will ask: on a terminal, without --yes."""
+    """Return True if `confirm` will ask, which it does on a terminal without --yes."""
     return not yes and sys.stdin.isatty()
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal, and exit with status 1 if the answer is no; elsewhere, do not ask."""
+    """Ask the user for confirmation, and exit with status 1 if they decline. Does not ask if `yes`
+    is set or standard input is not a terminal.
+    """
     if will_ask(yes=yes):
         click.confirm(question, abort=True, err=True)
 
@@ -43,12 +46,12 @@ async def delete(
     wait: bool,
 ) -> None:
     """
-    Start a deletion, and show its progress until it is done.
+    Start a deletion and show its progress until it is done.
 
     Args:
-        label: names the subject or the group in the output.
-        request_deletion: calls an admin client; its second argument is the id that the previous
-            call returned, 0 at first.
+        label: the name of the subject or group in the output.
+        request_deletion: calls the admin client. Its second argument is the id returned by the
+            previous call, initially 0.
         wait: return only after the deletion is done.
     """
     last_problem = ""

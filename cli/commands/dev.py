@@ -1,4 +1,6 @@
-"""`keylane dev`: runs a whole cluster in this process on the loopback interface until Ctrl-C."""
+"""`keylane dev`: runs a complete cluster in this process, on the loopback interface, until
+Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,21 @@ REGISTER_TIMEOUT_S = 20.0
 
 
 class DevCluster(msgspec.Struct, frozen=True, kw_only=True):
-    """What is shown about a running cluster."""
+    """The information shown about a running cluster."""
 
     ready: bool = True
     metaserver: str
     brokers: dict[str, str]
-    """Broker group → address."""
+    """Maps each broker group to its address."""
     subjects: list[str]
     data: str
     seconds: float
-    """How long the start took, in seconds."""
+    """How long it took to start, in seconds."""
 
 
 def broker_count(data: Path, requested: int | None) -> int:
-    """Return the number of brokers to run: the requested number, but at least one per broker folder
-    in `data`.
+    """Return the number of brokers to run, which is the requested number, but at least the number
+    of broker folders in `data`.
     """
     count = BROKERS_DEFAULT if requested is None else requested
     while (data / f"broker-{count + 1}").is_dir():
@@ -53,7 +55,7 @@ def broker_count(data: Path, requested: int | None) -> int:
 
 def prepare_data(data: Path) -> None:
     """
-    Create the data folder if necessary, and check that it is writable.
+    Create the data folder if necessary and check that it is writable.
 
     Raises:
         DataFolderError: the folder cannot be created or written.
@@ -124,7 +126,7 @@ async def _start_cluster(
 
 
 def next_steps(cluster: DevCluster) -> str:
-    """Return the text with the cluster's addresses and commands to try."""
+    """Return a text with the cluster's addresses and some commands to try."""
     subject = cluster.subjects[0] if cluster.subjects else "orders"
     lines = [
         (

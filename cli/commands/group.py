@@ -353,8 +353,8 @@ def group_reset(
 
 def parse_target(to: str, *, now_ms: int) -> tuple[ResetTo, int | None, int | None]:
     """
-    Parse a position into its kind, its offset if it is one, and its time in milliseconds since 1970
-    if it is a time or an age.
+    Parse a position. Return its kind, its offset if it is one, and the time in milliseconds since
+    1970 if it is a time or an age.
 
     Raises:
         ConfigError: the text is not a keyword, an offset, an age or a time.
@@ -399,7 +399,7 @@ def _show_reset(reset: GroupReset, *, title: str, dry_run: bool) -> None:
 
 
 def still_parked_line(reset: GroupReset) -> str:
-    """Return a line about messages that stay parked on the reset partitions; "" if there are
+    """Return a line about messages that remain parked on the reset partitions, or "" if there are
     none.
     """
     affected = [cursor for cursor in reset.cursors if cursor.parked]

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 OWNER_CHARS_MAX = 22
 ENDED_SHOWN_MS = 3_600_000
-"""For how long the death of a member is shown while other members run."""
+"""How long, in milliseconds, the death of a member is shown while other members are running."""
 
 
 async def describe_group(
     meta: str, output: OutputFormat, *, subject: str, group: str, all_partitions: bool = False
 ) -> None:
     """
-    Show a group's owners, cursors and lag; for a static subject also its logic queues.
+    Show a group's owners, cursors and lag and, for a static subject, its logic queues.
 
     A table omits sealed partitions that the group has drained, unless `all_partitions` is set.
     """
@@ -90,7 +90,7 @@ async def describe_group(
 
 
 def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
-    """Show what the group lost with disks that an operator declared lost: in total and, with
+    """Show what the group lost because operators declared disks lost: in total and, with
     `all_partitions`, by partition.
     """
     losses = group.given_up
@@ -109,8 +109,8 @@ def _show_given_up(group: GroupDescription, *, all_partitions: bool) -> None:
 
 
 def member_lines(group: GroupDescription) -> list[str]:
-    """Return the lines that say which consumers wait, which are not heard, and how the last one
-    ended that is gone.
+    """Return lines that say which consumers are waiting, which have not been heard from, and how
+    the last one ended.
     """
     if not group.sessions:
         return [_silence_line(group)]
@@ -140,7 +140,7 @@ def _ended_text(ended: EndedMember) -> str:
 
 
 def _silence_line(group: GroupDescription) -> str:
-    """Return the line that explains why the group has no live consumers."""
+    """Return a line that explains why the group has no live consumers."""
     if group.ended is not None and group.ended.left:
         return f"no consumer is running: the last one, {_ended_text(group.ended)}"
     since = ""
@@ -156,7 +156,7 @@ def _silence_line(group: GroupDescription) -> str:
 
 
 def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
-    """Return the line that says what a pending reset waits for and how to cancel it."""
+    """Return a line that says what a pending reset is waiting for and how to cancel it."""
     status = f"a reset to {reset.to.value} is under way, and no partition is granted meanwhile"
     if reset.begun:
         return f"{status}: its cursors are being set"
@@ -168,8 +168,8 @@ def _reset_line(reset: PendingReset, *, subject: str, group: str) -> str:
 
 
 async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProgress]:
-    """Return a group's progress on the logic queues of a static subject; omit queues whose brokers
-    do not answer.
+    """Return a group's progress on the logic queues of a static subject, omitting queues whose
+    brokers do not respond.
     """
     async with QueueReader(meta, subject=subject, wait_s=WAIT_S.get()) as reader:
         try:
@@ -188,7 +188,7 @@ async def _queue_progress(meta: str, subject: str, group: str) -> list[QueueProg
 
 
 def _is_drained(partition: PartitionProgress, sealed: Collection[int]) -> bool:
-    """Return True if the partition is sealed and the group has acked all its messages."""
+    """Return True if the partition is sealed and the group has acked all of its messages."""
     return (
         partition.partition_id in sealed
         and partition.lag == 0
@@ -233,7 +233,7 @@ def _partition_table(group: GroupDescription, visible: Sequence[PartitionProgres
 
 
 def _parked_without_retries(partition: PartitionProgress) -> int | None:
-    """Return the number of parked messages, excluding those that wait for retry."""
+    """Return the number of parked messages, excluding those that are waiting to be retried."""
     return None if partition.parked is None else partition.parked - (partition.retrying or 0)
 
 
@@ -246,7 +246,9 @@ def _queue_table(queues: Sequence[QueueProgress]) -> Table:
 
 
 def _shorten_owner(owner: str | None) -> str | None:
-    """Shorten a name to OWNER_CHARS_MAX characters; keep the end, which contains the process id."""
+    """Shorten a name to OWNER_CHARS_MAX characters, keeping its end, which contains the process
+    id.
+    """
     if owner is None or len(owner) <= OWNER_CHARS_MAX:
         return owner
     half = OWNER_CHARS_MAX // 2

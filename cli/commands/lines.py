@@ -1,4 +1,4 @@
-"""Reads and numbers the lines of the input, selects some, and parses them into messages."""
+"""Reads and numbers input lines, selects some of them, and parses them into messages."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from ...protocol.http.message_json import read_message
 from ...protocol.limits import MESSAGE_BYTES_MAX
 
 LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
-"""Maximum line length in bytes: fits the largest message in JSON with every byte escaped."""
+"""Maximum length of a line in bytes, which fits the largest message as JSON with every byte
+escaped.
+"""
 STANDARD_INPUT = "standard input"
 CHUNK_BYTES = 1 << 18
 PREFETCH_CHUNKS = 8
 RANGES_MAX = 200
-"""Maximum number of line ranges that are shown; if there are more, the last one is open-ended."""
+"""Maximum number of line ranges that are shown. If there are more, the last one is open-ended."""
 
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)
 _ESCAPES = {"t": b"\t", "0": b"\0", "\\": b"\\"}
 _RANGE = re.compile(r"([0-9]{1,18})(?:(-)([0-9]{1,18})?)?")
 
 RecordParser = Callable[[AsyncIterator[tuple[int, bytes]]], AsyncIterator[tuple[int, bytes]]]
-"""Converts numbered lines, including line ends, to numbered records."""
+"""Converts numbered lines, which include their line ends, to numbered records."""
 
 
 class OutgoingMessage(NamedTuple):
@@ -38,13 +40,13 @@ class OutgoingMessage(NamedTuple):
 
 
 class LineFormat(NamedTuple):
-    """The format of a line: JSON, key and value with a separator, or only a value."""
+    """The format of a line: JSON, a key and a value with a separator, or only a value."""
 
     separator: bytes | None = None
     as_json: bool = False
     keyless: bool = False
-    """With a separator: True if a line without a key is sent as an unordered message, False if it
-    is an error.
+    """Only with a separator: True if a line without a key is sent as an unordered message, False if
+    it is an error.
     """
 
 
@@ -52,7 +54,7 @@ def parse_line(line: bytes, form: LineFormat) -> OutgoingMessage:
     """
     Parse one line, without its line end, into a message.
 
-    With a separator, the key is the text before its first occurrence.
+    With a separator, the key is the text before the first occurrence of the separator.
 
     Raises:
         InvalidRequestError: the line is not a valid JSON message, or its key is missing.
@@ -77,8 +79,8 @@ def strip_line_end(line: bytes) -> bytes:
 
 def parse_separator(text: str) -> bytes:
     r"""
-    Parse a separator as typed by a user: `\t` is a tab, `\0` a zero byte, `\\` a backslash, `\x1f`
-    the byte with that code.
+    Parse a separator as typed by the user: `\t` is a tab, `\0` a zero byte, `\\` a backslash,
+    `\x1f` the byte with that code.
 
     Raises:
         ConfigError: the separator is empty, or contains an unknown escape or a line end.
@@ -124,7 +126,7 @@ def parse_ranges(text: str) -> list[tuple[int, int | None]]:
 
 
 def format_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
-    """Format ranges in the syntax of `parse_ranges`; if there are more than RANGES_MAX, the last
+    """Format ranges in the syntax of `parse_ranges`. If there are more than RANGES_MAX, the last
     one is open-ended.
     """
     limited = list(ranges[:RANGES_MAX])
@@ -138,7 +140,8 @@ def format_ranges(ranges: Sequence[tuple[int, int | None]]) -> str:
 
 class NumberedLines:
     """
-    Iterates over the lines of a stream with their numbers from 1; `count` lines have been read.
+    Iterates over the lines of a stream, numbered from 1. `count` is the number of lines read so
+    far.
 
     Args:
         with_ends: see `read_lines`.
@@ -170,7 +173,7 @@ async def numbered_lines(
     name: str = STANDARD_INPUT,
 ) -> AsyncIterator[tuple[int, bytes]]:
     """
-    Yield the lines of `stream` in `ranges` (all, if it is empty), with numbers from 1.
+    Yield the lines of `stream` in `ranges` (all if it is empty), numbered from 1.
 
     Args:
         records: converts lines to records; a record has the number of its first line.
@@ -178,8 +181,8 @@ async def numbered_lines(
 
     Raises:
         MessageTooLargeError: see `read_lines`; the detail `line` is the line number.
-        InputError: see `read_lines`; or the input ends before the last line in `ranges`, or no
-            record begins in one of them.
+        InputError: see `read_lines`; also if the input ends before the last line in `ranges`, or if
+            no record begins in one of them.
         KeylaneError: raised by `records`.
     """
     pending_ranges = list(ranges or [(1, None)])
@@ -187,7 +190,7 @@ async def numbered_lines(
     row = selected = 0  # the numbers of the last record, and of the last one that was selected
     async for number, record in aiter(lines) if records is None else records(aiter(lines)):
         while pending_ranges and (end := pending_ranges[0][1]) is not None and end <= number:
-            if row > 0 and selected < pending_ranges[0][0]:  # else it is the header
+            if row > 0 and selected < pending_ranges[0][0]:  # otherwise it is the header
                 raise _no_row_error(pending_ranges[0], row)
             del pending_ranges[0]
         if not pending_ranges:
@@ -208,7 +211,7 @@ async def numbered_lines(
 
 
 def _no_row_error(lines: tuple[int, int | None], row: int) -> InputError:
-    """Return the error for requested lines that are all inside a row, or blank."""
+    """Return the error for requested lines that are all blank or inside a row."""
     return InputError(
         f"no row begins in line {format_ranges([lines])}; the row before begins in line {row}",
         line=lines[0],
@@ -219,21 +222,22 @@ async def read_lines(
     stream: BinaryIO, name: str = STANDARD_INPUT, *, with_ends: bool = False
 ) -> AsyncIterator[bytes]:
     """
-    Yield the lines of `stream` as they arrive. A daemon thread reads them, and may outlive the
-    iteration.
+    Yield the lines of `stream` as they arrive. They are read by a daemon thread that may outlive
+    the iteration.
 
     Args:
         with_ends: include line ends, which may be part of a quoted CSV field.
 
     Raises:
         MessageTooLargeError: a line has more than LINE_BYTES_MAX bytes.
-        InputError: the system reports a read error.
+        InputError: the operating system reports a read error.
     """
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     prefetch_slots = threading.Semaphore(PREFETCH_CHUNKS)
 
-    # Read the raw stream: at interpreter exit, a blocked thread would hold the buffer's lock.
+    # Read the raw stream, because a blocked thread would hold the lock of the buffer at interpreter
+    # exit.
     source = getattr(stream, "raw", stream)
 
     def read() -> None:
@@ -247,7 +251,7 @@ async def read_lines(
             if not data or isinstance(data, OSError):
                 return
 
-    # A daemon thread, because an interrupted command must not wait for terminal input.
+    # Use a daemon thread, because an interrupted command must not wait for terminal input.
     threading.Thread(target=read, name=name, daemon=True).start()
     partial = b""
     while data := await chunks.get():
@@ -266,7 +270,7 @@ async def read_lines(
 
 
 def _read_chunk(source: Any) -> bytes | OSError:
-    """Return the next bytes of `source`, b"" at the end, or the error; wait even if `source` is
+    """Return the next bytes of `source`, b"" at the end, or the error. Waits even if `source` is
     non-blocking.
     """
     try:

@@ -56,12 +56,12 @@ LOSSES = (
 
 def database_settings(data: Path | None, database_url: str | None) -> MetaserverSettings:
     """
-    Return the settings of a metaserver with this database; a database server needs no folder.
+    Return the settings of a metaserver with this database. A database server needs no folder.
 
-    If neither is given, the URL is read from the environment, like a metaserver does.
+    If neither is given, the URL is read from the environment, as a metaserver would do.
 
     Raises:
-        ConfigError: no database is given, or the URL is invalid.
+        ConfigError: no database was given, or the URL is invalid.
     """
     if data is None and database_url is None:
         database_url = os.environ.get(DATABASE_URL_VARIABLE)
@@ -79,7 +79,7 @@ async def _read_rights(settings: MetaserverSettings, source: str) -> ImportedRig
 
 
 def _source_settings(settings: MetaserverSettings, source: str) -> MetaserverSettings | None:
-    """Return the settings for a source database; None if the source is a backup file."""
+    """Return the settings for a source database, or None if the source is a backup file."""
     if "://" in source:
         return replace(settings, database_url=source)
     path = Path(source)
@@ -95,7 +95,7 @@ async def rebuild(
     options: dict[str, Any],
     access_from: str | None = None,
 ) -> None:
-    """Rebuild a database, and show what was restored and what is missing."""
+    """Rebuild a database and show what was restored and what is missing."""
     settings = database_settings(data, database_url)
     addresses = [address for text in brokers for address in parse_addresses(text)]
     rights = None if access_from is None else await _read_rights(settings, access_from)
@@ -147,7 +147,7 @@ async def rebuild(
 
 
 def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
-    """Return the note about tokens, grants and quotas."""
+    """Return a note about tokens, grants and quotas."""
     if rights is None or source is None:
         return NO_RIGHTS
     counts = (
@@ -159,6 +159,7 @@ def _rights_line(rights: ImportedRights | None, source: str | None) -> str:
 
 
 def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
+    """Return a rebuilt subject as JSON fields."""
     unfinished = [each.state for each in (subject.operation, *subject.fences) if each is not None]
     return {
         "subject": subject.name,
@@ -179,7 +180,7 @@ def _subject_fields(subject: RebuiltSubject) -> dict[str, Any]:
 
 
 async def migrate(data: Path | None, database_url: str | None, output: OutputFormat) -> None:
-    """Upgrade the schema, and show its revision."""
+    """Upgrade the schema and show its revision."""
     settings = database_settings(data, database_url)
     async with open_database(
         folder=prepare_folder(settings.data),
@@ -196,7 +197,7 @@ async def migrate(data: Path | None, database_url: str | None, output: OutputFor
 
 
 def backup_content(file: Path) -> bytes:
-    """Return the content of a backup file; raise ConfigError if it cannot be read."""
+    """Return the content of a backup file. Raises ConfigError if it cannot be read."""
     try:
         return file.read_bytes()
     except OSError as error:

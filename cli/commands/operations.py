@@ -41,12 +41,12 @@ def change_partitions(
     wait: bool,
 ) -> None:
     """
-    Start operations and show their results; exit with status 1 if a subject still has partitions on
+    Start operations and show their results. Exit with status 1 if a subject still has partitions on
     an evacuated broker group.
 
     Args:
-        start: calls an admin client.
-        planned: True for a dry run, where there is nothing to wait for.
+        start: calls the admin client.
+        planned: True for a dry run, which leaves nothing to wait for.
         wait: return only after the routes have changed.
     """
     busy_subjects: list[str] = []
@@ -73,8 +73,8 @@ def change_partitions(
 
 
 def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> None:
-    """Show what accepting the loss of a broker group gives up, and ask for confirmation; do nothing
-    with `yes` or without a terminal.
+    """Show what accepting the loss of a broker group would give up, and ask for confirmation. Does
+    nothing with `yes` or without a terminal.
     """
     if not will_ask(yes=yes):
         return
@@ -98,8 +98,8 @@ def confirm_loss(meta: str, output: OutputFormat, group: str, *, yes: bool) -> N
 
 
 def _show_remaining(evacuation: OperationList, output: OutputFormat) -> None:
-    """Show which subjects remain on an evacuated broker group, and that it is cordoned; with JSON
-    output, on standard error.
+    """Show which subjects remain on an evacuated broker group and that it is cordoned. With JSON
+    output, this is printed to standard error.
     """
     errors = output is not OutputFormat.TABLE
     for busy in evacuation.busy:
@@ -114,7 +114,7 @@ def _cordoned_text(group: str) -> str:
 
 
 async def _watch(admin: Admin, view: OperationView, output: OutputFormat) -> OperationView:
-    """Follow an operation until the route has changed; show each state and problem once."""
+    """Follow an operation until the route has changed, showing each state and problem once."""
     last_shown = ("", "")
     with showing(lambda: _progress_text(view)):
         while True:
@@ -171,8 +171,8 @@ def _loss_text(subject: str, loss: LossView, *, planned: bool) -> str:
 
 
 def max_loss_text(*counts: int | None) -> str:
-    """Describe the maximum number of messages that a group loses, given the maximum of each
-    partition; None if unknown.
+    """Describe the maximum number of messages that a group loses, given the maximum for each
+    partition, or None if it is unknown.
     """
     known_counts = [count for count in counts if count is not None]
     unknown = len(counts) - len(known_counts)
@@ -183,7 +183,7 @@ def max_loss_text(*counts: int | None) -> str:
 
 
 def _show_group_losses(views: list[OperationView], *, errors: bool = False) -> None:
-    """Show the total that each group would lose by planned operations."""
+    """Show how many messages each group would lose in total by planned operations."""
     group_losses: dict[tuple[str, str], list[int | None]] = {}
     for view in views:
         for loss in view.losses:

@@ -1,4 +1,4 @@
-"""`keylane outbox`: rows that wait, failed or were refused in a user's database."""
+"""`keylane outbox`: the rows in a user's database that are waiting, have failed or were refused."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class OutboxOptions:
     output: OutputOption = OutputFormat.TABLE
 
     def check_sqlite_file(self) -> None:
-        """Reject a missing SQLite file; SQLite would create an empty database for a mistyped
-        name.
+        """Reject a missing SQLite file, because SQLite would create an empty database if the name
+        was mistyped.
         """
         scheme, _, path = self.database_url.partition(":///")
         path = path.partition("?")[0]
@@ -235,7 +235,7 @@ def _select_purge(
 async def _purge(
     options: OutboxOptions, meta: str, *, waiting: bool, force: bool, yes: bool
 ) -> None:
-    """Count and show the rows before deleting them; on a terminal, ask for confirmation."""
+    """Count and show the rows before deleting them, asking for confirmation on a terminal."""
     from .deletion import confirm, will_ask
 
     purge = _select_purge(options, meta, waiting=waiting, force=force, yes=yes)

@@ -48,7 +48,7 @@ CLOCK = SystemClock()
 IN_FLIGHT_MAX = 10_000
 RECEIPT_FIELDS = ("line", *Receipt.__struct_fields__, *ScheduledReceipt.__struct_fields__)
 INTERRUPT_FLUSH_S = 5.0
-"""Seconds that queued messages have to be stored after an interrupt."""
+"""How many seconds queued messages have to be stored after an interrupt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +77,15 @@ class SendInput(NamedTuple):
     key: bytes
     properties: Mapping[str, str]
     deliver_at: Callable[[], int | None]
-    """Returns the delivery time of a message that is sent now, in milliseconds since 1970; None:
-    immediately.
+    """Returns the delivery time of a message that is sent now, in milliseconds since 1970; None for
+    immediate delivery.
     """
 
 
 class ReceiptTally:
-    """Shows receipts as they arrive (JSON) or counts them for the end (table)."""
+    """Shows receipts as they arrive (JSON), or counts them and shows the counts at the end
+    (table).
+    """
 
     def __init__(self, output: OutputFormat) -> None:
         self._output = output
@@ -91,7 +93,7 @@ class ReceiptTally:
         self.count = 0
         self._reordered = 0
         self._duplicates = 0
-        """Number of messages that may be stored twice."""
+        """Number of messages that may have been stored twice."""
         self._partitions: set[int] = set()
         self._broker_groups: set[str] = set()
         """Broker groups that store scheduled messages."""
@@ -113,8 +115,8 @@ class ReceiptTally:
 
     @property
     def anomalies_text(self) -> str:
-        """Reordered and possibly duplicate messages, as the end of a sentence; "" if there are
-        none.
+        """A description of reordered and possibly duplicated messages, as the end of a sentence; ""
+        if there are none.
         """
         reordered = f", {self._reordered} of them reordered" if self._reordered else ""
         return reordered + (f", {self._duplicates} maybe stored twice" if self._duplicates else "")
@@ -147,11 +149,11 @@ class ReceiptTally:
 
 async def produce(meta: str, output: OutputFormat, options: SendOptions) -> None:
     """
-    Send the value, or each line or row of the input, and show where it is stored.
+    Send the value, or each line or row of the input, and show where it has been stored.
 
     Raises:
-        InputError: the file cannot be opened, or some lines are not stored; the error lists them.
-        KeylaneError: the value is not stored, or an option is invalid.
+        InputError: the file cannot be opened, or some lines were not stored; the error lists them.
+        KeylaneError: the value was not stored, or an option is invalid.
     """
     check_name("subject", options.subject)
     if output.template is not None:
@@ -189,7 +191,7 @@ def _send(
 
 
 def _delivery_time(options: SendOptions) -> Callable[[], int | None]:
-    """Return the function for `SendInput.deliver_at`; raise InvalidRequestError."""
+    """Return the function to use as `SendInput.deliver_at`. Raises InvalidRequestError."""
     if options.deliver_at is not None:
         at_ms = read_deliver_at(options.deliver_at, now_ms=CLOCK.wall_ms())
         return lambda: at_ms
@@ -200,7 +202,7 @@ def _delivery_time(options: SendOptions) -> Callable[[], int | None]:
 
 
 def _build_input(options: SendOptions) -> SendInput:
-    """Convert the options to a SendInput; raise ConfigError if they conflict."""
+    """Convert the options to a SendInput. Raises ConfigError if they conflict."""
     input_format = options.format or guess_format(options.file)
     rows = input_format in {InputFormat.CSV, InputFormat.NDJSON}
     has_line_key = options.separator is not None or options.key_field is not None
@@ -255,7 +257,7 @@ def _open_file(path: Path, files: contextlib.ExitStack) -> BinaryIO:
 
 
 class _LineSender:
-    """Sends the lines or rows of the input, and records which of them are stored."""
+    """Sends the lines or rows of the input and records which of them have been stored."""
 
     def __init__(
         self,
@@ -271,23 +273,23 @@ class _LineSender:
         self._source = source
         self._numbered_lines = lines
         self._sent: asyncio.Queue[tuple[int, PendingSend] | None] = asyncio.Queue()
-        """Sent lines without a receipt, in order; None after the last."""
+        """Lines that were sent and have no receipt yet, in order; None marks the end."""
         self._in_flight_slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._next_line = 1
-        """The first line that is not sent yet."""
+        """The first line that has not been sent yet."""
         self._failed_lines: list[int] = []
         """Lines that failed."""
         self._first_error: KeylaneError | None = None
         """The error of the line that failed first."""
         self._may_be_stored = False
-        """True if a failed line may be stored."""
+        """True if a failed line may have been stored."""
 
     async def run(self, ranges: Sequence[tuple[int, int | None]], output: OutputFormat) -> None:
         """
-        Send the lines in `ranges` (all, if it is empty) until one fails.
+        Send the lines in `ranges` (all if it is empty) until one fails.
 
         Raises:
-            InputError: a line failed; the outcome of every sent line is known by then.
+            InputError: a line failed; by then, the outcome of every sent line is known.
         """
         self._next_line = ranges[0][0] if ranges else 1
         read_task = asyncio.create_task(self._send(ranges), name="read lines")
@@ -297,7 +299,7 @@ class _LineSender:
                 await asyncio.wait([read_task, receipt_task], return_when=asyncio.FIRST_COMPLETED)
                 if receipt_task.done():  # it failed, for example because standard output is closed
                     read_task.cancel()
-                await asyncio.wait([receipt_task])  # a signal ends this wait but not the task
+                await asyncio.wait([receipt_task])  # a signal ends this wait, but not the task
                 receipt_task.result()
         except asyncio.CancelledError:
             await self._abort(read_task, receipt_task)
@@ -305,7 +307,7 @@ class _LineSender:
             raise
         if self._first_error is not None:
             raise self._unfinished_error(self._first_error.message, ranges) from self._first_error
-        await read_task  # raises if we have a bug
+        await read_task  # raises an error only if there is a bug
 
     async def _send(self, ranges: Sequence[tuple[int, int | None]]) -> None:
         try:
@@ -327,7 +329,7 @@ class _LineSender:
             self._sent.put_nowait(None)
 
     async def _await_receipts(self, read_task: asyncio.Task[None]) -> None:
-        """Await the receipts in the order of the lines; stop reading after a failure."""
+        """Await the receipts in the order of the lines. Stops reading after a failure."""
         while (sent := await self._sent.get()) is not None:
             number, future = sent
             try:
@@ -340,12 +342,13 @@ class _LineSender:
             self._in_flight_slots.release()
 
     def _fail(self, number: int, error: KeylaneError) -> None:
+        """Record that a line failed."""
         self._failed_lines.append(number)
         self._first_error = self._first_error or error
         self._may_be_stored = self._may_be_stored or error.fate is Fate.UNKNOWN
 
     async def _abort(self, read_task: asyncio.Task[None], receipt_task: asyncio.Task[None]) -> None:
-        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, drop the others, and
+        """Stop reading, give queued messages INTERRUPT_FLUSH_S to be stored, drop the rest, and
         await all receipts.
         """
         read_task.cancel()
@@ -356,6 +359,7 @@ class _LineSender:
         await asyncio.wait([read_task, receipt_task])
 
     def _unfinished_error(self, cause: str, ranges: Sequence[tuple[int, int | None]]) -> InputError:
+        """Build the error that lists the lines that were not stored."""
         failed = sorted(self._failed_lines)
         unsent = [
             (max(start, self._next_line), end)
@@ -382,7 +386,7 @@ class _LineSender:
 
 
 def _join_ranges(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, int | None]]:
-    """Merge adjacent ranges of an ascending list."""
+    """Merge adjacent ranges in an ascending list."""
     joined: list[tuple[int, int | None]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:
@@ -394,7 +398,7 @@ def _join_ranges(ranges: Sequence[tuple[int, int | None]]) -> list[tuple[int, in
 
 @contextlib.contextmanager
 def _cancel_on_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like SIGINT, which reports the stored lines before the command ends."""
+    """Handle SIGTERM like SIGINT, so that the stored lines are reported before the command ends."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

@@ -1,7 +1,7 @@
 """`keylane broker run`, `keylane metaserver run` and `keylane config show`: the server programs and
 their settings.
 
-Each program declares its settings; each setting is also a flag.
+Each program declares its settings, and each setting is also a flag.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ..parameters import Argument, Option
 from ..screen import make_table, show_data, show_table
 
 RUN_CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
-"""Settings of a command that pass all flags, including `--help`, to the server program."""
+"""The context settings of a command that passes all flags, including `--help`, on to the server
+program.
+"""
 
 
 class ServerProgram(enum.StrEnum):
@@ -101,7 +103,7 @@ def config_show(
 
 
 def _json_value(setting: Setting) -> object:
-    """Return the value as JSON, without a database password."""
+    """Return the value as JSON, without any database password."""
     value = setting.value
     if setting.name == "database_url" and isinstance(value, str):
         return mask_password(value)

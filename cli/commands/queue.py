@@ -32,7 +32,9 @@ QueueArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """The logic offsets `[low, high)` of a queue; None if unknown, with the reason in `problem`."""
+    """The logic offsets `[low, high)` of a queue. They are None if unknown, and `problem` then says
+    why.
+    """
 
     low: int | None
     high: int | None
@@ -47,7 +49,7 @@ def _open_reader(meta: str, subject: str) -> QueueReader:
 
 # ── subject queues ────────────────────────────────────────────────────────────────────────────────
 async def show_queues(meta: str, output: OutputFormat, subject: str) -> None:
-    """Show a subject's logic queues: ranges, partitions, logic offsets."""
+    """Show a subject's logic queues with their ranges, partitions and logic offsets."""
     import asyncio
 
     async with _open_reader(meta, subject) as reader:
@@ -114,7 +116,9 @@ def _segment_fields(segment: SegmentView) -> dict[str, object]:
 
 
 def _row(view: QueueView, segment: SegmentView, bounds: _Bounds) -> tuple[object, ...]:
-    """Return the table row of a segment; only a queue's first row fills the queue's columns."""
+    """Return the table row for a segment. Only the first row of a queue fills the columns about the
+    queue.
+    """
     is_first = segment is view.segments[0]
     partition = segment.partition
     end = "…" if segment.logic_end is None else f"{segment.logic_end})"

@@ -1,5 +1,5 @@
-"""`keylane read`: prints messages of a subject by time, offset and key; no group, no lock, no
-acks.
+"""`keylane read`: prints messages of a subject, selected by time, offset and key, without a group,
+locks or acks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .consume import MESSAGE_LINE
 
 def parse_bound(text: str) -> str | int | datetime:
     """
-    Parse the value of --from or --to: a keyword or an age, which is returned unchanged, an offset,
-    or a time.
+    Parse the value of --from or --to: an offset, a time, or a keyword or age, which is returned
+    unchanged.
 
     Raises:
         ConfigError: the text is none of these.
@@ -44,7 +44,9 @@ async def read_subject(
     limit: int | None,
     follow: bool,
 ) -> None:
-    """Print messages until all are read, `limit` are printed, or the command is interrupted."""
+    """Print messages until all have been read, `limit` have been printed, or the command is
+    interrupted.
+    """
     format_message = message_printer(output, MESSAGE_LINE)
     reader = Reader(
         meta,

@@ -2,7 +2,7 @@
 fields may be the order key.
 
 CSV is UTF-8 with a header, commas, and `"` as the quote. A quoted field may contain line ends,
-which are kept; a row has the number of its first line. Blank lines are skipped.
+which are kept. The number of a row is that of its first line. Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BY_SUFFIX = {".csv": InputFormat.CSV, ".ndjson": InputFormat.NDJSON, ".jsonl": I
 
 
 def guess_format(path: Path | None) -> InputFormat:
-    """Return the format that a file's suffix implies; LINES for other suffixes and standard
-    input.
+    """Return the format implied by a file's suffix, which is LINES for standard input and all other
+    suffixes.
     """
     return (
         InputFormat.LINES if path is None else BY_SUFFIX.get(path.suffix.lower(), InputFormat.LINES)
@@ -35,11 +35,11 @@ def guess_format(path: Path | None) -> InputFormat:
 
 class Ndjson:
     """
-    Parses NDJSON: each line is a JSON object, and is sent unchanged.
+    Parses NDJSON: each line is a JSON object and is sent unchanged.
 
     Args:
-        key_field: the field with the order key; None: lines contain no key.
-        key: the order key of every line; it may not be the name of a field.
+        key_field: the field with the order key; None if the lines contain no key.
+        key: the order key of every line; it must not be the name of a field.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
@@ -86,8 +86,8 @@ class CsvTable:
     Parses CSV: each row is sent as a JSON object of strings, with the column names of the header.
 
     Args:
-        key_field: the column with the order key; None: rows contain no key.
-        key: the order key of every row; it may not be the name of a column.
+        key_field: the column with the order key; None if the rows contain no key.
+        key: the order key of every row; it must not be the name of a column.
         keyless: send rows without a key as unordered messages; otherwise they are errors.
     """
 
@@ -218,7 +218,9 @@ def _parse_row(record: bytes) -> list[str]:
 
 
 def _check_constant_key(key: str, names: Collection[str]) -> None:
-    """Raise InvalidRequestError if `key`, which every row would have, is the name of a field."""
+    """Raise InvalidRequestError if `key`, which would be the key of every row, is the name of a
+    field.
+    """
     if key and key in names:
         raise InvalidRequestError(
             f"--key {key} would be the key of every row; --key-field {key} takes it from each row"

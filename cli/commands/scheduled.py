@@ -1,4 +1,6 @@
-"""`keylane scheduled`: lists and cancels scheduled messages, which brokers keep until delivery."""
+"""`keylane scheduled`: lists and cancels scheduled messages, which brokers store until their
+delivery.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available; for
-scripts.
+"""`keylane wait`: waits until a metaserver is ready and enough broker groups are available;
+intended for scripts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ async def wait_for_servers(
     `timeout_s` seconds.
 
     Raises:
-        NotSentError, OutcomeUnknownError: no metaserver answered in this time.
-        StorageError, UnavailableError: the metaserver is not ready, or too few broker groups
-            are available, after this time.
+        NotSentError, OutcomeUnknownError: no metaserver responded in time.
+        StorageError, UnavailableError: the metaserver did not become ready, or too few broker
+            groups became available, in time.
         KeylaneError: raised immediately if waiting cannot help, for example because another program
-            answers.
+            responds.
     """
     started_at = time.monotonic()
     last_error: KeylaneError = OutcomeUnknownError.of_read("no metaserver answered")
@@ -68,7 +68,7 @@ async def wait_for_servers(
 
 
 async def _available_groups(admin: Admin, count: int) -> list[str]:
-    """Return the names of the available broker groups; raise an error if there are fewer than
+    """Return the names of the available broker groups. Raises an error if there are fewer than
     `count` or the metaserver is not ready.
     """
     health = await admin.health()

@@ -1,1 +1,1 @@
-"""`keylane demo`: the main job on real flights, during which a consumer and a broker are killed."""
+"""`keylane demo`: processes real flight data while a consumer and a broker are killed."""

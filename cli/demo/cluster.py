@@ -27,7 +27,7 @@ TTL_MS = 2_000
 
 
 class DemoCluster:
-    """The demo's processes, in one folder; must be created in a running event loop."""
+    """The processes of the demo, in one folder. Must be created in a running event loop."""
 
     def __init__(self, folder: Path, meta_address: str, admin: Admin) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class DemoCluster:
         )
         self.brokers = [self._broker(number, port="0") for number in range(1, BROKERS + 1)]
         self.restarts = dict.fromkeys(range(1, BROKERS + 1), 0)
-        """Broker number → how often it was restarted."""
+        """Maps each broker number to the number of times that broker was restarted."""
         self.consumers: dict[str, Program] = {}
         self.tails: dict[str, RecordTail] = {}
         for number in range(1, CONSUMERS + 1):
@@ -89,7 +89,7 @@ class DemoCluster:
         )
 
     async def start_servers(self, on_ready: Callable[[Program], None]) -> None:
-        """Start the metaserver and the brokers, and call `on_ready` as each becomes ready; raise
+        """Start the metaserver and the brokers, calling `on_ready` as each becomes ready. Raises
         the errors of `Program.wait_until_ready`.
         """
         servers = [self.metaserver, *self.brokers]
@@ -104,7 +104,8 @@ class DemoCluster:
 
     async def create_subject(self) -> None:
         """
-        Create the subject with its partitions on both broker groups, once both have reported.
+        Create the subject, with partitions on both broker groups, once both of them have sent a
+        report.
 
         Raises:
             InternalError: the partitions are not spread evenly.
@@ -119,7 +120,7 @@ class DemoCluster:
             raise InternalError(f"the partitions are spread as {dict(spread)}")
 
     async def start_consumers(self) -> None:
-        """Start the consumers, and wait until they share the partitions."""
+        """Start the consumers and wait until they share the partitions."""
         for consumer in self.consumers.values():
             consumer.start()
         await asyncio.gather(*(consumer.wait_until_ready() for consumer in self.consumers.values()))
@@ -131,11 +132,11 @@ class DemoCluster:
             await asyncio.sleep(0.05)
 
     async def group(self) -> GroupDescription:
-        """Describe the consumer group with its owners."""
+        """Return a description of the consumer group, including its owners."""
         return await self.admin.describe_group(SUBJECT, GROUP)
 
     def busiest_consumer(self, group: GroupDescription) -> tuple[str, dict[int, int]]:
-        """Return the consumer with the most partitions, and its fencing token for each of them."""
+        """Return the consumer with the most partitions and its fencing token for each of them."""
         name, _count = _count_partitions(group).most_common(1)[0]
         return name, {
             partition.partition_id: partition.token
@@ -144,10 +145,11 @@ class DemoCluster:
         }
 
     async def statuses(self) -> list[tuple[int, PartitionStatusList]]:
-        """Return the restart count and the partitions of each broker that answers."""
+        """Return the restart count and the partitions of each broker that responds."""
         statuses = []
         for number, broker in enumerate(self.brokers, start=1):
-            # Read first: a late reply of a killed process must not count for its successor.
+            # Read this first, because a late reply of a killed process must not be attributed to
+            # its successor.
             restart_count = self.restarts[number]
             try:
                 status = await BrokerClient(self.network, broker.address).partitions()
@@ -178,7 +180,9 @@ class DemoCluster:
         await asyncio.gather(*(consumer.stop() for consumer in self.consumers.values()))
 
     async def stop(self, *, keep_servers: bool) -> None:
-        """Stop all processes, except the servers if `keep_servers`, and close the network."""
+        """Stop all processes, except the servers if `keep_servers` is set, and close the
+        network.
+        """
         await asyncio.gather(self.spark.stop(), self.stop_consumers())
         if not keep_servers:
             await asyncio.gather(*(broker.stop() for broker in self.brokers))

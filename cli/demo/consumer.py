@@ -1,7 +1,7 @@
-"""A demo consumer in its own process, which records each message before acking it.
+"""A demo consumer that runs in its own process and records each message before acking it.
 
-A record is written to the kernel before the handler returns, and the ack is sent only after that.
-Therefore SIGKILL may lose an ack, but never the record of an acked message.
+A record is handed to the kernel before the handler returns, and the ack is sent only after that. So
+SIGKILL may lose an ack, but never the record of an acked message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONCURRENCY = 16
 
 
 async def consume(options: argparse.Namespace) -> None:
-    """Handle messages until a signal arrives; raise the error if the consumer fails."""
+    """Handle messages until a signal arrives. Raises the error if the consumer fails."""
     boot_ms = SystemClock.boot_ms
     with options.file.open("ab", buffering=0) as file:
         write = file.write
@@ -47,14 +47,14 @@ async def consume(options: argparse.Namespace) -> None:
                 concurrency=CONCURRENCY, ttl_ms=options.ttl_ms, name=options.name
             ),
         )
-        with StopSignals():  # a signal during the opening reaches `run`
+        with StopSignals():  # a signal while opening is handled by `run`
             async with consumer:
                 announce_ready("demo consumer", options.name)
                 await consumer.run()
 
 
 def main() -> int:
-    """Run one consumer with the options from the command line."""
+    """Run one consumer with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m keylane.cli.demo.consumer")
     parser.add_argument("--meta", required=True)
     parser.add_argument("--subject", required=True)

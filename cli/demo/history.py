@@ -1,12 +1,12 @@
-"""Checks the demo's run: passes the sent rows, the logs, the consumers' records and the cursors to
-the checker. Pure.
+"""Checks a run of the demo by passing the sent rows, the logs, the consumers' records and the
+cursors to the checker. Pure.
 
     source rows ──▶ log of each partition ──▶ records of each consumer by time,
                                               cursors seen at the brokers
 
-A message is identified by its row number, or by more of its content if its key or value is not the
-row's. Records are ordered by the boot-time clock, which all processes share: a consumer writes each
-record before its ack, so the next owner's records are later.
+A message is identified by its row number, or by more of its content if its key or value differs
+from that of the row. Records are ordered by the boot-time clock, which all processes share. A
+consumer writes each record before its ack, so the records of the next owner are later.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _PRODUCER = "demo"
 
 @dataclass(frozen=True, slots=True)
 class SentRows:
-    """The rows that were sent: row i has `keys[i]` (b"" for none) and a value with the digest
-    `digests[i]`.
+    """The rows that were sent. Row i has the key `keys[i]` (b"" for none) and a value with the
+    digest `digests[i]`.
     """
 
     keys: Sequence[bytes]
@@ -37,7 +37,7 @@ class SentRows:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """The messages of one partition; entry i is the message at `first_offset + i`."""
+    """The messages of one partition. Entry i is the message at `first_offset + i`."""
 
     rows: Sequence[int]
     keys: Sequence[bytes]
@@ -54,7 +54,7 @@ class Record(NamedTuple):
     offset: int
     token: int
     at_ms: int
-    """When it was handled, in milliseconds of the boot-time clock."""
+    """When it was handled, in milliseconds since boot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,13 @@ class JudgedRun:
     handled: int
     """Number of source rows that were handled at least once."""
     redelivered: int
-    """Number of records beyond the first of each message."""
+    """Number of records beyond the first one for each message."""
 
     @property
     def lost(self) -> int:
-        """Number of rows that were not stored, plus stored messages that were never handled."""
+        """Number of rows that were not stored plus the number of stored messages that were never
+        handled.
+        """
         return self.findings.counts["lost"] + self.findings.counts["starvation"]
 
 
@@ -85,8 +87,8 @@ def judge_run(
     Judge a finished run, during which no partition was split, merged or moved.
 
     Args:
-        source: the rows that were sent, in order of sending.
-        log: all messages of each partition, by its id.
+        source: the rows that were sent, in the order in which they were sent.
+        log: all messages of each partition, by partition id.
         records: the records of each consumer, in the order in which they were written.
         cursors: cursors observed during the run, ordered by time within each partition.
     """
@@ -123,12 +125,12 @@ def _sort_by_time(recorded: Sequence[Record], name: str) -> list[tuple[Record, s
 
 
 def _time_and_token(entry: tuple[Record, str]) -> tuple[int, int]:
-    """Return the sort key: within a millisecond, records of the older lease come first."""
+    """Return the sort key: within the same millisecond, records of the older lease come first."""
     return entry[0].at_ms, entry[0].token
 
 
 def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -> int:
-    """Add the logs to the history, and return the number of source rows in them."""
+    """Add the logs to the history and return the number of source rows in them."""
     stored_count = bytearray(len(source.keys))
     for partition_id, partition_log in log.items():
         for offset, (row, key, digest) in enumerate(
@@ -146,5 +148,5 @@ def _read_log(judge: Judge, source: SentRows, log: Mapping[int, PartitionLog]) -
 
 
 def _message_value(source: SentRows, row: int, key: bytes) -> Value:
-    """Identify a message: by its row if that source row has its key, else by row and key."""
+    """Identify a message by its row if the source row has its key, and otherwise by row and key."""
     return row if 0 <= row < len(source.keys) and source.keys[row] == key else (row, key)

@@ -1,4 +1,4 @@
-"""Reads a whole partition from its broker, without a group, a lock or Spark."""
+"""Reads a whole partition from its broker, without a group, locks or Spark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def read_log(network: Network, partition: Partition) -> PartitionLog:
     Read all messages of a partition.
 
     Raises:
-        UnreachableError, RefusedError: the broker does not answer, or refuses the request.
+        UnreachableError, RefusedError: the broker does not respond, or refuses the request.
         InternalError: the offsets have a gap.
     """
     assert partition.address is not None

@@ -1,4 +1,4 @@
-"""Starts, watches, kills and stops the processes of the demo."""
+"""Starts, monitors, kills and stops the processes of the demo."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ LOG_TAIL_CHARS = 1_500
 
 class Program:
     """
-    A child process that runs a keylane program and prints a ready line on standard output first.
+    A child process that runs a keylane program, which first prints a ready line on standard output.
 
-    It is not an asyncio subprocess: the event loop would kill it at its end, and the servers may
-    have to outlive it.
+    It is not an asyncio subprocess, because the event loop would kill it when it closes, and the
+    servers may have to outlive the loop.
     """
 
     def __init__(self, name: str, module: str, arguments: list[str], log: Path) -> None:
         self.name = name
         self.address = ""
-        """The address that the ready line contains."""
+        """The address in the ready line."""
         self._command = [sys.executable, "-m", f"keylane.{module}", *arguments]
         self._log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
 
     def start(self) -> None:
-        """Start the process, with its standard error redirected to its log."""
+        """Start the process, redirecting its standard error to its log file."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
@@ -63,7 +63,9 @@ class Program:
             ) from None
 
     async def read_line(self, timeout_s: float) -> bytes:
-        """Return the next line of standard output; raise the errors of `wait_until_ready`."""
+        """Return the next line of standard output. Raises InternalError on a timeout, or if the
+        program has exited.
+        """
         stdout = self._running_process.stdout
         assert stdout is not None
         try:
@@ -89,14 +91,14 @@ class Program:
             stdin.flush()
 
     def check(self) -> None:
-        """Raise InternalError if the program has exited by itself."""
+        """Raise InternalError if the program has exited on its own."""
         if not self._killed and self._process is not None and self._process.poll() is not None:
             raise InternalError(
                 f"{self.name} ended with status {self._process.returncode}{self.log_tail()}"
             )
 
     def log_tail(self) -> str:
-        """Return the end of the program's log, for an error message."""
+        """Return the end of the program's log, for use in an error message."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"; its log ends: {text[-LOG_TAIL_CHARS:]}" if text else "; its log is empty"
 
@@ -107,7 +109,7 @@ class Program:
 
     @property
     def running(self) -> bool:
-        """True while the process runs."""
+        """True while the process is running."""
         return self._process is not None and self._process.poll() is None
 
     async def kill(self) -> None:
@@ -146,7 +148,7 @@ def free_port() -> int:
     Return a TCP port that is currently free.
 
     Raises:
-        AddressError: the machine has no free port.
+        AddressError: the machine has no free ports.
     """
     with socket.socket() as probe:
         try:

@@ -17,7 +17,9 @@ def encode_record(record: Record) -> bytes:
 
 
 def parse_records(data: bytes) -> list[Record]:
-    """Parse the complete lines of `data`; a partial last line was never acked, and is ignored."""
+    """Parse the complete lines of `data`. A partial last line is ignored, because its message was
+    never acked.
+    """
     complete_lines = data[: data.rfind(b"\n") + 1]
     return [
         Record(key, int(row), int(partition_id), int(offset), int(token), int(at_ms))
@@ -35,11 +37,13 @@ class RecordTail:
         self.records: list[Record] = []
         """The records read so far."""
         self.first_at_ms: dict[tuple[int, int], int] = {}
-        """(partition id, token) → time of the first record, in boot-time milliseconds."""
+        """Maps each (partition id, token) to the time of its first record, in milliseconds since
+        boot.
+        """
         self._read_bytes = 0
 
     def poll(self) -> None:
-        """Read the lines that were appended since the last call."""
+        """Read the lines that have been appended since the last call."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self._read_bytes)

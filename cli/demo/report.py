@@ -36,12 +36,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     handled: int
     """Number of rows that were handled at least once."""
     redelivered: int
-    """Number of repeated deliveries after a fail-over."""
+    """Number of messages that were delivered again after a failover."""
     lost: int
     order_violations: int
     stale_acks: int
     failover_seconds: float
-    """Seconds from the SIGKILL until other consumers handled all partitions of the dead one."""
+    """Time in seconds from the SIGKILL until other consumers were handling all partitions of the
+    killed one.
+    """
     spark_rows: int
     spark_matches_csv: bool
     seconds: float
@@ -49,14 +51,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result with more details for people; if `problems` is empty, the run was correct."""
+    """The result with more details for people. If `problems` is empty, the run was correct."""
 
     result: Result
     findings: Findings
     carriers: CarrierTable
     failover_limit_s: float
     retries: int
-    """Number of batches that the producer resent."""
+    """Number of batches that the producer sent again."""
     problems: tuple[str, ...]
 
 
@@ -68,11 +70,13 @@ class Screen(Protocol):
         ...
 
     def progress(self, sent: int, handled: int) -> None:
-        """Show how many rows were acked to the producer and handled by the consumers so far."""
+        """Show how many rows have been acked to the producer and handled by the consumers so
+        far.
+        """
         ...
 
     def time_step(self, text: str) -> AbstractContextManager[None]:
-        """Show that `text` is in progress during the block, and afterwards how long it took."""
+        """Show that `text` is in progress during the block, and how long it took afterwards."""
         ...
 
     def close(self) -> None:
@@ -81,7 +85,7 @@ class Screen(Protocol):
 
 
 class LineScreen:
-    """Prints plain lines, for a pipe or a log; shows progress at every quarter."""
+    """Prints plain lines for a pipe or a log. Shows progress at every quarter."""
 
     def __init__(self, rows: int, write: Callable[[str], None]) -> None:
         self._rows = rows
@@ -90,27 +94,27 @@ class LineScreen:
         self._quarter = 0
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._write(f"{time.monotonic() - self._began:6.1f} s  {text}")
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
         quarter = min(4 * handled // self._rows, 4)
         if quarter > self._quarter:
             self._quarter = quarter
-            # Redelivered messages must not count beyond the total.
+            # Redelivered messages must not push the count beyond the total.
             self.say(f"sent {sent:,}, handled {min(handled, self._rows):,} of {self._rows:,}")
 
     @contextmanager
     def time_step(self, text: str) -> Iterator[None]:
-        """See Screen."""
+        """See `Screen`."""
         started = time.monotonic()
         self.say(f"{text} …")
         yield
         self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
 
 class _CountColumn(MofNCompleteColumn):
@@ -121,7 +125,7 @@ class _CountColumn(MofNCompleteColumn):
 
 
 class BarScreen:
-    """Shows progress bars with the steps scrolling above them, for a terminal."""
+    """Shows progress bars on a terminal, with the steps scrolling above them."""
 
     def __init__(self, rows: int, console: Console) -> None:
         self._progress = Progress(
@@ -141,18 +145,18 @@ class BarScreen:
         self._progress.start()
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._lines.say(text)
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._progress.update(self._sent, completed=sent)
-        # Redelivered messages must not count beyond the total.
+        # Redelivered messages must not push the count beyond the total.
         self._progress.update(self._handled, completed=min(handled, self._rows))
 
     @contextmanager
     def time_step(self, text: str) -> Iterator[None]:
-        """See Screen."""
+        """See `Screen`."""
         started = time.monotonic()
         task = self._progress.add_task(text, total=None)  # an indeterminate bar
         try:
@@ -162,25 +166,25 @@ class BarScreen:
         self.say(f"{text}: done, {time.monotonic() - started:.1f} s")
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
         self._progress.stop()
 
 
 class SilentScreen:
-    """Shows nothing, for programs that read only the result."""
+    """Shows nothing, for programs that only read the result."""
 
     def say(self, text: str) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
     def progress(self, sent: int, handled: int) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
     def time_step(self, text: str) -> AbstractContextManager[None]:
-        """See Screen."""
+        """See `Screen`."""
         return nullcontext()
 
     def close(self) -> None:
-        """See Screen."""
+        """See `Screen`."""
 
 
 def open_screen(output: OutputFormat, rows: int) -> Screen:
@@ -215,7 +219,7 @@ def find_problems(
 
 
 def is_same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
-    """Return True if both tables agree, apart from rounding of the means."""
+    """Return True if both tables are equal, apart from rounding of the means."""
     if actual.keys() != expected.keys():
         return False
     for carrier, (flights, mean) in expected.items():
@@ -228,7 +232,7 @@ def is_same_table(actual: CarrierTable, expected: CarrierTable) -> bool:
 
 
 def show_verdict(output: OutputFormat, verdict: Verdict, *, note: str = "") -> None:
-    """Print the tables and the problems, `note` on standard error, and the result as the last
+    """Print the tables and the problems, then `note` on standard error, and the result as the last
     line.
     """
     if output is OutputFormat.TABLE:

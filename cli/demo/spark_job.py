@@ -1,4 +1,5 @@
-"""The demo's Spark job in its own process: the JVM starts early, and the job runs on "go".
+"""The demo's Spark job, which runs in its own process: the JVM starts early, and the job starts on
+"go".
 
 standard input:  one line "go"
 standard output: the ready line, then the result as one JSON object
@@ -14,7 +15,8 @@ import msgspec
 
 from ...rpc.program import announce_ready
 
-# One pass over the log gives both answers: rows by physical partition, and the carriers' table.
+# A single pass over the log gives both results: the rows by physical partition, and the table of
+# carriers.
 _QUERY = """
     WITH flights AS (
         SELECT `partition` AS partition_id,
@@ -30,7 +32,7 @@ _QUERY = """
 """
 
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The job ends before the C2 compiler or a parallel collector would pay off."""
+"""The JVM options. The job ends before the C2 compiler or a parallel collector would pay off."""
 
 
 class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,7 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _run_query(spark: Any, options: argparse.Namespace, *, end: str) -> list[Any]:
-    """Run _QUERY; the types are Any, because only `spark/` imports pyspark."""
+    """Run _QUERY. The types are Any, because only `spark/` may import pyspark."""
     reader = spark.read.format("keylane").option("meta", options.meta).option("end", end)
     reader = reader.option("subject", options.subject).option("columns", "partition,value")
     reader.load().createOrReplaceTempView("messages")
@@ -67,7 +69,8 @@ def main() -> int:
     except KeylaneError as error:
         print(f"keylane: {error}", file=sys.stderr)
         return 1
-    # Warm up: run the query over no rows, so Spark is compiled before the demo waits for it.
+    # Warm up by running the query on no rows, so that Spark is compiled before the demo has to wait
+    # for it.
     _run_query(spark, options, end="earliest")
     announce_ready("demo spark", spark.version)
     if sys.stdin.readline().strip() != "go":

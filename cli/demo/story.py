@@ -5,8 +5,8 @@ checked.
             ─▶ two thirds sent: kill a broker ─▶ all handled
             ─▶ compare Spark, the log and the records with the file ─▶ verdict
 
-Sending pauses at one half and at five sixths until the processes have been killed, so they die
-under load, however fast the machine is and however few rows there are.
+Sending pauses at one half and at five sixths until the processes have been killed, so that they die
+under load, no matter how fast the machine is or how few rows there are.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .spark_job import SparkResult
 
 FAILOVER_LIMIT_S = TTL_MS / 1000 + 1.0
 STEP_TIMEOUT_S = 120.0
-"""Timeout of each step in seconds, far more than a slow machine needs."""
+"""Timeout for each step, in seconds; far more than a slow machine needs."""
 SPARK_TIMEOUT_S = 180.0
 WATCH_INTERVAL_S = 0.1
 BROKER_TO_KILL = 2
@@ -66,7 +66,7 @@ class Scenario:
 
     async def run(self) -> Verdict:
         """
-        Run the whole scenario, and return the verdict.
+        Run the whole scenario and return the verdict.
 
         Raises:
             KeylaneError: a step failed.
@@ -102,6 +102,7 @@ class Scenario:
         return await self._judge(stats.acked, stats.failed, stats.retries)
 
     async def _run_within(self, step: str, work: Awaitable[object]) -> None:
+        """Await a step of the scenario. Raises InternalError after STEP_TIMEOUT_S."""
         try:
             async with asyncio.timeout(STEP_TIMEOUT_S):
                 await work
@@ -134,6 +135,7 @@ class Scenario:
 
     # ── killing processes ─────────────────────────────────────────────────────────────────────────
     async def _kill(self) -> None:
+        """Kill the busiest consumer, wait for the failover, and then kill and restart a broker."""
         cluster, say = self.cluster, self.screen.say
         await self._wait_until("a third handled", lambda: self._handled_count() >= self.rows // 3)
         name, tokens = cluster.busiest_consumer(await cluster.group())
@@ -159,8 +161,8 @@ class Scenario:
         say(f"{broker.name} serves again")
 
     def _takeover_times(self, killed_name: str, tokens: dict[int, int]) -> list[int]:
-        """Return when each partition of the killed consumer was first handled under a higher token,
-        in boot-time milliseconds.
+        """Return when each partition of the killed consumer was first handled with a higher token,
+        in milliseconds since boot.
         """
         takeover_ms: dict[int, int] = {}
         for name, tail in self.cluster.tails.items():
@@ -178,7 +180,7 @@ class Scenario:
 
     # ── watching ──────────────────────────────────────────────────────────────────────────────────
     async def _watch(self) -> None:
-        """Poll progress, cursors and process health several times a second."""
+        """Poll progress, cursors and process health several times per second."""
         while True:
             self._poll()
             for restart_count, status in await self.cluster.statuses():
@@ -262,7 +264,7 @@ class Scenario:
         )
 
     async def _run_spark_job(self) -> SparkResult:
-        """Let Spark read the subject, and return its result."""
+        """Let Spark read the subject and return its result."""
         program = self.cluster.spark
         with self.screen.time_step("Spark reads the subject"):
             await program.wait_until_ready(SPARK_TIMEOUT_S)
@@ -274,8 +276,8 @@ class Scenario:
             raise InternalError(f"Spark's result is unreadable: {error}") from error
 
     async def _check(self) -> tuple[JudgedRun, dict[int, PartitionLog]]:
-        """Check the log and the records against the file, in a thread that does not block the
-        screen.
+        """Check the log and the records against the file. This is done in a thread, so that the
+        screen is not blocked.
         """
         cluster = self.cluster
         with self.screen.time_step("checking every message"):

@@ -1,1 +1,1 @@
-"""Principals, their tokens and grants in SQL, and the capabilities that are signed from them."""
+"""Principals, with their tokens and grants in SQL, and the capabilities signed from them."""

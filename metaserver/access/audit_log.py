@@ -1,5 +1,5 @@
-"""Stores audit events of this metaserver and of brokers in SQL, lists them, and removes them by age
-and number.
+"""Stores audit events of this metaserver and of brokers in SQL, lists them, and removes old and
+excess ones.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from ..sql.database import Database
 from ..sql.schema import access_audit
 
 ROWS_AT_ONCE = 10_000
-"""Most rows that one transaction deletes: statements on PostgreSQL time out after 10 s, and other
-writers wait.
+"""Maximum number of rows that one transaction deletes: statements on PostgreSQL time out after
+10 s, and other writers have to wait.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSearch:
-    """The filter of a listing; None matches all values."""
+    """The filter of a listing; None matches any value."""
 
     who: str | None
     subject: str | None
     outcome: str | None
     since_ms: int
     before: int
-    """Upper limit of the ids, exclusive."""
+    """Exclusive upper limit of the event ids."""
     limit: int
 
 
 def append_events(connection: Connection, events: Sequence[AuditEvent]) -> None:
-    """Store audit events in one statement."""
+    """Store audit events with one statement."""
     if events:
         connection.execute(sa.insert(access_audit), [asdict(event) for event in events])
 
 
 def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
-    """Return a page of events, the newest first."""
+    """Return a page of events, newest first."""
     columns = access_audit.c
     query = sa.select(access_audit).where(
         columns.audit_id < search.before, columns.at_ms >= search.since_ms
@@ -74,10 +74,10 @@ def read_events(connection: Connection, search: AuditSearch) -> AuditPage:
 
 def remove_events(connection: Connection, *, older_than_ms: int, rows_max: int) -> bool:
     """
-    Remove a batch of events that are too old, or exceed `rows_max`.
+    Remove a batch of events that are too old or exceed `rows_max`.
 
     Returns:
-        True if more remain: the caller continues in another transaction.
+        True if more remain; the caller should continue in another transaction.
     """
     columns = access_audit.c
     newest = connection.execute(sa.select(sa.func.max(columns.audit_id))).scalar_one() or 0
@@ -101,7 +101,7 @@ class AuditLog:
 
     Args:
         retention_ms: events older than this many milliseconds are removed.
-        rows_max: most events in the database; the oldest events above it are removed.
+        rows_max: maximum number of events in the database; the oldest excess events are removed.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class AuditLog:
         self.buffer = AuditBuffer("metaserver")
 
     async def run(self) -> None:
-        """Store new events and remove old ones until cancelled; then store the rest."""
+        """Store new events and remove old ones until cancelled, then store the remaining events."""
         last_removal_ms = 0
         try:
             while True:
@@ -128,7 +128,7 @@ class AuditLog:
             await self.store()
 
     async def store(self) -> None:
-        """Store the buffered events; they stay in the buffer while the database does not
+        """Store the buffered events. They stay in the buffer while the database does not
         respond.
         """
         while events := self.buffer.pop_oldest():
@@ -140,8 +140,8 @@ class AuditLog:
                 return
 
     async def _remove_old(self) -> bool:
-        """Remove a batch of old events; returns True if more remain. The caller stores new events
-        before it continues.
+        """Remove a batch of old events. Return True if more remain, so that the caller can store
+        new events before it continues.
         """
         oldest_ms = self._clock.wall_ms() - self.retention_ms
         try:
@@ -157,6 +157,7 @@ class AuditLog:
         return [ControlRoute(NOTE_AUDIT, self._add_events), ControlRoute(AUDIT, self._list_events)]
 
     async def _add_events(self, body: NoteAudit, _params: Params) -> Done:
+        """Store the audit events sent by a broker."""
         await self._database.write(append_events, body.events)
         return Done()
 

@@ -1,4 +1,6 @@
-"""The access state in memory: each token's principal, and each principal's rights. Pure."""
+"""The access state in memory: the principal of each token, and the rights of each principal.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,20 @@ from ...protocol.errors import UnauthenticatedError
 from ...rpc.access.caller import Caller
 
 CHANGED_MAX = 1_000
-"""Most changed principals that a broker is sent; with more, every older capability becomes
-invalid.
+"""Maximum number of changed principals that are sent to a broker. If there are more, all older
+capabilities become invalid.
 """
 CHANGED_MS = 2 * CAPABILITY_MS
-"""Milliseconds for which a change is sent to brokers: after that, the capabilities that were signed
-before it have expired.
+"""How long, in milliseconds, a change is sent to brokers. After this time, all capabilities that
+were signed before the change have expired.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KnownToken:
-    """A token that was not revoked; times in milliseconds since 1970, `ends_at` 0 for never."""
+    """A token that has not been revoked. Times are in milliseconds since 1970; an `ends_at` of 0
+    means that it never expires.
+    """
 
     principal: str
     begins_at: int
@@ -33,24 +37,28 @@ class KnownToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessState:
-    """The access state at one version."""
+    """The access state at a given version."""
 
     cluster: str = ""
     version: int = 0
     tokens: Mapping[str, KnownToken] = field(default_factory=dict)
-    """Token hash → token."""
+    """Maps each token hash to its token."""
     grants: Mapping[str, tuple[AccessGrant, ...]] = field(default_factory=dict)
-    """Principal → its grants."""
+    """Maps each principal to its grants."""
     changed: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Principal → version and time (milliseconds since 1970) of its last change."""
+    """Maps each principal to the version and time (in milliseconds since 1970) of its last
+    change.
+    """
     keys: Mapping[str, bytes] = field(default_factory=dict)
-    """Key id → public key."""
+    """Maps each key id to its public key."""
     quotas: Mapping[str, Quota] = field(default_factory=dict)
-    """Principal → quota; EVERYBODY → the quota of all other principals."""
+    """Maps each principal to its quota; EVERYBODY is mapped to the quota of all other
+    principals.
+    """
     subject_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Subject or pattern → limit in bytes per second."""
+    """Maps each subject or pattern to its limit in bytes per second."""
     scheduled_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Subject or pattern → limit in bytes of scheduled messages."""
+    """Maps each subject or pattern to its limit in bytes of scheduled messages."""
 
     def with_settings(
         self, tokens: Mapping[str, str], grants: Mapping[str, tuple[AccessGrant, ...]]
@@ -59,8 +67,8 @@ class AccessState:
         Return a copy with the tokens and grants that the settings define.
 
         Args:
-            tokens: token hash → principal.
-            grants: principal → its grants.
+            tokens: maps each token hash to its principal.
+            grants: maps each principal to its grants.
         """
         settings_tokens = {
             token: KnownToken(principal, 0, 0) for token, principal in tokens.items()
@@ -97,7 +105,7 @@ class AccessState:
         Return a caller with the grants of a principal and of its groups.
 
         Args:
-            groups: the groups, as principals.
+            groups: the groups, which are principals too.
         """
         names = (principal, *groups)
         all_grants = (grant for name in names for grant in self.grants.get(name, ()))
@@ -106,7 +114,9 @@ class AccessState:
         return Caller(principal, grants, groups, quota, ends_at_ms, self.version)
 
     def news(self, now_ms: int, *, operators: Mapping[str, str]) -> AccessNews:
-        """Return the recent changes for brokers; `operators` as in `AccessNews`."""
+        """Return the recent changes to send to brokers. `operators` has the same meaning as in
+        `AccessNews`.
+        """
         recent_changes = {
             principal: version
             for principal, (version, at_ms) in self.changed.items()

@@ -1,4 +1,4 @@
-"""Reads the whole access state at once. SQL, synchronous."""
+"""Reads the complete access state. Runs SQL synchronously."""
 
 from __future__ import annotations
 

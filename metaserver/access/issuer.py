@@ -1,11 +1,11 @@
-"""Verifies tokens (JWT) of an outside issuer: signature, issuer, audience, times, and the name of
-the principal.
+"""Verifies the tokens (JWTs) of an external issuer: signature, issuer, audience, times, and the
+name of the principal.
 
     header: alg on the list, kid known ─▶ key of that kind ─▶ claims ─▶ jwt:NAME, group:NAME …
 
 Keys in the header (jku, x5u, jwk) are ignored; `crit` is refused.
 
-Source: RFC 7519 and RFC 8725.
+See RFC 7519 and RFC 8725.
 """
 
 from __future__ import annotations
@@ -38,25 +38,27 @@ class VerifiedIdentity(NamedTuple):
 
 
 class Issuer:
-    """An outside issuer whose tokens are accepted."""
+    """An external issuer whose tokens are accepted."""
 
     def __init__(self, settings: IssuerSettings, *, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._keys = KeySet(settings.jwks, ca=settings.jwks_ca, boot_ms=clock.boot_ms)
         self._cache: OrderedDict[bytes, tuple[str, VerifiedIdentity]] = OrderedDict()
-        """SHA-256 of a token → its key id and the verified identity; at most CACHE_MAX entries."""
+        """Maps the SHA-256 of each token to its key id and the verified identity; has at most
+        CACHE_MAX entries.
+        """
         self._cached_version = 0
-        """Version of the key set under which the cached tokens were verified."""
+        """Version of the key set with which the cached tokens were verified."""
 
     @staticmethod
     def looks_like(text: str) -> bool:
-        """Return whether the text may be a JWT."""
+        """Return True if the text may be a JWT."""
         return text.count(".") == 2 and len(text) <= TEXT_CHARS_MAX
 
     async def verify(self, text: str) -> VerifiedIdentity:
         """
-        Verify a token, and return the identity in it.
+        Verify a token and return the identity in it.
 
         Raises:
             UnauthenticatedError: the token is not valid.
@@ -110,7 +112,7 @@ class Issuer:
         return VerifiedIdentity(principal, self._read_groups(claims), ends_at_ms)
 
     def _read_groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
-        """Return the groups in a token, without those whose names are not valid principals."""
+        """Return the groups in a token, except those whose names are not valid principals."""
         claim = claims.get(self._settings.groups_claim, ()) if self._settings.groups_claim else ()
         names = claim.split() if isinstance(claim, str) else claim
         if not isinstance(names, list | tuple):

@@ -1,4 +1,4 @@
-"""Rows of principals' quotas and subjects' limits. SQL, synchronous."""
+"""Stores the quotas of principals and the limits of subjects. Runs SQL synchronously."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _QUOTAS_MAX = {PRINCIPAL: PRINCIPALS_MAX, SUBJECT: SUBJECT_LIMITS_MAX}
 
 def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None:
     """
-    Store limits; a repeat changes nothing.
+    Store limits. Repeating the call with the same limits has no effect.
 
     Raises:
         InvalidRequestError
@@ -67,7 +67,7 @@ def set_quota(connection: Connection, request: SetQuota, *, now_ms: int) -> None
 
 
 def _store_limits(connection: Connection, row: QuotaRow, table: sa.Table, *, keep: bool) -> None:
-    """Store the limits of a quota for which `table` has columns; if `keep` is false, delete the
+    """Store those limits of a quota for which `table` has columns. If `keep` is false, delete the
     quota's row there.
     """
     if keep:
@@ -78,7 +78,7 @@ def _store_limits(connection: Connection, row: QuotaRow, table: sa.Table, *, kee
 
 
 def _delete_limits(connection: Connection, kind: str, name: str, table: sa.Table) -> bool:
-    """Delete a quota's row in a table; returns False if there was none."""
+    """Delete a quota's row in a table. Return False if there was none."""
     is_named = table.c.name == name
     if "kind" in table.c:
         is_named &= table.c.kind == kind
@@ -86,7 +86,7 @@ def _delete_limits(connection: Connection, kind: str, name: str, table: sa.Table
 
 
 def unset_quota(connection: Connection, request: UnsetQuota, *, now_ms: int) -> None:
-    """Delete limits; a repeat changes nothing. Raises InvalidRequestError."""
+    """Delete limits. Repeating the call has no effect. Raises InvalidRequestError."""
     _check_name(request.kind, request.name)
     tables = (access_quotas, name_limits) if request.kind == SUBJECT else (access_quotas,)
     if sum(_delete_limits(connection, request.kind, request.name, table) for table in tables):
@@ -105,7 +105,9 @@ def read_quotas(connection: Connection) -> list[QuotaRow]:
 
 
 def index_quotas(rows: list[QuotaRow]) -> tuple[Mapping[str, Quota], Mapping[str, int]]:
-    """Return principal → quota, and subject or pattern → limit in bytes per second."""
+    """Return a dict that maps each principal to its quota, and one that maps each subject or
+    pattern to its limit in bytes per second.
+    """
     quotas = {
         row.name: Quota(row.bytes_per_s, row.requests_per_s, row.connections)
         for row in rows
@@ -123,8 +125,8 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def _invalidate(connection: Connection, kind: str, name: str, now_ms: int) -> None:
-    """Invalidate a principal's capabilities. For EVERYBODY a new version is enough, because all
-    capabilities are renewed within minutes.
+    """Invalidate a principal's capabilities. For EVERYBODY, a new version is enough, because all
+    capabilities are renewed every few minutes.
     """
     if kind == PRINCIPAL and name != EVERYBODY:
         record_principal_change(connection, name, now_ms)

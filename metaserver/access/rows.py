@@ -1,11 +1,11 @@
-"""Rows of principals, tokens, grants and signing keys. SQL, synchronous.
+"""Stores principals, tokens, grants and signing keys. Runs SQL synchronously.
 
 Invariants
     Every change raises the version of the access state and stores it with the principal, which
-    invalidates the capabilities that were signed before.
-    A token is stored as its SHA-256 only.
+    invalidates all capabilities that were signed before.
+    Only the SHA-256 of a token is stored.
     Times are wall-clock times of the metaserver, because people choose the dates of tokens.
-    A revoked or expired token stays listed until its row is needed for a new token.
+    A revoked or expired token remains listed until its row is needed for a new token.
 """
 
 from __future__ import annotations
@@ -36,27 +36,29 @@ _changed = sa.select(
     sa.func.coalesce(sa.func.max(access_principals.c.version), 0)
 ).scalar_subquery()
 _version = sa.case((_changed > access_state.c.version, _changed), else_=access_state.c.version)
-"""The version of the access state: at least the version of every principal, even if a row was
-copied from another database.
+"""The version of the access state. It is never lower than the version of any principal, even if a
+row was copied from another database.
 """
 STATE = sa.select(access_state.c.cluster, _version.label("version"))
 
 
 def read_version(connection: Connection) -> tuple[str, int] | None:
-    """Return the cluster's access id and the version; None before `create_access_state`."""
+    """Return the cluster's access id and the version; None before `create_access_state` has been
+    called.
+    """
     row = connection.execute(STATE).one_or_none()
     return None if row is None else (row.cluster, row.version)
 
 
 def create_access_state(connection: Connection, cluster: str) -> None:
-    """Create the access state unless it exists; `cluster` is a random id."""
+    """Create the access state unless it exists. `cluster` is a random id."""
     insert_new(connection, access_state, {"one": 1, "cluster": cluster, "version": 1})
 
 
 def store_key(
     connection: Connection, key_id: str, public: bytes, *, ends_at: int, now_ms: int
 ) -> None:
-    """Store a metaserver's public key, and delete expired keys."""
+    """Store a metaserver's public key and delete expired keys."""
     connection.execute(sa.delete(access_keys).where(access_keys.c.ends_at <= now_ms))
     row = {"key_id": key_id, "public": public.hex(), "ends_at": ends_at}
     insert_or_replace(connection, access_keys, row)
@@ -70,8 +72,8 @@ def create_token(
     Store a new token.
 
     Raises:
-        InvalidRequestError: the principal is not valid, or the token would end before it begins, or
-            before now.
+        InvalidRequestError: the principal is invalid, or the token would expire before it becomes
+            valid or before now.
         OverloadedError: there are too many valid tokens, or too many principals.
     """
     check_name("principal", request.principal)
@@ -95,14 +97,14 @@ def create_token(
 
 def _evict_token(connection: Connection, now_ms: int) -> None:
     """
-    Delete one token if there are TOKENS_MAX: the one that was revoked first, else the one that
-    expired first.
+    Delete one token if there are TOKENS_MAX tokens: the one that was revoked first or, if there is
+    none, the one that expired first.
 
-    It deletes only one at a time, so that a wrong wall clock removes few tokens that have not
-    really expired.
+    Only one token is deleted at a time, so that a wrong wall clock does not remove many tokens that
+    have not really expired.
 
     Raises:
-        OverloadedError: no token was revoked or has expired.
+        OverloadedError: no token has been revoked or has expired.
     """
     tokens = access_tokens.c
     count = sa.select(sa.func.count()).select_from(access_tokens)
@@ -125,7 +127,7 @@ def _evict_token(connection: Connection, now_ms: int) -> None:
 
 
 def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> list[TokenView]:
-    """Return all tokens, or those of a principal, by id."""
+    """Return all tokens, or those of one principal, by id."""
     query = sa.select(access_tokens).order_by(access_tokens.c.token_id)
     if principal is not None:
         query = query.where(access_tokens.c.principal == principal)
@@ -133,7 +135,7 @@ def read_tokens(connection: Connection, principal: str | None, now_ms: int) -> l
 
 
 def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> TokenView:
-    """Revoke a token; a repeat changes nothing. Raises NotFoundError."""
+    """Revoke a token. Repeating the call has no effect. Raises NotFoundError."""
     token = _read_token(connection, token_id, now_ms)
     if not token.revoked_at_ms:
         record_principal_change(connection, token.principal, now_ms)
@@ -147,7 +149,7 @@ def revoke_token(connection: Connection, token_id: int, *, now_ms: int) -> Token
 
 def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
     """
-    Store a right; a repeat changes nothing.
+    Store a right. Repeating the call has no effect.
 
     Raises:
         InvalidRequestError
@@ -173,7 +175,7 @@ def grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
 
 
 def revoke_grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -> None:
-    """Delete a right; a repeat changes nothing. Raises InvalidRequestError."""
+    """Delete a right. Repeating the call has no effect. Raises InvalidRequestError."""
     check_principal(request.principal)
     row = _grant_row(request)
     this_grant = sa.and_(*(access_grants.c[name] == value for name, value in row.items()))
@@ -182,7 +184,7 @@ def revoke_grant(connection: Connection, request: ChangeGrant, *, now_ms: int) -
 
 
 def read_grants(connection: Connection, principal: str | None) -> list[tuple[str, AccessGrant]]:
-    """Return all rights, or those of a principal, as (principal, right), sorted."""
+    """Return all rights, or those of one principal, as sorted (principal, right) pairs."""
     query = sa.select(access_grants)
     if principal is not None:
         query = query.where(access_grants.c.principal == principal)
@@ -202,7 +204,7 @@ def _grant_row(request: ChangeGrant) -> dict[str, str]:
 
 
 def raise_version(connection: Connection) -> int:
-    """Raise the version of the access state, and return it."""
+    """Increment the version of the access state and return it."""
     statement = sa.update(access_state).values(version=_version + 1)
     version: int = connection.execute(statement.returning(access_state.c.version)).scalar_one()
     return version
@@ -225,11 +227,11 @@ def record_principal_change(connection: Connection, principal: str, now_ms: int)
 
 def _evict_principal(connection: Connection, now_ms: int) -> None:
     """
-    Delete one principal if there are PRINCIPALS_MAX: the one that has had no right and no valid
-    token for the longest time.
+    Delete one principal if there are PRINCIPALS_MAX principals: the one that has had no rights and
+    no valid token for the longest time.
 
     Raises:
-        OverloadedError: each principal has a right or a valid token.
+        OverloadedError: every principal has a right or a valid token.
     """
     count = sa.select(sa.func.count()).select_from(access_principals)
     if connection.execute(count).scalar_one() < PRINCIPALS_MAX:
@@ -258,7 +260,7 @@ def _evict_principal(connection: Connection, now_ms: int) -> None:
 
 
 def _is_unusable(now_ms: int) -> sa.ColumnElement[bool]:
-    """Return the condition for tokens that were revoked or have expired."""
+    """Return the SQL condition for tokens that have been revoked or have expired."""
     tokens = access_tokens.c
     return (tokens.revoked_at > 0) | ((tokens.ends_at > 0) & (tokens.ends_at <= now_ms))
 

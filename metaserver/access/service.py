@@ -1,11 +1,11 @@
-"""Access control of a metaserver: identifies callers, signs capabilities, and keeps brokers
+"""The access control of a metaserver: identifies callers, signs capabilities, and keeps brokers
 informed.
 
     SQL ──every POLL_MS──▶ AccessState ──▶ callers and their rights
     signing key, new every KEY_MS ──▶ public key in SQL ──▶ every metaserver ──▶ every broker
 
 Invariants
-    The private key stays in this process.
+    The private key never leaves this process.
     Nothing is signed before the public key is in SQL.
 """
 
@@ -95,20 +95,21 @@ log = logging.getLogger("keylane.metaserver")
 POLL_MS = 1_000
 KEY_MS = 3_600_000
 REREAD_MS = 30_000
-"""Interval, in milliseconds, at which the whole state is read again, in case somebody has changed
-rows in the database directly.
+"""Interval, in milliseconds, at which the complete state is read again, in case rows were changed
+directly in the database.
 """
 METASERVER = "metaserver"
 
 
 class AccessService:
     """
-    Access control over one database; call `start` before use.
+    Access control based on one database. Call `start` before use.
 
     Args:
-        settings_tokens: token hash → principal (ADMIN, CLUSTER or a broker), from the settings.
+        settings_tokens: maps each token hash in the settings to its principal (ADMIN, CLUSTER or a
+            broker).
         audit: the audit log.
-        issuer: an outside issuer whose tokens are accepted, or None.
+        issuer: an external issuer whose tokens are accepted, or None.
     """
 
     def __init__(
@@ -136,11 +137,11 @@ class AccessService:
         self._read_order = ReadOrder()
 
     async def start(self) -> None:
-        """Read the access state, and store the public key. Raises StorageError."""
+        """Read the access state and store the public key. Raises StorageError."""
         await self._rotate_key()
 
     async def run(self) -> None:
-        """Follow changes by other metaservers, and renew the key, until cancelled."""
+        """Follow changes made by other metaservers and renew the key, until cancelled."""
         while True:
             await asyncio.sleep(POLL_MS / 1000)
             try:
@@ -151,7 +152,9 @@ class AccessService:
                 )
 
     async def _poll(self) -> None:
-        """Read changes, and store a new key if the key is due or the database lacks it."""
+        """Read changes. Store a new key if it is due or if the database does not have the current
+        one.
+        """
         now_ms = self._clock.boot_ms()
         stored_version = await self._database.read(read_version)
         known_version = (self.state.cluster, self.state.version)
@@ -159,14 +162,14 @@ class AccessService:
             stored_version != known_version or now_ms - self._last_read_ms > REREAD_MS
         ):
             await self.refresh()
-        # A database that lacks the row or the key was replaced, for example by a restore.
+        # If the row or the key is missing, the database was replaced, for example by a restore.
         is_stored = stored_version is not None and self._signing_key.key_id in self.state.keys
         if not is_stored or now_ms - self._key_created_ms > KEY_MS:
             await self._rotate_key()
 
     async def refresh(self) -> None:
-        """Read the whole state again: `state` then has everything that was committed before this
-        call. Raises StorageError.
+        """Read the complete state again. Afterwards, `state` includes everything that was committed
+        before this call. Raises StorageError.
         """
         number, self._last_read_ms = self._read_order.begin(), self._clock.boot_ms()
         state = await self._database.read(read_access_state, self._clock.wall_ms())
@@ -174,6 +177,7 @@ class AccessService:
             self.state = state.with_settings(self._settings_tokens, self._settings_grants)
 
     async def _rotate_key(self) -> None:
+        """Create a new signing key, store its public key, and use it from now on."""
         await self._database.write(create_access_state, secrets.token_hex(16))
         key, now_ms = OwnKey(), self._clock.wall_ms()
         ends_at = now_ms + KEY_MS + 2 * CAPABILITY_MS
@@ -185,7 +189,7 @@ class AccessService:
         await self.refresh()
 
     async def identify(self, text: str) -> Caller:
-        """Return the caller that a token identifies. Raises UnauthenticatedError,
+        """Return the caller that a token identifies. Raises UnauthenticatedError or
         UnavailableError.
         """
         if self._issuer is not None and self._issuer.looks_like(text):
@@ -193,7 +197,7 @@ class AccessService:
         return self.state.identify_caller(text, self._clock.wall_ms())
 
     def identify_peer(self, peer: Peer) -> Caller:
-        """Return the caller of a client certificate that TLS has verified. Raises
+        """Return the caller that a client certificate, already verified by TLS, identifies. Raises
         UnauthenticatedError.
         """
         if self._clock.wall_ms() >= peer.ends_at_ms:
@@ -211,7 +215,7 @@ class AccessService:
     # ── capabilities ──────────────────────────────────────────────────────────────────────────────
     def sign(self, caller: Caller, holder: bytes = b"") -> str:
         """
-        Sign a capability of the caller.
+        Sign a capability for the caller.
 
         Raises:
             OverloadedError: the rights of the caller and its groups do not fit into an HTTP header.
@@ -221,7 +225,7 @@ class AccessService:
                 cluster=self.state.cluster,
                 key=self._signing_key.key_id,
                 principal=caller.principal,
-                # The version of these grants: the state may have changed since.
+                # Use the version of these grants, because the state may have changed since.
                 version=caller.version or self.state.version,
                 ends_at_ms=self._capability_end_ms(caller),
                 grants=caller.grants,
@@ -240,14 +244,14 @@ class AccessService:
         return text
 
     def _capability_end_ms(self, caller: Caller) -> int:
-        """Return when a new capability expires: after CAPABILITY_MS, or earlier with the caller's
-        token or certificate.
+        """Return when a new capability expires: after CAPABILITY_MS, or earlier if the caller's
+        token or certificate expires before that.
         """
         latest_ms = self._clock.wall_ms() + CAPABILITY_MS
         return min(latest_ms, caller.ends_at_ms) if caller.ends_at_ms else latest_ms
 
     def add_metaservers(self, addresses: Sequence[str]) -> None:
-        """Do nothing: a metaserver calls no other metaserver."""
+        """Do nothing, because a metaserver does not call other metaservers."""
 
     async def bearer(self, _address: str) -> str | None:
         """Return the metaserver's own capability; see `Credentials`."""
@@ -259,7 +263,7 @@ class AccessService:
         return CapabilityCredential(text, self._holder_key, CAPABILITY_MS / 2_000)
 
     def mark_refused(self, _text: str) -> bool:
-        """See `Credentials`: each capability is new."""
+        """See `Credentials`. Does nothing, because each capability is new."""
         return True
 
     async def close(self) -> None:
@@ -356,12 +360,13 @@ class AccessService:
         )
 
     async def _read_news(self, _body: object, _params: Params) -> AccessNews:
+        """Return the recent changes to a broker."""
         return self.news()
 
 
 def refusing_routes() -> list[ControlRoute]:
-    """Return a route for each of `endpoints.ACCESS`, for a metaserver without access control: it
-    refuses all these calls.
+    """Return a route for each of `endpoints.ACCESS` that refuses all calls, for a metaserver
+    without access control.
     """
 
     async def refuse(_body: object, _params: object) -> object:

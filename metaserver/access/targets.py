@@ -1,4 +1,4 @@
-"""Finds the subjects and groups to which a call to a metaserver refers: by its path, its body, or
+"""Determines which subjects and groups a call to a metaserver refers to: by its path, its body, or
 its consumer session, which is looked up in SQL.
 """
 
@@ -24,21 +24,23 @@ SESSIONS_MAX = 100_000
 _BROKER_PATHS = frozenset({CORDON.path, ACCEPT_FOLDER.path})
 """Paths in which {group} is a broker group."""
 _SUBJECT_KINDS = frozenset({OperationKind.RESIZE, OperationKind.GROW})
-"""Operations whose body names a subject; the others name partitions or a broker group, and need
+"""Operations whose body names a subject. The others name partitions or a broker group, and require
 rights on all subjects.
 """
 _CANCELABLE = _SUBJECT_KINDS | {OperationKind.SET}
-"""Operations that an administrator of only their subject may begin and cancel."""
+"""Operations that an administrator of a single subject may begin and cancel."""
 _WHOLE_CLUSTER = (AccessTarget(),)
 
 
 class MetaserverTargets:
-    """Finds the access targets of calls."""
+    """Determines the access targets of calls."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._sessions: OrderedDict[str, AccessTarget] = OrderedDict()
-        """Session → its subject and group, which never change; least recently added first."""
+        """Maps each session to its subject and group, which never change; ordered by the time of
+        insertion.
+        """
 
     async def __call__(
         self, endpoint: Endpoint[Any], body: Any, params: Mapping[str, str]
@@ -46,7 +48,7 @@ class MetaserverTargets:
         """
         Return the subjects and groups to which a call refers.
 
-        An unknown session has no target: the call itself will report it as unknown.
+        An unknown session has no target; the call itself will report that it is unknown.
         """
         if endpoint.path in _BROKER_PATHS:
             return _WHOLE_CLUSTER
@@ -58,7 +60,7 @@ class MetaserverTargets:
                 else (AccessTarget(subject, "", "this operation"),)
             )
         if "{subject}" in endpoint.path:
-            # Only the path counts: a query parameter of the same name means something else.
+            # Only the path counts; a query parameter with the same name means something else.
             group = params["group"] if "{group}" in endpoint.path else ""
             second_subject = getattr(body, "hidden", None) or getattr(body, "target", None)
             targets = [AccessTarget(params["subject"], group)]
@@ -102,8 +104,8 @@ def _read_session(connection: Connection, session: str) -> AccessTarget | None:
 
 
 def _read_operation_subject(connection: Connection, operation_id: int | None) -> str | None:
-    """Return the subject of an operation that an administrator of the subject may cancel; None if
-    the operation is of another kind.
+    """Return the subject of an operation that an administrator of the subject may cancel; None for
+    all other operations.
     """
     query = (
         sa.select(subjects.c.name)

@@ -1,8 +1,9 @@
-"""The format of a backup file: JSON lines with a head, the rows, and an end with their number and
-checksum. Pure.
+"""Defines the format of a backup file: JSON lines with a head, the rows, and an end that contains
+their number and checksum. Pure.
 
-{"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
-["subjects",{"subject_id":1,…}] {"rows":57,"sha256":"…"}
+    {"format":1,"program":"0.2.0","revision":"0200","cluster":"k…","cluster_version":"0.2"}
+    ["subjects",{"subject_id":1,…}]
+    {"rows":57,"sha256":"…"}
 """
 
 from __future__ import annotations

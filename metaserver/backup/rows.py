@@ -1,13 +1,13 @@
-"""Reads all rows of a database as plain values, and stores them in an empty one, on SQLite and
-PostgreSQL. SQL, synchronous.
+"""Reads all rows of a database as plain values and stores them in an empty one, with SQLite or
+PostgreSQL. Runs SQL synchronously.
 
-A backup does not contain the rows that belong to running programs: sessions, duties, metaservers,
-refused brokers, and the machine's boot.
+A backup does not contain rows that belong to running programs: sessions, duties, metaservers,
+refused brokers, and the boot id of the machine.
 
 Invariants
-    After a restore, tokens, partition ids and route versions are above all that were issued after
-    the backup was taken, within the limits of `TOKENS_AHEAD` and `IDS_AHEAD`. So the next token is
-    above every fence that a broker has seen.
+    After a restore, tokens, partition ids and route versions are higher than any that were issued
+    after the backup was taken, within the limits of `TOKENS_AHEAD` and `IDS_AHEAD`. So the next
+    token is higher than every fence that a broker has seen.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ from ..sql.schema import (
 )
 
 TOKENS_AHEAD = 1 << 32
-"""Number that a restore adds to every group's last token: more than the grants between a backup and
-its restore.
+"""The number that a restore adds to every group's last token; it must exceed the number of grants
+between a backup and its restore.
 """
 IDS_AHEAD = 1 << 20
-"""Number of ids that a restore skips, because rows inserted after the backup may have them."""
+"""The number of ids that a restore skips, because rows inserted after the backup may have used
+them.
+"""
 HOLD_MS = 30_000
-"""Milliseconds after a restore for which nothing is granted, because consumers of earlier sessions
-may still run.
+"""How long, in milliseconds, nothing is granted after a restore, because consumers of earlier
+sessions may still be running.
 """
 _EXCLUDED_TABLES = {sessions.name, duties.name, metaservers.name, refused_brokers.name}
 _INCLUDED_FACTS = (CLUSTER, CLUSTER_VERSION)
@@ -61,7 +63,7 @@ def read_rows(
     Yield (table name, values by column) for every row of one snapshot.
 
     Args:
-        tables: the tables to read; None: all tables of a backup.
+        tables: the tables to read; None means all tables of a backup.
     """
     begin_snapshot(connection)
     for table in backup_tables() if tables is None else tables:
@@ -92,7 +94,8 @@ def store_rows(
     Store the rows of a backup in an empty database.
 
     Args:
-        route_version: the lowest version of the routes, above every version that clients know.
+        route_version: the minimum version of the routes, which must be higher than every version
+            that clients know.
 
     Raises:
         ConfigError
@@ -118,7 +121,7 @@ def store_rows(
         skip_later_ids(connection, table)
     query = sa.select(duties.c.name, duties.c.holder, duties.c.held_until)
     held_duties = [dict(row) for row in connection.execute(query).mappings()]
-    restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # which also ends all duties
+    restart_times(connection, broker_ttl_ms=broker_ttl_ms)  # this also ends all duties
     if held_duties:
         connection.execute(sa.insert(duties), held_duties)
 

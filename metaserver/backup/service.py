@@ -1,4 +1,4 @@
-"""Backs up and restores a database. I/O: SQL."""
+"""Backs up and restores a database. Runs SQL."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def backup_database(
     Back up a database while metaservers use it; `write` is called once with the whole file.
 
     Raises:
-        DataFolderError: the data folder has no database.
+        DataFolderError: there is no database in the data folder.
         ConfigError: the schema has another version; nothing was changed.
         ConflictError, VersionError, StorageError
     """
@@ -85,7 +85,7 @@ def read_backup(
     settings: MetaserverSettings, content: bytes, path: str
 ) -> tuple[BackupHead, list[Row]]:
     """
-    Decode a backup, and check that its schema and cluster are those of this program.
+    Decode a backup and check that its schema and its cluster match this program.
 
     Raises:
         ConfigError, ConflictError
@@ -106,7 +106,7 @@ async def restore_database(
     settings: MetaserverSettings, content: bytes, path: str
 ) -> tuple[BackupHead, int]:
     """
-    Fill an empty database from a backup, and return its head and the number of rows.
+    Fill an empty database from a backup. Return the head of the backup and the number of rows.
 
     Raises:
         ConfigError: the file is damaged or has another version, or the database is not empty.

@@ -1,1 +1,3 @@
-"""Handles calls for brokers and subjects: reports, creations, accepted folder copies and routes."""
+"""Handles calls about brokers and subjects: reports, creations, accepted folder copies and
+routes.
+"""

@@ -1,11 +1,13 @@
-"""Accepts an older copy of a data folder on behalf of an operator. SQL, synchronous.
+"""Accepts an older copy of a data folder on behalf of an operator. Runs SQL synchronously.
 
 Invariants
     The copy may lack consumer groups. After this transaction, the metaserver assumes that the
-    copy's broker knows none, and announces all of them before retention removes anything there.
-    No earlier token stays valid, because the copy reassigns offsets that consumers have handled:
-    a late ack would concern another message. So the transaction ends the leases, and the reply to
-    the broker's report has a token up to which the broker refuses all, before it serves.
+    copy's broker knows no groups, and announces all of them before retention removes anything
+    there.
+    No earlier token remains valid, because the copy reassigns offsets that consumers have already
+    handled, so a late ack would apply to a different message. Therefore the transaction ends the
+    leases, and the reply to the broker's report contains a token; before it starts to serve, the
+    broker refuses all tokens up to this one.
 """
 
 from __future__ import annotations
@@ -54,15 +56,16 @@ def accept_folder(
     connection: Connection, broker_group: str, request: AcceptFolder
 ) -> RefusedBroker:
     """
-    Accept a refused older copy of a broker group's data folder, and journal that.
+    Accept an older copy of a broker group's data folder that was refused, and record this in the
+    journal.
 
     All consumer groups will be announced to the broker again. The leases of its partitions end;
     those of shared groups get a new token instead.
 
     Raises:
-        NotFoundError: the broker group has never reported itself.
-        InvalidRequestError: the name is not valid, the group's own broker is alive, or the number
-            of such copies that report themselves is not one.
+        NotFoundError: the broker group has never sent a report.
+        InvalidRequestError: the name is invalid, the group's own broker is alive, or there is not
+            exactly one such copy that sends reports.
     """
     check_name("broker group", broker_group)
     parameters = {"of_group": broker_group, "for_ms": 0}
@@ -132,8 +135,8 @@ def check_folder_complete(
     SQL.
 
     Raises:
-        InvalidRequestError: the text lists the partitions that the copy lacks, and says how to
-            continue.
+        InvalidRequestError: the message lists the partitions that the copy lacks and explains how
+            to continue.
     """
     copy_statuses = {status.partition_id: status for status in statuses}
     hosted_ids = sa.select(steps.c.partition_id).where(
@@ -145,7 +148,7 @@ def check_folder_complete(
             partitions.c.broker_group == broker_group,
             sa.or_(
                 partitions.c.state.in_((PartitionState.OPEN, PartitionState.SEALED)),
-                # The broker has confirmed that it hosts the partition, and is not asked again.
+                # The broker has confirmed that it hosts the partition, so it is not asked again.
                 sa.and_(
                     partitions.c.state == PartitionState.PLANNED,
                     partitions.c.partition_id.in_(hosted_ids),
@@ -176,8 +179,8 @@ def check_folder_complete(
 
 
 def read_accepted_fence(connection: Connection, broker_group: str) -> int:
-    """Return the token up to which the broker must refuse all since a copy of the group's data
-    folder was accepted; 0 if none was accepted.
+    """Return the token up to which the broker must refuse all tokens because a copy of the group's
+    data folder was accepted; 0 if none was accepted.
     """
     highest = sa.select(sa.func.max(accepted_folders.c.fence)).where(
         accepted_folders.c.broker_group == broker_group
@@ -187,12 +190,12 @@ def read_accepted_fence(connection: Connection, broker_group: str) -> int:
 
 def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
     """
-    End the leases of a broker group's partitions; lock their consumer groups, and mark them
+    End the leases of a broker group's partitions, lock their consumer groups, and mark them as
     unsettled.
 
     Returns:
-        A token above all those that were granted to consumer groups with partitions there, and
-        below all later grants of any group.
+        A token higher than all tokens granted to consumer groups with partitions there, and lower
+        than all later grants of any group.
     """
     partition_ids = sa.select(partitions.c.partition_id).where(
         partitions.c.broker_group == broker_group
@@ -221,7 +224,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         ended_leases = []
         for lease in read_leases_of(connection, group.group_id, leased_ids).values():
             if lease.partition_id in drained_ids:
-                # A higher token would mean that messages were parked there again, and children
+                # A higher token would suggest that messages were parked there again, and children
                 # would adopt all of them a second time.
                 ended_leases.append(replace(lease, session=None, wanted=None, withdrawn=False))
             elif group.shared:
@@ -237,7 +240,7 @@ def _end_leases(connection: Connection, broker_group: str) -> FencingToken:
         columns = {"version": version, "last_token": last_token, "settled": False}
         set_group(connection, group.group_id, **columns)
     raise_group_versions(connection, [group.group_id for group in locked_groups])
-    # The broker refuses tokens up to the fence for all groups, even those that join later.
+    # The broker refuses tokens up to the fence for all groups, including those that join later.
     has_lower_token = sa.update(groups).where(groups.c.last_token < fence)
     connection.execute(has_lower_token.values(last_token=fence))
     return fence

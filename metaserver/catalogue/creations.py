@@ -1,13 +1,13 @@
-"""Replans creations of subjects that cannot continue, or marks them as failed. SQL, synchronous.
+"""Replans subject creations that cannot continue, or marks them as failed. Runs SQL synchronously.
 
     PLANNED on a silent broker ─▶ EXPIRED, sealed there by a canceled operation
                                └▶ PLANNED elsewhere, under a new id and a new name
 
 Invariants
     An id that may have been sent to a broker is never reused for another partition.
-    An open subject is not changed.
-    If a broker refuses a partition permanently, the creation fails: its name can be used again, and
-    its hosted partitions are sealed.
+    A subject that is already open is not changed.
+    If a broker permanently refuses a partition, the creation fails: its name can be used again, and
+    the partitions that are already hosted are sealed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def replan_creation(connection: Connection, subject_id: int) -> bool:
     Move a creation's planned partitions away from brokers that are silent or accept no writes.
 
     Returns:
-        True if the plan has changed. It stays if all its brokers are available, if no other broker
-        is available, or if the subject is open or hidden: the partitions of a hidden subject have
-        the names and parents of its target.
+        True if the plan has changed. It does not change if all its brokers are available, if no
+        other broker is available, or if the subject is open or hidden, because the partitions of a
+        hidden subject have the names and parents of its target.
     """
     lock_brokers(connection)
     subject = connection.execute(_not_hidden, {"of_subject": subject_id}).one_or_none()
@@ -92,10 +92,10 @@ def fail_creation(
     connection: Connection, subject_id: int, problem: str, *, in_use: Collection[int]
 ) -> bool:
     """
-    Mark a creation as failed; returns False if the subject is already open.
+    Mark a creation as failed. Return False if the subject is already open.
 
     Args:
-        in_use: ids that brokers use for other partitions, which are left alone.
+        in_use: ids that brokers already use for other partitions; these are left alone.
     """
     if connection.execute(_creation, {"of_subject": subject_id}).one_or_none() is None:
         return False
@@ -118,7 +118,7 @@ def fail_creation(
 
 
 def _expire_partitions(connection: Connection, subject_id: int, ids: list[int]) -> None:
-    """Mark planned partitions EXPIRED, and journal steps that seal them if brokers host them."""
+    """Mark planned partitions as EXPIRED and journal steps that seal them if brokers host them."""
     connection.execute(
         sa.update(partitions)
         .where(partitions.c.partition_id.in_(ids))

@@ -1,11 +1,11 @@
-"""Brokers and subjects: reports, creation in two steps, long polls for routes. Network I/O around
-SQL.
+"""Manages brokers and subjects: reports, two-step creation, and long polls for routes. Does network
+I/O and runs SQL.
 
     create ─▶ PLANNED rows in SQL ─▶ every broker hosts its part ─▶ OPEN rows, route version 1
                      │                          │ a broker fails, or this process ends
                      └◀── a repeated call, or a periodic task, continues here
 
-Every step is idempotent: planning and opening in SQL, and hosting at the broker.
+Every step is idempotent, both planning and opening in SQL and hosting at the broker.
 Until the subject is open, partitions planned on a silent broker move to another broker.
 """
 
@@ -98,24 +98,26 @@ T = TypeVar("T")
 
 PROBE_TIMEOUT_MS = 1_000
 REPORTS_MS_MIN = 2_000
-"""Shortest wait, in milliseconds, for the reports of live brokers after a start: a broker retries
-each second while no metaserver responds.
+"""Minimum time, in milliseconds, to wait for the reports of live brokers after a start. A broker
+retries every second while no metaserver responds.
 """
 PLANS_MAX = 4
-"""Most attempts of one call to plan a creation."""
+"""Maximum number of times that one call tries to plan a creation."""
 HOSTED_AT_ONCE_MAX = 64
-"""Most concurrent calls to brokers; each waits for an fsync, and brokers sync many at once."""
+"""Maximum number of concurrent calls to brokers; each waits for an fsync, and brokers sync many of
+them at once.
+"""
 
 
 CREATION_WAIT_S = 5.0
-"""Seconds for which a call waits for a creation, which continues after that; well below client
-timeouts.
+"""How long, in seconds, a call waits for a creation, which continues after that; well below the
+timeouts of clients.
 """
 
 
 @dataclass(slots=True)
 class _Creation:
-    """A creation in progress, shared by all calls that wait for it."""
+    """A creation in progress, shared by all calls that are waiting for it."""
 
     hosted: set[int] = field(default_factory=set)
     """Ids of the partitions that are already hosted."""
@@ -137,8 +139,8 @@ class Catalogue:
     ) -> None:
         """
         Args:
-            news: returns the access state for brokers; None: there is no access control.
-            member: checks which brokers may join the cluster; None: all may.
+            news: returns the access state to send to brokers; None if there is no access control.
+            member: checks which brokers may join the cluster; None allows all.
             request_comparison: called with a broker group that may have partitions or changes that
                 the database lacks.
         """
@@ -151,13 +153,15 @@ class Catalogue:
         self._wakeups: Wakeups[Subject] = Wakeups()
         self._versions: dict[str, int] = {}
         self._retry_until_s: float | None = None
-        """Time, in seconds of the event loop's clock, until which lookups of unknown subjects are
-        retried; None before the first unknown subject.
+        """Time until which lookups of unknown subjects are retried, in seconds on the event loop's
+        clock; None before the first unknown subject.
         """
         self._unannounced: dict[str, tuple[int, ...]] = {}
-        """Broker group → ids of its partitions whose consumer groups were never announced."""
+        """Maps each broker group to the ids of those partitions whose consumer groups were never
+        announced.
+        """
         self._creations: dict[int, _Creation] = {}
-        """Subject id → its running creation."""
+        """Maps each subject id to its running creation."""
 
     # ── brokers ───────────────────────────────────────────────────────────────────────────────────
     async def process_report(self, report: BrokerHeartbeat) -> BrokerWelcome:
@@ -165,10 +169,10 @@ class Catalogue:
         Process a broker's report; the first report registers the broker.
 
         Raises:
-            InvalidRequestError: the report is not valid, or the broker's address is not a loopback
-                address although this metaserver serves only loopback.
-            FolderRefusedError: the broker group belongs to another data folder; the folder is a
-                copy of one in use, or an older copy; or the loss of the folder was accepted.
+            InvalidRequestError: the report is invalid, or the broker's address is not a loopback
+                address even though this metaserver serves only the loopback interface.
+            FolderRefusedError: the broker group belongs to another data folder, the folder is an
+                older copy or a copy of one in use, or the loss of the folder was accepted.
             ConflictError: the broker belongs to another cluster.
             VersionError: the cluster does not admit the broker's version.
         """
@@ -211,12 +215,12 @@ class Catalogue:
 
     @property
     def has_unannounced_groups(self) -> bool:
-        """True if a broker has reported partitions whose consumer groups it does not know."""
+        """True if a broker has reported partitions without knowing their consumer groups."""
         return bool(self._unannounced)
 
     def pop_unannounced(self) -> list[tuple[int, ...]]:
-        """Return and clear the partitions whose consumer groups were never announced; one tuple of
-        ids for each broker.
+        """Return and clear the ids of the partitions whose consumer groups were never announced, as
+        one tuple per broker.
         """
         unannounced, self._unannounced = self._unannounced, {}
         return list(unannounced.values())
@@ -227,7 +231,8 @@ class Catalogue:
         in use at the old address.
 
         Raises:
-            FolderRefusedError: another opening of the data folder responds at the old address.
+            FolderRefusedError: a broker that has opened the data folder separately responds at the
+                old address.
         """
         known_broker = await self._database.read(find_broker, report.broker_group)
         if (
@@ -255,7 +260,7 @@ class Catalogue:
 
     async def _is_outdated(self, report: BrokerHeartbeat) -> bool:
         """
-        Return whether a refused report was sent before the broker moved, and not by a second
+        Return True if a refused report was sent before the broker moved, rather than by a second
         broker.
 
         This is the case if the report has the known data folder, and the reported opening does not
@@ -269,7 +274,7 @@ class Catalogue:
             return True  # only one broker can listen there, so an earlier opening sent the report
         try:
             broker_id, opening = await self._fetch_identity(report.address)
-        except (NotSentError, InvalidRequestError):  # nothing listens there, or not a broker
+        except (NotSentError, InvalidRequestError):  # no broker listens there
             return True
         except KeylaneError:
             return False  # it does not respond, but may be running
@@ -277,7 +282,7 @@ class Catalogue:
 
     async def _fetch_identity(self, address: str) -> tuple[str, str]:
         """
-        Ask the broker at an address for its data folder's id and its opening.
+        Ask the broker at an address for the id of its data folder and for its opening.
 
         Raises:
             NotSentError, OutcomeUnknownError
@@ -293,7 +298,8 @@ class Catalogue:
 
         Raises:
             InvalidRequestError, NotFoundError
-            NotSentError, OutcomeUnknownError: the copy's broker did not list its partitions.
+            NotSentError, OutcomeUnknownError: the copy's broker could not be asked for its
+                partitions.
         """
         dry_run = replace(request, dry_run=True)
         copy = await self._database.write(accept_folder, broker_group, dry_run)
@@ -323,17 +329,18 @@ class Catalogue:
     # ── subjects ──────────────────────────────────────────────────────────────────────────────────
     async def create_subject(self, request: CreateSubject) -> SubjectView:
         """
-        Create a subject and host its partitions; a repeat with the same settings changes nothing.
+        Create a subject and host its partitions. Repeating the call with the same settings has no
+        effect.
 
         Raises:
             InvalidRequestError
-            ConflictError: the subject exists with other settings; or a broker refused its
-                partitions permanently, so that the name can be used again.
-            SubjectDeletedError: the earlier subject of this name is being deleted.
-            UnavailableError: no broker is available, or one did not host its partitions, and a
-                retry continues; or the database was lost.
-            UnfinishedError: the creation takes longer than CREATION_WAIT_S; it continues, and a
-                repeat waits for it.
+            ConflictError: the subject exists with other settings, or a broker permanently refused
+                its partitions, in which case the name can be used again.
+            SubjectDeletedError: an earlier subject with this name is being deleted.
+            UnavailableError: no broker is available, a broker did not host its partitions, in which
+                case a retry continues the creation, or the database was lost.
+            UnfinishedError: the creation takes longer than CREATION_WAIT_S. It continues, and a
+                repeated call waits for it.
         """
         row = await self._database.write(
             plan_subject,
@@ -352,9 +359,9 @@ class Catalogue:
         Raises:
             InvalidRequestError
             SubjectUnknownError: `auto_create` does not allow it, or an operator is creating it.
-            SubjectDeletedError: the earlier subject of this name was deleted, or is being deleted;
+            SubjectDeletedError: an earlier subject with this name was deleted or is being deleted;
                 programs that still send to it must not create it again.
-            KeylaneError: any error of `create`.
+            KeylaneError: any error of `create_subject`.
         """
         try:
             return await self.read_subject(name)
@@ -379,8 +386,8 @@ class Catalogue:
         return view
 
     async def _was_deleted(self, name: str) -> bool:
-        """Call `check_not_deleted`. The record of the deletion is kept as long as programs request
-        the subject.
+        """Call `check_not_deleted`. The record of the deletion is kept as long as programs keep
+        requesting the subject.
         """
         try:
             return await self._database.read(check_not_deleted, name)
@@ -391,10 +398,10 @@ class Catalogue:
 
     async def continue_creations(self) -> None:
         """
-        Continue interrupted creations; one that fails does not stop the others.
+        Continue interrupted creations. A failure of one does not affect the others.
 
         Raises:
-            StorageError: the creations cannot be read.
+            StorageError: the creations could not be read from the database.
         """
         for row in await self._database.read(planned_subjects):
             try:
@@ -413,7 +420,7 @@ class Catalogue:
 
         Raises:
             UnavailableError: a broker did not host its partitions, and no other is available.
-            ConflictError: a broker refused its partitions permanently.
+            ConflictError: a broker permanently refused its partitions.
             UnfinishedError: the creation takes longer than CREATION_WAIT_S.
         """
         creation = self._creations.get(row.subject_id)
@@ -438,12 +445,13 @@ class Catalogue:
         )
 
     def _finish_creation(self, subject_id: int, task: asyncio.Task[None]) -> None:
+        """Remove a finished creation and mark its error as retrieved."""
         del self._creations[subject_id]
         if not task.cancelled():
-            task.exception()  # the waiting calls raise it
+            task.exception()  # raised by the waiting calls
 
     async def _run_creation(self, row: SubjectRow, hosted_ids: set[int]) -> None:
-        """Complete a creation without a timeout; adds the ids of hosted partitions to
+        """Complete a creation without a timeout. Adds the ids of hosted partitions to
         `hosted_ids`.
         """
         problem = ""
@@ -470,10 +478,10 @@ class Catalogue:
         self, row: SubjectRow, partitions: Sequence[Partition], hosted_ids: set[int]
     ) -> str:
         """
-        Ask brokers to host partitions; returns why some are not hosted, or "".
+        Ask brokers to host partitions. Return the reason why some are not hosted, or "".
 
         Raises:
-            ConflictError: a broker refused its partitions permanently.
+            ConflictError: a broker permanently refused its partitions.
         """
         errors_of_used_ids: dict[int, str] = {}
         slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
@@ -493,8 +501,8 @@ class Catalogue:
         return f"{count_text} have no broker yet: {problems[0]}"
 
     async def _fail_creation(self, row: SubjectRow, in_use: Mapping[int, str]) -> None:
-        """Mark a creation as failed because partition ids are in use, unless the subject is already
-        open. Raises ConflictError.
+        """Mark a creation as failed because its partition ids are in use, unless the subject is
+        already open. Raises ConflictError.
         """
         problem = (
             f"the creation of {row.name!r} failed: {next(iter(in_use.values()))}; the id was "
@@ -512,12 +520,13 @@ class Catalogue:
         hosted_ids: set[int],
     ) -> str | None:
         """
-        Ask a broker to host a partition; returns why the request must be retried, or None.
+        Ask a broker to host a partition. Return the reason why the request must be retried, or
+        None.
 
         Args:
-            in_use: gets partition id → reason if the broker refuses permanently, because the id is
-                in use.
-            hosted_ids: gets the partition id if the broker hosts it.
+            in_use: if the broker permanently refuses because the partition id is in use, the reason
+                is added here under that id.
+            hosted_ids: the partition id is added here if the broker hosts it.
         """
         if partition.address is None:
             return f"broker group {partition.broker_group!r} is silent"
@@ -529,8 +538,8 @@ class Catalogue:
             partitions_wanted=row.partitions_wanted,
             retention=row.retention,
             static=row.static,
-            # No group exists before the subject is open; a target's groups are announced when the
-            # subject is published.
+            # There are no groups before the subject is open. A target's groups are announced when
+            # the subject is published.
             groups=None if row.hidden_for else (),
             message_bytes_max=hosted_limit(row.message_bytes_max),
             hidden=row.name if row.hidden_for else "",
@@ -572,12 +581,12 @@ class Catalogue:
 
     async def retry_while_empty(self, call: Callable[[], Awaitable[T]]) -> T:
         """
-        Return the result of `call`; if the subject is unknown and the database is empty right after
-        a start, wait and call once more.
+        Return the result of `call`. If the subject is unknown and the database is empty right after
+        a start, wait and call it once more.
 
-        Only the brokers' reports show whether an empty database was lost, and right after a start
-        they have not arrived yet. Clients give up if a subject is unknown, but wait if the database
-        was lost.
+        Only the reports of brokers show whether an empty database was lost, and they have not
+        arrived yet right after a start. Clients give up if a subject is unknown, but keep waiting
+        if the database was lost.
         """
         try:
             return await call()
@@ -609,7 +618,7 @@ class Catalogue:
         Return the route as soon as it is newer than `known_version`, or after `wait_ms`.
 
         Args:
-            subject_id: the subject id that the caller knows under this name, or 0.
+            subject_id: the id of the subject that the caller knows by this name, or 0.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, ConflictError
@@ -625,8 +634,8 @@ class Catalogue:
             if route.version > known_version or not wait_ms:
                 return route
             if self._versions.setdefault(name, route.version) > route.version:
-                # Another metaserver has changed it since the read, or a subject was created under
-                # the name of a deleted one, so that its versions restart.
+                # Another metaserver has changed the route since it was read, or a subject was
+                # created with the name of a deleted one, so that its versions start again.
                 route = await read()
                 if route.version > known_version:
                     return route
@@ -637,7 +646,7 @@ class Catalogue:
         return await read()
 
     async def check_for_changes(self) -> None:
-        """Wake the calls that wait for routes that another metaserver has changed. Raises
+        """Wake the calls waiting for routes that another metaserver has changed. Raises
         StorageError.
         """
         names = self._wakeups.keys()
@@ -653,12 +662,12 @@ class Catalogue:
         self._versions = versions
 
     def wake_route_waiters(self, names: Iterable[Subject]) -> None:
-        """Wake the calls that wait for the routes of these subjects."""
+        """Wake the calls waiting for the routes of these subjects."""
         self._wakeups.wake(names)
 
     def close(self) -> None:
-        """End all waiting calls with a reply, and cancel the running creations. Another metaserver,
-        or this one after its next start, continues them.
+        """Reply to all waiting calls and cancel the running creations, which are continued by
+        another metaserver, or by this one after its next start.
         """
         self._wakeups.wake_all()
         for creation in self._creations.values():
@@ -669,7 +678,7 @@ class Catalogue:
 def _renew_unless_changed(
     connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
 ) -> tuple[bool, bool]:
-    """Renew a broker. Returns whether that was enough, so that the full report need not be stored,
+    """Renew a broker. Return whether that was enough, so that the full report need not be stored,
     and whether the broker has a partition with a higher id than any in the database.
     """
     renewed = renew_broker(connection, report, ttl_ms=ttl_ms)

@@ -1,1 +1,3 @@
-"""Database rows of brokers, subjects, partitions and queues, and which groups each broker knows."""
+"""Database rows of brokers, subjects, partitions and queues, and of the groups that each broker
+knows.
+"""

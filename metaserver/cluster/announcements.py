@@ -1,19 +1,20 @@
-"""Records which brokers know which consumer groups, and which groups must still be announced. SQL,
-synchronous.
+"""Records which brokers know which consumer groups, and which groups must still be announced. Runs
+SQL synchronously.
 
     group created ─▶ `told` is false ─▶ announced to its brokers, a `heard` row for each ─▶ `told`
     partition planned ─▶ hosted with all groups, a `heard` row for each ─▶ opened once all exist
 
-This also applies to subjects whose retention is by time alone: their brokers count the messages
-that they remove before a group has read them. A group needs no `heard` row for a partition that it
-has drained. The groups of a hidden subject's target are announced when it is published.
+This also applies to subjects with purely time-based retention, because their brokers count the
+messages that they remove before a group has read them. A group needs no `heard` row for a partition
+that it has drained. The groups of a hidden subject's target are announced when it is published.
 
 Invariants
     A row of `heard` is written only after the broker has stored the group durably; neither a grant
-    nor a reply from an earlier opening of the data folder writes one.
+    nor a reply from an earlier opening of the data folder causes one to be written.
     The rows of a broker group are deleted when an older copy of its data folder is accepted.
-    A partition is opened only when each group of its subject has a row for it, and granted to a
-    group only with that group's row, so retention never removes messages that the group may read.
+    A partition is opened only when every group of its subject has a row for it, and it is granted
+    to a group only if that group has a row for it. So retention never removes messages that the
+    group may still read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PARTITIONS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announcement:
-    """A partition, its broker's address, and the groups that will read it, as (id, name)."""
+    """A partition, the address of its broker, and the groups that will read it, as (id, name)."""
 
     partition_id: int
     address: str
@@ -74,7 +75,7 @@ _unheard_pairs = (
         sa.not_(sa.exists(_has_drained)),
     )
 )
-"""Pairs of a partition and a group that will read it and that its broker does not know."""
+"""Pairs of a partition and a group that will read it but that its broker does not know yet."""
 _unheard_ids = (
     _unheard_pairs.join(brokers, brokers.c.broker_group == partitions.c.broker_group)
     .where(
@@ -92,7 +93,7 @@ _unannounced_count = sa.select(sa.func.count()).select_from(groups).where(sa.not
 
 
 def unannounced_groups(connection: Connection) -> int:
-    """Return the number of groups that some broker may not know."""
+    """Return the number of groups that some brokers may not know yet."""
     return connection.execute(_unannounced_count).scalar_one()
 
 
@@ -140,14 +141,14 @@ def pending_announcements(
     connection: Connection, *, after: int = 0, group_id: int | None = None
 ) -> list[Announcement]:
     """
-    Return the announcements that live brokers still need, ordered by partition id.
+    Return the announcements that must still be sent to live brokers, ordered by partition id.
 
-    A partition is included if its broker does not know all groups of the partition. At most
-    `PARTITIONS_MAX` are returned; the caller continues after the last one, even if brokers did not
-    reply.
+    A partition is included if its broker does not know all of its groups. At most `PARTITIONS_MAX`
+    announcements are returned; the caller continues after the last one, even if some brokers did
+    not reply.
 
     Args:
-        after: lower bound of the partition ids, exclusive.
+        after: exclusive lower bound of the partition ids.
         group_id: only include partitions whose brokers do not know this group.
     """
     parameters: dict[str, Any] = {"after": after, "most": PARTITIONS_MAX}
@@ -159,8 +160,8 @@ def pending_announcements(
 
 
 def begin_announcement(connection: Connection, group_id: int) -> list[Announcement]:
-    """Return `pending_announcements` of one group. Called in a durable write, so that even after a
-    crash no broker has a group that SQL lacks.
+    """Return the `pending_announcements` of one group. Must be called in a durable write, so that
+    even after a crash no broker has a group that is missing in SQL.
     """
     mark_unsettled(connection, group_id)
     return pending_announcements(connection, group_id=group_id)
@@ -176,7 +177,7 @@ def read_announcements(connection: Connection, ids: Sequence[int]) -> list[Annou
 
 
 def _group_by_partition(rows: Iterable[sa.Row[Any]]) -> list[Announcement]:
-    """Build one announcement for each partition from rows ordered by partition."""
+    """Build one announcement per partition from rows ordered by partition."""
     announcements: dict[int, Announcement] = {}
     for row in rows:
         previous_announcement = announcements.get(row.partition_id)
@@ -197,19 +198,19 @@ def record_announced(
     connection: Connection, announcements: Sequence[Announcement], *, settling_id: int | None = None
 ) -> bool:
     """
-    Store that brokers have stored the announced groups, so the groups may be granted the
+    Record that brokers have stored the announced groups, so that the groups may be granted the
     partitions.
 
     A reply from an earlier opening does not count, because the data folder may have been replaced
-    by an older copy since: the groups are announced again.
+    by an older copy since then; in that case the groups are announced again.
 
     Args:
-        announcements: the announcements to which brokers replied.
-        settling_id: id of a group that is settled in the same transaction and need not be marked
+        announcements: the announcements that brokers have confirmed.
+        settling_id: id of a group that is settled in the same transaction and need not be marked as
             unsettled.
 
     Returns:
-        True if the group `settling_id` may be granted more partitions than before.
+        True if the group with the id `settling_id` may now be granted more partitions than before.
     """
     ids = sorted(
         {group_id for announcement in announcements for group_id, _ in announcement.groups}
@@ -241,13 +242,13 @@ _current_query = (
 
 def store_announced(connection: Connection, groups_by_partition: dict[int, list[int]]) -> set[int]:
     """
-    Store which groups the brokers of partitions know; deleted partitions are skipped.
+    Record which groups the brokers of the given partitions know. Deleted partitions are skipped.
 
     Args:
-        groups_by_partition: partition id → ids of the groups.
+        groups_by_partition: maps each partition id to the ids of the groups.
 
     Returns:
-        The ids of the groups with a new row.
+        The ids of the groups for which a new row was stored.
     """
     stored_rows = connection.execute(_current_query, {"ids": list(groups_by_partition)})
     stored_pairs = {(row.partition_id, row.group_id) for row in stored_rows}
@@ -270,8 +271,8 @@ _unfinished_query = (
 
 
 def mark_announced(connection: Connection) -> None:
-    """Mark groups as announced once all their brokers know them, including silent ones. Groups
-    whose rows are locked elsewhere are skipped until the next call.
+    """Mark groups as announced once all their brokers know them, including silent brokers. Groups
+    whose rows are locked by another transaction are skipped until the next call.
     """
     unannounced_query = sa.select(groups.c.group_id).where(sa.not_(groups.c.told))
     locked_ids = sorted(
@@ -285,8 +286,8 @@ def mark_announced(connection: Connection) -> None:
 
 
 def lacks_announced_groups(connection: Connection, broker_group: str) -> bool:
-    """Return whether the broker group runs on an accepted copy of its data folder, and still lacks
-    a group for one of its partitions.
+    """Return True if the broker group runs on an accepted copy of its data folder and still lacks a
+    group for one of its partitions.
     """
     is_accepted_copy = sa.select(sa.literal(1)).where(
         accepted_folders.c.broker_group == broker_group
@@ -308,8 +309,8 @@ _UNSETTLED: dict[str, Any] = {
 
 
 def forget_announced(connection: Connection, broker_group: str) -> None:
-    """Delete the record of the groups that a broker group knows. All are announced to it again,
-    because its data folder may lack some.
+    """Delete the records of which groups a broker group knows. All groups will be announced to it
+    again, because its data folder may lack some of them.
     """
     is_on_broker = partitions.c.broker_group == broker_group
     subject_ids = sa.select(partitions.c.subject_id).where(is_on_broker)
@@ -326,7 +327,7 @@ def forget_announced(connection: Connection, broker_group: str) -> None:
 def unannounced_children(
     connection: Connection, subject_id: int, child_ids: Collection[int]
 ) -> list[int]:
-    """Return the ids of those children whose brokers do not know all groups of the subject."""
+    """Return the ids of those children whose brokers do not yet know all groups of the subject."""
     query = _unheard_pairs.where(
         partitions.c.subject_id == subject_id, partitions.c.partition_id.in_(child_ids)
     )
@@ -347,8 +348,8 @@ _lock_query, _lock_skipping_query = (
 def lock_groups(
     connection: Connection, ids: Collection[int], *, skip_locked: bool = False
 ) -> set[int]:
-    """Lock the existing groups among `ids`, and return their ids; `skip_locked` skips rows that
-    another transaction has locked.
+    """Lock the existing groups among `ids` and return their ids. With `skip_locked`, rows that
+    another transaction has locked are skipped.
     """
     query = _lock_skipping_query if skip_locked else _lock_query
     return {group_id for (group_id,) in read_in_chunks(connection, query, ids)}
@@ -360,5 +361,5 @@ _set_unsettled = (
 
 
 def mark_unsettled(connection: Connection, group_id: int) -> None:
-    """Mark a group's leases as unsettled, which locks the group until the transaction ends."""
+    """Mark a group's leases as unsettled. This locks the group until the transaction ends."""
     connection.execute(_set_unsettled, {"of_group": group_id})

@@ -1,10 +1,11 @@
-"""Stores the brokers' reports and addresses, and the brokers that are refused. SQL, synchronous.
+"""Stores the brokers' reports and addresses, and the brokers that are refused. Runs SQL
+synchronously.
 
 Invariants
-    A broker group belongs to one data folder; another folder replaces it only when the group is
+    A broker group belongs to one data folder. Another folder can replace it only while the group is
     silent and has no partitions.
-    An older copy of that folder does not replace it. A copy is recognized because it does not know
-    the newest opening, or because its log is shorter.
+    An older copy of that folder cannot replace it. A copy is recognized by not knowing the newest
+    opening, or by its shorter log.
     A data folder whose loss was accepted is refused forever.
     A change of a broker's address raises the version of every route with partitions on that broker.
 """
@@ -46,7 +47,7 @@ _update_report = (
     )
 )
 IN_TIME_SHARE = 4
-"""A report that arrives in the last quarter of the broker's ttl counts as late: a reader may have
+"""A report that arrives in the last quarter of the broker's ttl counts as late. Readers may have
 seen the broker as silent before the report is committed, so its routes must be sent again.
 """
 _renewed_in_time = brokers.c.expires_at > now_ms() + _ttl_ms // IN_TIME_SHARE
@@ -61,7 +62,7 @@ _renew_unchanged = _update_report.where(
 
 
 def renew_broker(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> bool:
-    """Renew a live broker whose identity, address and version are unchanged; return False if
+    """Renew a live broker whose identity, address and version have not changed. Return False if
     `store_report` must be called instead.
     """
     unchanged = {
@@ -102,14 +103,14 @@ lock_broker_query = (
 
 def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int) -> list[int]:
     """
-    Store that a broker is alive, and its address.
+    Record that a broker is alive and store its address.
 
     Returns:
         The ids of the subjects whose routes changed.
 
     Raises:
-        FolderRefusedError: the group belongs to another data folder, this data folder is an older
-            copy of the group's, or an operator has accepted its loss.
+        FolderRefusedError: the group belongs to another data folder, the reported folder is an
+            older copy of the group's, or an operator has accepted its loss.
     """
     parameters = {"of_group": report.broker_group, "for_ms": ttl_ms}
     identity = {"broker_id": report.broker_id, "address": report.address}
@@ -123,7 +124,7 @@ def store_report(connection: Connection, report: BrokerHeartbeat, *, ttl_ms: int
         stored = connection.execute(lock_broker_query, parameters).one()
     _check_not_given_up(
         connection, report
-    )  # under the lock, because its loss may be accepted concurrently
+    )  # checked under the lock, because its loss may be accepted concurrently
     if stored.broker_id != report.broker_id:
         hosted_count = _count_hosted(connection, report.broker_group)
         if stored.alive or hosted_count:
@@ -161,6 +162,9 @@ _delete_refusal = sa.delete(refused_brokers).where(
 
 
 def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None:
+    """Check that the loss of the reporting data folder has not been accepted. Raises
+    FolderRefusedError.
+    """
     query = sa.select(lost_folders.c.broker_group).where(
         lost_folders.c.broker_id == report.broker_id
     )
@@ -173,7 +177,7 @@ def _check_not_given_up(connection: Connection, report: BrokerHeartbeat) -> None
 
 
 def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
-    """Check that the reporting data folder is not an older copy of the group's. Raises
+    """Check that the reported data folder is not an older copy of the group's. Raises
     FolderRefusedError.
     """
     problem = ""
@@ -196,9 +200,7 @@ def _check_not_behind(report: BrokerHeartbeat, stored_row: sa.Row[Any]) -> None:
 
 
 class KnownBroker(NamedTuple):
-    """A broker group's data folder and address, and whether it has reported itself within
-    its ttl.
-    """
+    """A broker group's data folder and address, and whether it has sent a report within its ttl."""
 
     broker_id: str
     address: str
@@ -206,9 +208,7 @@ class KnownBroker(NamedTuple):
 
 
 def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None:
-    """Return a broker group's folder, address and liveness; None if it has never reported
-    itself.
-    """
+    """Return a broker group's folder, address and liveness; None if it has never sent a report."""
     query = sa.select(
         brokers.c.broker_id, brokers.c.address, (brokers.c.expires_at > now_ms()).label("alive")
     ).where(brokers.c.broker_group == broker_group)
@@ -219,8 +219,8 @@ def find_broker(connection: Connection, broker_group: str) -> KnownBroker | None
 def store_refusal(
     connection: Connection, report: BrokerHeartbeat, problem: str = "", *, ttl_ms: int
 ) -> None:
-    """Store for `ttl_ms` that a broker reported itself for a group and was refused; also delete
-    expired rows.
+    """Record for `ttl_ms` that a report of a broker for a group was refused. Also deletes expired
+    rows.
     """
     connection.execute(sa.delete(refused_brokers).where(refused_brokers.c.expires_at <= now_ms()))
     row = {
@@ -260,12 +260,12 @@ refused_query = (
 
 
 def refused_views(connection: Connection) -> list[RefusedBroker]:
-    """Return the refused brokers that still report themselves, by broker group."""
+    """Return the refused brokers that are still sending reports, by broker group."""
     return [refused_view(row) for row in connection.execute(refused_query)]
 
 
 def refused_view(row: sa.Row[Any]) -> RefusedBroker:
-    """Build the operators' view of a row of `refused_query`."""
+    """Convert a row of `refused_query` to the view for operators."""
     return RefusedBroker(
         broker_group=row.broker_group,
         address=row.address,
@@ -294,6 +294,7 @@ def _build_advice(row: sa.Row[Any]) -> str:
 
 
 def _count_hosted(connection: Connection, broker_group: str) -> int:
+    """Return the number of partitions of a broker group that have not expired."""
     is_on_broker = partitions.c.broker_group == broker_group
     has_data = partitions.c.state != PartitionState.EXPIRED
     count = sa.select(sa.func.count()).select_from(partitions).where(is_on_broker, has_data)
@@ -301,8 +302,8 @@ def _count_hosted(connection: Connection, broker_group: str) -> int:
 
 
 def _raise_route_versions(connection: Connection, broker_group: str) -> list[int]:
-    """Raise the version of every open route with a partition on the broker group, and return the
-    ids of the subjects.
+    """Increment the version of every open route that has a partition on the broker group. Return
+    the ids of the subjects.
     """
     is_on_broker = partitions.c.broker_group == broker_group
     subject_ids = sa.select(partitions.c.subject_id).where(is_on_broker).distinct()
@@ -316,8 +317,8 @@ def _raise_route_versions(connection: Connection, broker_group: str) -> list[int
 
 
 def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
-    """Return broker group → number of its open and planned partitions, fewest first, for groups
-    that are available, writable and not cordoned.
+    """Return a dict that maps each broker group that is available, writable and not cordoned to its
+    number of open and planned partitions, sorted by that number.
     """
     count = (
         sa.select(sa.func.count())
@@ -337,8 +338,8 @@ def writable_groups(connection: Connection) -> dict[BrokerGroup, int]:
 
 
 class LastReport(NamedTuple):
-    """Milliseconds since a broker group's last report, and until it counts as silent; at 0 or less
-    it is silent.
+    """Milliseconds since a broker group's last report, and until it counts as silent; it is silent
+    if the latter is 0 or less.
     """
 
     since_ms: int
@@ -351,16 +352,18 @@ class LastReport(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """Advice for error messages: when the group will count as silent if it is dead."""
+        """Advice for error messages, which says when the group will count as silent if its broker
+        is dead.
+        """
         return f"try again once it is silent, at the latest in {-(-self.left_ms // 1000)} s"
 
 
 def last_report(connection: Connection, broker_group: str) -> LastReport:
     """
-    Return the time since a broker group's last report, by the database's clock.
+    Return the time since a broker group's last report, measured by the database's clock.
 
     Raises:
-        NotFoundError: it has never reported itself.
+        NotFoundError: it has never sent a report.
     """
     since_ms, left_ms = now_ms() - brokers.c.seen_at, brokers.c.expires_at - now_ms()
     query = sa.select(since_ms, left_ms).where(brokers.c.broker_group == broker_group)
@@ -371,8 +374,8 @@ def last_report(connection: Connection, broker_group: str) -> LastReport:
 
 
 def unknown_broker_group_error(connection: Connection, broker_group: str) -> NotFoundError:
-    """Build the error for a broker group that has never reported itself; it lists the
-    known ones.
+    """Build the error for a broker group that has never sent a report. It lists the known
+    groups.
     """
     names = connection.execute(sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group))
     text = (
@@ -387,12 +390,12 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
 
     Raises:
         InvalidRequestError
-        NotFoundError: it has never reported itself.
+        NotFoundError: it has never sent a report.
     """
     check_name("broker group", broker_group)
     is_this_group = brokers.c.broker_group == broker_group
     wait_for_broker_locks(connection, alone=True)
-    # FOR UPDATE waits for concurrent plans, see `lock_brokers`; the UPDATE alone would not.
+    # FOR UPDATE waits for concurrent plans (see `lock_brokers`); the UPDATE alone would not.
     connection.execute(
         sa.select(brokers.c.broker_group).where(is_this_group).with_for_update()
     ).all()
@@ -404,15 +407,15 @@ def cordon_broker(connection: Connection, broker_group: str, cordoned: bool) -> 
 
 def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
     """
-    Lock every broker group's row until the transaction ends. Must be called before a subject is
-    locked.
+    Lock the rows of all broker groups until the transaction ends. Must be called before a subject
+    is locked.
 
-    Planning partitions and cordoning a broker exclude each other, so the later one sees the earlier
-    one. Renewals of brokers do not wait for plans: with FOR SHARE, which overlapping plans can hold
-    without a gap, they might wait forever.
+    Planning partitions and cordoning a broker exclude each other, so the later one sees the result
+    of the earlier one. Renewals of brokers do not wait for plans. With FOR SHARE they might wait
+    forever, because overlapping plans can hold the lock without a gap.
 
     Args:
-        alone: exclude other plans, too.
+        alone: also exclude other plans.
     """
     wait_for_broker_locks(connection, alone=alone)
     query = sa.select(brokers.c.broker_group).order_by(brokers.c.broker_group)
@@ -420,16 +423,16 @@ def lock_brokers(connection: Connection, *, alone: bool = False) -> None:
 
 
 ADVISORY_LOCK_KEY = 0x6B65796C616E6562
-"""Key of the advisory lock of `wait_for_broker_locks`; migrations use a different one."""
+"""Key of the advisory lock used by `wait_for_broker_locks`; migrations use a different one."""
 
 
 def wait_for_broker_locks(connection: Connection, *, alone: bool) -> None:
     """
-    Wait in line for the locks of broker rows. Must be called before any other lock is taken.
+    Wait in line for the locks on broker rows. Must be called before any other lock is taken.
 
-    On PostgreSQL, transactions that share a row lock overtake one that waits for an exclusive lock,
-    so a stream of rounds and plans would block the report of a restarted broker. Advisory locks are
-    granted in order of arrival.
+    In PostgreSQL, transactions that share a row lock overtake one that is waiting for an exclusive
+    lock, so a stream of rounds and plans could block the report of a restarted broker indefinitely.
+    Advisory locks are granted in order of arrival.
 
     Args:
         alone: the transaction needs an exclusive lock.
@@ -443,14 +446,14 @@ def read_openings(
     connection: Connection, ids: Collection[int], *, lock: bool = False
 ) -> dict[int, str]:
     """
-    Return partition id → opening of its broker group's data folder; "" if the broker did not report
-    one.
+    Return a dict that maps each partition id to the opening of its broker group's data folder, or
+    to "" if the broker did not report one.
 
     Args:
-        lock: until the transaction ends, prevent reports of other openings and the acceptance of
-            older copies, but not renewals. Must be called before a subject is locked.
+        lock: prevent reports from other openings and the acceptance of older copies, but not
+            renewals, until the transaction ends. Must be called before a subject is locked.
     """
-    if lock:  # even without ids: later writes of the transaction may lock broker rows
+    if lock:  # even without ids, because later writes of the transaction may lock broker rows
         wait_for_broker_locks(connection, alone=False)
     if not ids:
         return {}
@@ -470,7 +473,7 @@ _openings_locked_query = _openings_query.with_for_update(read=True, key_share=Tr
 
 
 def broker_views(connection: Connection) -> list[BrokerView]:
-    """Return every broker group that has ever reported itself, by name."""
+    """Return every broker group that has ever sent a report, by name."""
     query = sa.select(
         brokers.c.broker_group,
         brokers.c.address,
@@ -497,7 +500,7 @@ def broker_views(connection: Connection) -> list[BrokerView]:
 
 
 def no_host_error(connection: Connection, *, excluded: str = "") -> UnavailableError:
-    """Build the error for new partitions that no broker group can host. It states the reason for
+    """Build the error raised when no broker group can host new partitions. It states the reason for
     each group except `excluded`.
     """
     views = [view for view in broker_views(connection) if view.broker_group != excluded]

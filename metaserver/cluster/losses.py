@@ -1,15 +1,16 @@
-"""Marks partitions as lost, once an operator has accepted that their disk is gone. SQL,
-synchronous.
+"""Marks partitions as lost, once an operator has accepted that their disk is gone. Runs SQL
+synchronously.
 
 Invariants
     A lost partition is expired: it is never read, and nothing waits for its end. Its parents are
     still read before its children.
-    The data folder that had the partition is refused from then on, because messages acked there
-    would never be read. Its broker group counts as silent until an empty folder reports itself:
-    otherwise a new partition could be planned on the group, and the empty folder would be refused.
-    A data folder is also refused if, because of its loss, a partition was opened whose broker does
-    not know every consumer group.
-    The number of messages that each group has not read in a lost partition is stored as long as the
+    The data folder that contained the partition is refused from then on, because messages acked
+    there would never be read. Its broker group counts as silent until a broker with an empty folder
+    sends a report. Otherwise a new partition could be planned on the group, and the empty folder
+    would be refused.
+    A data folder is also refused if its loss caused a partition to be opened whose broker does not
+    know every consumer group.
+    The number of messages in a lost partition that a group has not read is stored as long as the
     group exists.
 """
 
@@ -39,7 +40,7 @@ from ..sql.schema import (
 
 
 def mark_lost(connection: Connection, ids: Collection[int]) -> None:
-    """Mark partitions as lost, and refuse the data folders that contained them."""
+    """Mark partitions as lost and refuse the data folders that contained them."""
     if not ids:
         return
     is_lost = partitions.c.partition_id.in_(ids)
@@ -56,7 +57,7 @@ def mark_lost(connection: Connection, ids: Collection[int]) -> None:
 
 
 def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
-    """Refuse the data folders of these partitions, permanently."""
+    """Permanently refuse the data folders of these partitions."""
     for chunk in split_ids(ids):
         broker_groups = sa.select(partitions.c.broker_group).where(
             partitions.c.partition_id.in_(chunk)
@@ -74,10 +75,10 @@ def refuse_folders(connection: Connection, ids: Collection[int]) -> None:
 def _build_unread_query(ids: Collection[int]) -> sa.Select[Any]:
     """
     Build a query for the groups that have not drained these partitions, each with the maximum
-    number of its unread messages.
+    number of messages that it has not read.
 
-    The exact number is unknown, because only the lost broker had the group's cursor, unless the
-    group's start was not yet stored there.
+    The exact number is unknown because only the lost broker had the group's cursor, except if the
+    group's start had not been stored there yet.
     """
     is_drained = sa.select(sa.literal(1)).where(
         drained.c.group_id == groups.c.group_id,
@@ -114,8 +115,8 @@ def read_losses(
     connection: Connection, ids: Collection[int], *, is_done: bool = False
 ) -> tuple[LossView, ...]:
     """
-    Return the loss of each of these partitions, by id: its end offset, and the groups that have not
-    drained it.
+    Return the loss of each of these partitions, ordered by id: its end offset, and the groups that
+    have not drained it.
 
     Args:
         is_done: whether the partitions are already lost; if not, the result is a preview.
@@ -152,7 +153,9 @@ _given_up_of_group_query = (
 
 
 def read_given_up(connection: Connection, group_id: int) -> tuple[GivenUpPartition, ...]:
-    """Return the lost partitions that a group had not drained when they were lost, by id."""
+    """Return the lost partitions that a group had not drained when they were lost, ordered by
+    id.
+    """
     return tuple(
         GivenUpPartition(
             partition_id=row.partition_id,

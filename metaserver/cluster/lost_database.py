@@ -1,11 +1,10 @@
-"""Detects a database that lacks data that brokers have: it is empty although brokers have
-partitions, or an older backup was restored. SQL, synchronous.
+"""Detects a database that lacks data that brokers have: it is empty even though brokers have
+partitions, or an older backup was restored. Runs SQL synchronously.
 
 Invariants
-    Nothing is created in such a database: no subject, no partition, no operation, no consumer
-    group.
-    A row of `facts` records that the database is behind, so all metaservers know it; a comparison
-    with the brokers writes and deletes the row.
+    Nothing is created in such a database: no subjects, partitions, operations or consumer groups.
+    A row of `facts` records that the database is behind, so that all metaservers know about it. The
+    row is written and deleted after a comparison with the brokers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..sql.dialect import insert_or_replace
 from ..sql.schema import brokers, facts, partitions, subjects
 
 BEHIND = "behind"
-"""Name of the fact that the database is behind the brokers; its value describes what is missing."""
+"""Name of the fact that the database is behind the brokers. Its value describes what is missing."""
 BEHIND_CHARS_MAX = 512
 _has_subjects = sa.exists(sa.select(subjects.c.subject_id))
 _hosting_broker_query = (
@@ -33,12 +32,12 @@ _highest_id_query = sa.select(sa.func.coalesce(sa.func.max(partitions.c.partitio
 
 
 def is_empty(connection: Connection) -> bool:
-    """Return whether the database has no subjects."""
+    """Return True if the database has no subjects."""
     return not connection.execute(sa.select(_has_subjects)).scalar_one()
 
 
 def database_lost_error(connection: Connection) -> UnavailableError | None:
-    """Return an error if the database lacks data that brokers have, else None."""
+    """Return an error if the database lacks data that brokers have; otherwise None."""
     row = connection.execute(_hosting_broker_query).one_or_none()
     if row is not None:
         return UnavailableError(
@@ -53,7 +52,9 @@ def database_lost_error(connection: Connection) -> UnavailableError | None:
 
 
 def database_behind_error(missing_data: str) -> UnavailableError:
-    """Build the error for a database that is behind; `missing_data` describes what is missing."""
+    """Build the error for a database that is behind the brokers. `missing_data` describes what is
+    missing.
+    """
     return UnavailableError(
         Reason.DATABASE_BEHIND, f"the database is older than the brokers' data: {missing_data}"
     )
@@ -67,12 +68,14 @@ def check_database_complete(connection: Connection) -> None:
 
 
 def read_missing_data(connection: Connection) -> str:
-    """Return what the last comparison with the brokers found missing in the database, or ""."""
+    """Return a description of the data that the last comparison with the brokers found missing, or
+    "".
+    """
     return connection.execute(_behind_query).scalar_one_or_none() or ""
 
 
 def store_missing_data(connection: Connection, missing_data: str) -> None:
-    """Store what is missing in the database; "" deletes the record."""
+    """Store a description of the data missing in the database; "" deletes the record."""
     if missing_data:
         insert_or_replace(
             connection, facts, {"name": BEHIND, "value": missing_data[:BEHIND_CHARS_MAX]}
@@ -82,5 +85,5 @@ def store_missing_data(connection: Connection, missing_data: str) -> None:
 
 
 def has_higher_id(connection: Connection, highest_id: int) -> bool:
-    """Return whether a broker's highest partition id is above every id in the database."""
+    """Return True if a broker's highest partition id is higher than every id in the database."""
     return highest_id > 0 and highest_id > connection.execute(_highest_id_query).scalar_one()

@@ -1,7 +1,8 @@
-"""Tracks the members of a cluster (metaservers and brokers) and their versions. SQL, synchronous.
+"""Tracks the members of a cluster (metaservers and brokers) and their versions. Runs SQL
+synchronously.
 
 Invariants
-    A silent broker remains a member as long as it has partitions: it may return, and must
+    A silent broker remains a member as long as it has partitions: it may return, and must then
     understand what was written in the meantime.
     The cluster's version is the lowest of all members' versions, and never decreases.
 """
@@ -40,8 +41,8 @@ _state_query = sa.union_all(
     ),
     sa.select(sa.literal(_FACT), facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER)),
 )
-"""The cluster's members and facts in a single statement, because each metaserver reads them every
-few seconds.
+"""Reads the cluster's members and facts with a single statement, because every metaserver runs it
+every few seconds.
 """
 
 
@@ -54,14 +55,14 @@ class ClusterState(NamedTuple):
 
     @property
     def raised_version(self) -> Version:
-        """The version to which these members allow the cluster to be raised."""
+        """The version to which the cluster could be raised with these members."""
         return decide_cluster_version(self.version, self.members)
 
 
 def renew_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Register a metaserver for `ttl_ms`, and return the cluster's state. The write need not be
+    """Register a metaserver for `ttl_ms` and return the cluster's state. The write need not be
     durable, because nothing durable depends on it.
     """
     parameters = {
@@ -83,7 +84,7 @@ def renew_metaserver(
 def register_metaserver(
     connection: Connection, *, holder: str, address: str, version: str, ttl_ms: int
 ) -> ClusterState:
-    """Call `renew_metaserver`, and raise the cluster's version if all members have a newer one."""
+    """Call `renew_metaserver` and raise the cluster's version if all members have a newer one."""
     state = renew_metaserver(
         connection, holder=holder, address=address, version=version, ttl_ms=ttl_ms
     )
@@ -94,7 +95,7 @@ def register_metaserver(
 
 
 def remove_metaserver(connection: Connection, *, holder: str) -> None:
-    """Delete the registration of a metaserver that stops."""
+    """Delete the registration of a metaserver that is stopping."""
     connection.execute(sa.delete(metaservers).where(metaservers.c.holder == holder))
 
 

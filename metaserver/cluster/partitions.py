@@ -1,5 +1,5 @@
-"""Reads partitions as clients see them, with their parents and their broker's address. SQL,
-synchronous.
+"""Reads partitions as clients see them, with their parents and their broker's address. Runs SQL
+synchronously.
 
 Invariants
     Partitions are read before their parents: a change between the two reads may add partitions, but
@@ -20,7 +20,7 @@ from ..sql.dialect import now_ms
 from ..sql.schema import brokers, leases, partition_parents, partitions, subjects
 
 HAS_PARENTS = sa.exists().where(partition_parents.c.partition_id == partitions.c.partition_id)
-"""True if a partition has parents, including those that clients cannot see."""
+"""True for a partition that has parents, including those that clients cannot see."""
 _partitions_query = sa.select(
     partitions,
     sa.case((brokers.c.expires_at > now_ms(), brokers.c.address)).label("address"),
@@ -40,20 +40,21 @@ IS_VISIBLE_PARENT = sa.exists().where(
     _parent_subject.c.subject_id == _parent.c.subject_id,
     _parent_subject.c.hidden_for == "",
 )
-"""True if the parent in a row of `partition_parents` is visible to clients: neither planned nor
-part of a hidden subject.
+"""True if the parent in a row of `partition_parents` is visible to clients, that is, neither
+planned nor part of a hidden subject.
 """
 
 
 class PartitionFilter:
     """
-    The statements that read the partitions that meet a condition.
+    The statements that read the partitions matching a condition.
 
-    Create each filter only once, because SQLAlchemy caches its statements. The condition may have
-    bind parameters.
+    Create each filter only once, so that SQLAlchemy can cache its statements. The condition may
+    have bind parameters.
 
     Args:
-        hosted: include all parents, as brokers know them, and not only those that clients can see.
+        hosted: include all parents, as brokers know them, instead of only those that clients can
+            see.
     """
 
     def __init__(self, condition: sa.ColumnElement[bool], *, hosted: bool = False) -> None:
@@ -69,7 +70,9 @@ HOSTED_BY_ID = PartitionFilter(partitions.c.partition_id.in_(sa.bindparam("ids")
 def read_partitions(
     connection: Connection, partition_filter: PartitionFilter, **values: Any
 ) -> tuple[Partition, ...]:
-    """Return the partitions that a filter selects, by id; `values` are its bind parameters."""
+    """Return the partitions that a filter selects, ordered by id. `values` are its bind
+    parameters.
+    """
     rows = connection.execute(partition_filter.partitions, values).all()
     return _build_partitions(rows, _read_parents(connection, partition_filter.parents, values))
 
@@ -79,15 +82,15 @@ _subject_partitions_query = _partitions_query.where(
     _is_in_subject, partitions.c.state.in_(sa.bindparam("states"))
 ).order_by(partitions.c.range_start, partitions.c.partition_id)
 _subject_parents_query = _parents_query.where(_is_in_subject, IS_VISIBLE_PARENT)
-# Rows of expired partitions are kept, and eventually far outnumber the others.
+# Rows of expired partitions are kept and eventually far outnumber the others.
 _unexpired_parents_query = _subject_parents_query.where(
     partitions.c.state != PartitionState.EXPIRED
 )
 
 
 def is_expired_by_retention(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Return the condition that a row of `partitions`, or of an alias, was EXPIRED by retention.
-    Such a partition does not block its children.
+    """Return the condition that a row of `partitions`, or of an alias, was marked EXPIRED by
+    retention. Such a partition does not block its children.
     """
     return sa.and_(table.c.state == PartitionState.EXPIRED, sa.not_(table.c.lost))
 
@@ -106,8 +109,8 @@ _blocking_parents_query = _parents_query.where(
 def subject_partitions(
     connection: Connection, subject_id: int, states: Sequence[PartitionState]
 ) -> tuple[Partition, ...]:
-    """Return a subject's partitions in these states, ordered by range and id; EXPIRED is not
-    allowed.
+    """Return a subject's partitions in these states, ordered by range and id. `states` must not
+    include EXPIRED.
     """
     assert PartitionState.EXPIRED not in states
     parameters = {"of_subject": subject_id, "states": states}
@@ -119,21 +122,25 @@ def subject_partitions(
 def blocking_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return `subject_parents` without the partitions and parents that retention has expired."""
+    """Return `subject_parents`, excluding the partitions and parents that have been expired by
+    retention.
+    """
     return _read_parents(connection, _blocking_parents_query, {"of_subject": subject_id})
 
 
 def subject_parents(
     connection: Connection, subject_id: int
 ) -> dict[PartitionId, tuple[PartitionId, ...]]:
-    """Return partition id → parents that clients can see, for those partitions of a subject that
-    have any.
+    """Return a dict that maps each partition of a subject that has parents visible to clients to
+    those parents.
     """
     return _read_parents(connection, _subject_parents_query, {"of_subject": subject_id})
 
 
 def select_granted(condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    """Build the query for `granted_partitions`: the partitions whose leases meet a condition."""
+    """Build the query for `granted_partitions`, which selects the partitions whose leases match a
+    condition.
+    """
     return (
         _partitions_query.add_columns(
             leases.c.token, leases.c.session, HAS_PARENTS.label("has_parents")
@@ -148,8 +155,8 @@ def granted_partitions(
     connection: Connection, query: sa.Select[Any], **values: Any
 ) -> list[tuple[Partition, int, str | None]]:
     """
-    Return the partitions that a query of `select_granted` finds, by id, each with the token and
-    session of its lease.
+    Return the partitions found by a query built with `select_granted`, ordered by id, each with the
+    token and session of its lease.
 
     `values` are bind parameters.
     """

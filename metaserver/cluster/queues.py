@@ -1,4 +1,5 @@
-"""Stores and reads the logic queues of static subjects: chains of partitions. SQL, synchronous.
+"""Stores and reads the logic queues of static subjects: chains of partitions. Runs SQL
+synchronously.
 
 Invariants
     A child in a static subject has one parent, and possibly a second one in a hidden subject whose
@@ -28,8 +29,8 @@ from .subjects import SERVED, open_subject_row
 
 def set_logic_starts(connection: Connection, children: Collection[int]) -> None:
     """
-    Set the logic offset at which each of these children starts: the end of its sealed or lost
-    parent.
+    Set the logic offset at which each of these children starts, which is the end of its sealed or
+    lost parent.
 
     A child that begins a new queue keeps logic offset 0.
     """
@@ -88,7 +89,7 @@ def shift_logic_offsets(
     for partition_id in sorted(parent_ids):  # parents have lower ids
         parent = by_id[parent_ids[partition_id]]
         if parent.end_offset is None:
-            continue  # lost: its child already starts above every offset that it can have had
+            continue  # lost: its child already starts above every possible offset
         logic_starts[partition_id] = logic_starts[parent.partition_id] + parent.end_offset
         condition = partitions.c.partition_id == partition_id
         connection.execute(
@@ -98,7 +99,7 @@ def shift_logic_offsets(
 
 def read_queues(connection: Connection, name: str) -> QueueList:
     """
-    Return the queues of a static subject, with the partitions that still have data.
+    Return the queues of a static subject, including those partitions that still have data.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, ConflictError
@@ -119,7 +120,7 @@ def read_queues(connection: Connection, name: str) -> QueueList:
 
 
 def end_offsets(connection: Connection, subject_id: int) -> dict[int, int]:
-    """Return partition id → end offset, for the partitions of a subject whose end is known."""
+    """Return a dict that maps each partition of a subject whose end is known to its end offset."""
     query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
         partitions.c.subject_id == subject_id, partitions.c.end_offset.is_not(None)
     )

@@ -1,5 +1,5 @@
-"""Journals what brokers must still delete, and completes deletions of subjects and groups. SQL,
-synchronous.
+"""Keeps a journal of what brokers must still delete, and completes deletions of subjects and
+groups. Runs SQL synchronously.
 
     marked `deleting`, with a row of `removals` for each partition
       ─▶ a broker has done its part: the row is deleted
@@ -49,16 +49,18 @@ from ..sql.schema import (
 from .losses import refuse_folders
 
 WHOLE_PARTITION = 0
-"""The group id in a removal or deletion of a whole partition or subject."""
+"""The group id used for the removal of a whole partition or the deletion of a whole subject."""
 GROUPS_PER_DELETE = 100
-"""Maximum number of groups whose rows one statement deletes; each may have thousands."""
+"""Maximum number of groups whose rows are deleted by one statement; each group may have thousands
+of rows.
+"""
 Removal = tuple[int, int]
-"""Partition id and group id."""
+"""The partition id and the group id of a removal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingRemoval:
-    """A partition that its broker must drop, or for which the broker must forget a group."""
+    """A partition that its broker must drop, or for which its broker must forget a group."""
 
     partition_id: int
     group_id: int
@@ -67,24 +69,22 @@ class PendingRemoval:
     subject: str
     group: str
     last_id: int
-    """The highest partition id to drop: the subject's highest one, or, if its messages were
+    """The highest partition id to drop: the subject's highest one or, if its messages were
     replaced, the highest one among the dropped partitions.
     """
     broker_group: str
     address: str | None
-    """host:port of the broker; None if it is silent."""
+    """The `host:port` of the broker; None if it is silent."""
     state: PartitionState
 
     @property
     def key(self) -> Removal:
-        """Partition id and group id."""
+        """The partition id and the group id."""
         return self.partition_id, self.group_id
 
     @property
     def is_obsolete(self) -> bool:
-        """True if no request to the broker is needed, because the partition has no
-        messages left.
-        """
+        """True if the broker need not be asked, because the partition has no messages left."""
         return self.group_id != WHOLE_PARTITION and self.state is PartitionState.EXPIRED
 
 
@@ -95,7 +95,7 @@ def plan_removals(
     group_id: int = WHOLE_PARTITION,
     token: int = 0,
 ) -> None:
-    """Journal a removal for each partition that meets a condition."""
+    """Journal a removal for each partition that matches a condition."""
     ids = connection.execute(sa.select(partitions.c.partition_id).where(condition)).scalars()
     row = {"group_id": group_id, "token": token}
     insert_new(
@@ -166,10 +166,11 @@ def pending_removals(
 
 def complete_removals(connection: Connection, tokens: Mapping[Removal, int]) -> list[str]:
     """
-    Store which removals brokers have done, and finish the deletions that are complete.
+    Record which removals brokers have carried out, and finish the deletions that are now complete.
 
     Args:
-        tokens: (partition id, group id) → highest token of the group that the broker now refuses.
+        tokens: maps each (partition id, group id) to the highest token of the group that the broker
+            now refuses.
 
     Returns:
         The names of the subjects whose deletion is finished.
@@ -195,7 +196,7 @@ def complete_removals(connection: Connection, tokens: Mapping[Removal, int]) -> 
 
 
 def cancel_removals(connection: Connection, broker_group: str) -> None:
-    """Cancel the removals of a broker group whose loss was accepted, and refuse its data folder."""
+    """Cancel the removals of a broker group whose loss was accepted and refuse its data folder."""
     _lock_subjects(
         connection,
         partitions.c.broker_group == broker_group,
@@ -212,8 +213,8 @@ def cancel_removals(connection: Connection, broker_group: str) -> None:
 
 
 def _lock_subjects(connection: Connection, *of_partitions: sa.ColumnElement[bool]) -> None:
-    """Lock the subjects of these partitions, so that of several transactions that delete rows of
-    `removals` the last one sees that none remain.
+    """Lock the subjects of these partitions, so that the last of several transactions that delete
+    rows of `removals` sees that none remain.
     """
     ids = sa.select(partitions.c.subject_id).where(*of_partitions)
     query = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(ids))
@@ -242,8 +243,8 @@ _finished_subjects_query = (
 
 
 def finish_deletions(connection: Connection) -> list[str]:
-    """Delete the rows of those deleted groups and subjects that have no removals left, and return
-    the names of the subjects.
+    """Delete the rows of deleted groups and subjects that have no removals left. Return the names
+    of those subjects.
     """
     for row in connection.execute(_finished_groups_query).all():
         _delete_group_rows(connection, [row.group_id])
@@ -256,15 +257,15 @@ def finish_deletions(connection: Connection) -> list[str]:
         finished_subjects
         and not connection.execute(sa.select(sa.exists(sa.select(subjects)))).scalar_one()
     ):
-        # The last reports of the brokers still count the dropped partitions, so the empty database
-        # would seem to be lost.
+        # The last reports of the brokers still include the dropped partitions, which would make the
+        # empty database look lost.
         connection.execute(sa.update(brokers).values(hosted=0))
     return [subject.name for subject in finished_subjects]
 
 
 def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
-    """Delete the rows of groups in chunks: a group has rows for each of its partitions, and a
-    statement on PostgreSQL is limited to 10 s and 32,767 parameters.
+    """Delete the rows of groups in chunks. A group has rows for each of its partitions, and a
+    PostgreSQL statement is limited to 10 s and 32,767 parameters.
     """
     for start in range(0, len(ids), GROUPS_PER_DELETE):
         chunk = ids[start : start + GROUPS_PER_DELETE]
@@ -283,7 +284,7 @@ def _delete_group_rows(connection: Connection, ids: Sequence[int]) -> None:
 
 
 def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> None:
-    """Delete all rows of a subject, and record its deletion and those of its groups."""
+    """Delete all rows of a subject and record its deletion and those of its groups."""
     group_ids = sa.select(groups.c.group_id).where(groups.c.subject_id == subject_id)
     ids = list(connection.execute(group_ids).scalars())
     _delete_group_rows(connection, ids)
@@ -297,7 +298,7 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
     connection.execute(sa.delete(operations).where(operations.c.subject_id == subject_id))
     for table in (partition_parents, heard):
         connection.execute(sa.delete(table).where(table.c.partition_id.in_(partition_ids)))
-    # Rows of hidden subjects that were meant to be published in this one.
+    # Delete the rows of hidden subjects that were meant to be published in this one.
     connection.execute(
         sa.delete(partition_parents).where(partition_parents.c.parent_id.in_(partition_ids))
     )
@@ -313,7 +314,7 @@ def _delete_subject_rows(connection: Connection, subject_id: int, name: str) -> 
 def was_deleted(
     connection: Connection, subject: str, *, subject_id: int = 0, group_id: int = WHOLE_PARTITION
 ) -> bool:
-    """Return whether the subject with this name and id was deleted, or its group if `group_id` is
+    """Return True if the subject with this name and id was deleted, or its group if `group_id` is
     given.
     """
     is_deletion = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
@@ -323,7 +324,7 @@ def was_deleted(
 
 
 def subject_of_deleted_group(connection: Connection, subject: str, group_id: int) -> int | None:
-    """Return the id of the subject of this name that had the deleted group, or None."""
+    """Return the id of the subject with this name to which the deleted group belonged, or None."""
     condition = sa.and_(deletions.c.subject == subject, deletions.c.group_id == group_id)
     return connection.execute(
         sa.select(deletions.c.subject_id).where(condition)
@@ -331,12 +332,12 @@ def subject_of_deleted_group(connection: Connection, subject: str, group_id: int
 
 
 def name_was_deleted(connection: Connection, subject: str) -> bool:
-    """Return whether a subject of this name was ever deleted."""
+    """Return True if a subject with this name was ever deleted."""
     return connection.execute(sa.select(sa.exists().where(_is_deletion_of(subject)))).scalar_one()
 
 
 def deletion_expires(connection: Connection, subject: str) -> bool:
-    """Return whether the record of a deletion of this name will expire; see
+    """Return True if the record of a deletion with this name will expire; see
     `retention/history.py`.
     """
     condition = sa.and_(_is_deletion_of(subject), deletions.c.ended_at.is_not(None))
@@ -344,8 +345,8 @@ def deletion_expires(connection: Connection, subject: str) -> bool:
 
 
 def extend_deletion_record(connection: Connection, subject: str) -> None:
-    """Restart the time after which records of deletions of this name expire, because a program
-    still uses the name.
+    """Restart the time after which records of deletions with this name expire, because a program is
+    still using the name.
     """
     connection.execute(sa.update(deletions).where(_is_deletion_of(subject)).values(ended_at=None))
 

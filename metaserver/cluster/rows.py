@@ -1,4 +1,4 @@
-"""The row of a subject. Pure."""
+"""Defines the row of a subject. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ...protocol.routing import OrderStrategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubjectRow:
-    """A subject as stored; with `route_version` 0 it is planned and not open yet."""
+    """A subject as stored in the database. If `route_version` is 0, it is planned but not open
+    yet.
+    """
 
     subject_id: int
     name: Subject
@@ -24,20 +26,20 @@ class SubjectRow:
     retention: Retention = Retention.ACKED
     static: bool = False
     problem: str = ""
-    """Why its creation failed, or ""; after a failure the name can be used again."""
+    """The reason why its creation failed, or ""; after a failure, the name can be used again."""
     deleting: bool = False
-    """True while brokers drop its partitions; afterwards its name is free."""
+    """True while brokers are dropping its partitions; its name is free afterwards."""
     tokens_above: int = 0
     """Upper bound of the tokens of its deleted groups."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     hidden_for: str = ""
     """Subject in which its messages will be published; "" if it is not hidden."""
     filled_by: str = ""
-    """Job that fills it while it is hidden; "" if unknown."""
+    """The job that fills it while it is hidden; "" if unknown."""
 
     @property
     def hosted_name(self) -> str:
-        """Subject name under which brokers host its partitions; it does not change when
-        published.
+        """The subject name under which brokers host its partitions; publishing does not change
+        it.
         """
         return self.hidden_for or self.name

@@ -1,10 +1,10 @@
-"""Creates subjects and reads their routes: a subject is planned first, and opened once all its
-partitions are hosted. SQL, synchronous.
+"""Creates subjects and reads their routes. A subject is planned first, and is opened once all its
+partitions are hosted. Runs SQL synchronously.
 
 Invariants
     A route is served only when it is complete: it has exactly one OPEN partition for each logical
     partition.
-    The version of a route only rises.
+    The version of a route never decreases.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def check_subject_limits(
     connection: Connection, name: str, *, subjects_max: int, limited: bool
 ) -> None:
     """
-    Check that a subject of this name may be created without exceeding a limit.
+    Check that a subject with this name may be created without exceeding a limit.
 
     Args:
         subjects_max: the maximum number of subjects in the cluster.
-        limited: also apply the limits on names with a common prefix. They require access control,
-            without which they cannot be changed.
+        limited: also apply the limits on names with a common prefix. They only apply with access
+            control, without which they could not be changed.
 
     Raises:
         OverloadedError: there are `subjects_max` other subjects, or a prefix has reached its limit.
@@ -74,13 +74,13 @@ def check_subject_limits(
     if not limited:
         return
     query = sa.select(name_limits.c.name, name_limits.c.subjects).where(name_limits.c.subjects > 0)
-    # On PostgreSQL, concurrent plans share the locks of brokers, and would count the same subjects.
+    # In PostgreSQL, concurrent plans share the locks on brokers and would count the same subjects.
     # All rows are locked in order, because a hidden subject counts under two names.
     locked_query = query.order_by(name_limits.c.name).with_for_update()
     limits = {row.name: row.subjects for row in connection.execute(locked_query)}
     for pattern, limit in matching_limits(name, limits):
         prefix = pattern.removesuffix("*")
-        # LIKE would ignore case on SQLite.
+        # LIKE would ignore case in SQLite.
         has_prefix = sa.func.substr(subjects.c.name, 1, len(prefix)) == prefix
         count = connection.execute(count_query.where(has_prefix)).scalar_one()
         if count >= limit:
@@ -103,8 +103,8 @@ _by_name_locked_query = _by_name_query.with_for_update()
 
 
 def find_subject(connection: Connection, name: str, *, lock: bool = False) -> SubjectRow | None:
-    """Return the row of a planned or open subject, or None. `lock` locks it until the transaction
-    ends.
+    """Return the row of a planned or open subject, or None. With `lock`, the row is locked until
+    the transaction ends.
     """
     check_name("subject", name)
     query = _by_name_locked_query if lock else _by_name_query
@@ -113,7 +113,7 @@ def find_subject(connection: Connection, name: str, *, lock: bool = False) -> Su
 
 
 def all_subjects(connection: Connection) -> list[SubjectRow]:
-    """Return the rows of all subjects, planned or open, by name."""
+    """Return the rows of all subjects, planned or open, ordered by name."""
     rows = connection.execute(sa.select(subjects).order_by(subjects.c.name))
     return [_subject_row(row) for row in rows]
 
@@ -152,7 +152,7 @@ def open_subject_row(connection: Connection, name: str) -> SubjectRow:
 
 def check_open(connection: Connection, name: str, row: SubjectRow | None) -> SubjectRow:
     """
-    Return the row, if the subject is open.
+    Return the row if the subject is open.
 
     Raises:
         SubjectUnknownError, SubjectDeletedError, ConflictError, UnavailableError
@@ -181,13 +181,14 @@ def check_not_hidden(row: SubjectRow) -> None:
 
 def check_not_deleted(connection: Connection, name: str) -> bool:
     """
-    Check that the subject was not deleted, or that another one was created under its name since.
+    Check that the subject was not deleted, or that another one has been created under its name
+    since.
 
     Returns:
-        True if an earlier subject of this name was deleted.
+        True if an earlier subject with this name was deleted.
 
     Raises:
-        SubjectDeletedError: the subject was deleted, and no later one exists.
+        SubjectDeletedError: the subject was deleted and no later one exists.
     """
     was_name_deleted = name_was_deleted(connection, name)
     if was_name_deleted and find_subject(connection, name) is None:
@@ -202,20 +203,21 @@ def plan_subject(
     connection: Connection, request: CreateSubject, *, subjects_max: int, limited: bool = False
 ) -> SubjectRow:
     """
-    Store a subject and its PLANNED partitions, spread over the available broker groups; idempotent.
+    Store a subject and its PLANNED partitions, which are spread over the available broker groups.
+    Idempotent.
 
     Args:
         subjects_max, limited: see `check_subject_limits`.
 
     Raises:
         ConflictError: the subject exists with other settings.
-        SubjectDeletedError: an earlier subject of this name is being deleted.
+        SubjectDeletedError: an earlier subject with this name is being deleted.
         UnavailableError: no broker group is available, or the database has lost data (see
             `cluster/lost_database.py`).
         OverloadedError: a limit on the number of subjects is reached.
     """
     check_name("subject", request.subject)
-    split_ranges(request.partitions)  # refuses invalid counts
+    split_ranges(request.partitions)  # rejects invalid counts
     row = find_subject(connection, request.subject)
     if row is None or row.problem:
         check_database_complete(connection)
@@ -281,7 +283,9 @@ def _check_settings(row: SubjectRow, request: CreateSubject) -> None:
 def _insert_planned(
     connection: Connection, row: SubjectRow, names_used: int, hosts: Sequence[str]
 ) -> None:
-    """Insert the PLANNED partitions of a new subject; `names_used` partition names are taken."""
+    """Insert the PLANNED partitions of a new subject. `names_used` is the number of partition names
+    already taken.
+    """
     planned = [
         {
             "subject_id": row.subject_id,
@@ -294,14 +298,14 @@ def _insert_planned(
         }
         for queue, (start, end) in enumerate(split_ranges(row.partitions_wanted))
     ]
-    # If two metaservers plan concurrently, the rows of the first one already have these names.
+    # If two metaservers plan concurrently, the rows of the first already have these names.
     insert_new(connection, partitions, planned)
 
 
 def _reuse_failed_creation(
     connection: Connection, row: SubjectRow, settings: Mapping[str, Any]
 ) -> int:
-    """Reuse the row of a failed creation, and return the number of partition names already used."""
+    """Reuse the row of a failed creation and return the number of partition names already used."""
     is_this_subject = subjects.c.subject_id == row.subject_id
     names_used: int = connection.execute(
         sa.select(subjects.c.partitions_named).where(is_this_subject)
@@ -322,7 +326,7 @@ _is_planned = sa.and_(
     subjects.c.route_version == 0, subjects.c.problem == "", sa.not_(subjects.c.deleting)
 )
 PLANNED = sa.select(subjects.c.name).where(_is_planned)
-"""Names of the subjects whose creation is not finished."""
+"""Selects the names of the subjects whose creation is not finished."""
 
 
 def planned_subjects(connection: Connection) -> list[SubjectRow]:
@@ -335,13 +339,13 @@ def open_subject(
     connection: Connection, name: str, hosted_ids: Collection[int] | None = None
 ) -> bool:
     """
-    Open the partitions of a planned subject, which begins to serve its route.
+    Open the partitions of a planned subject, whose route is served from then on.
 
     Args:
         hosted_ids: the ids of the partitions that brokers host; None means all of them.
 
     Returns:
-        False if the subject is already open or deleted, or was planned again and has partitions
+        False if the subject is already open, was deleted, or was planned again and has partitions
         that are not hosted yet.
     """
     row = find_subject(connection, name, lock=True)
@@ -374,12 +378,12 @@ def read_route(
     Return the route of an open subject.
 
     Args:
-        order_strategy: the strategy that the caller expects, if any.
-        subject_id: id of the subject that the caller knows under this name; 0 if none.
+        order_strategy: the order strategy that the caller expects, if any.
+        subject_id: id of the subject that the caller knows by this name; 0 if none.
 
     Raises:
         SubjectUnknownError
-        SubjectDeletedError: the subject is being deleted, or the one with this id was deleted.
+        SubjectDeletedError: the subject is being deleted, or the subject with this id was deleted.
         ConflictError: the subject has another order strategy.
     """
     row = find_subject(connection, name)
@@ -429,7 +433,7 @@ _route_versions_query = sa.select(subjects.c.name, subjects.c.route_version).whe
 
 
 def route_versions(connection: Connection, names: Sequence[str]) -> dict[str, int]:
-    """Return subject → current version of its route."""
+    """Return a dict that maps each subject to the current version of its route."""
     return {
         row.name: row.route_version
         for row in read_in_chunks(connection, _route_versions_query, names)
@@ -450,11 +454,12 @@ def subject_summaries(
     connection: Connection, *, hidden_expires_ms: int = 0
 ) -> list[SubjectSummary]:
     """
-    Return all open subjects, including hidden ones and those whose creation failed, by name.
+    Return all open subjects, including hidden ones, and those whose creation failed, ordered by
+    name.
 
     Args:
         hidden_expires_ms: idle time in milliseconds after which hidden subjects are deleted; 0
-            means never.
+            means that they are never deleted.
 
     Raises:
         UnavailableError

@@ -1,4 +1,4 @@
-"""Defines the SQL condition for unfinished operations: those that still have work for brokers."""
+"""Defines the SQL condition for unfinished operations, which still have work for brokers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ...protocol.operations import OperationState
 from ..sql.schema import operations, steps
 
 UNFINISHED_STATES = tuple(state for state in OperationState if state is not OperationState.DONE)
-"""States in which brokers may have work. The index on the state makes the query independent of the
-growing number of finished operations.
+"""States in which brokers may have work. Thanks to the index on the state, the query does not slow
+down with the growing number of finished operations.
 """
 _remaining_steps = sa.select(steps.c.operation_id).where(
     steps.c.operation_id == operations.c.operation_id, sa.not_(steps.c.done)
@@ -22,4 +22,4 @@ UNFINISHED = sa.and_(
         sa.exists(_remaining_steps.correlate(operations)),
     ),
 )
-"""True if brokers still have work for a row of `operations`; a driver may already be running it."""
+"""True for a row of `operations` if brokers still have work; a driver may already be running it."""

@@ -1,14 +1,15 @@
-"""Allocates partitions to sessions: sticky, balanced, with the least movement. Pure.
+"""Allocates partitions to sessions: the allocation is sticky, balanced, and moves as few partitions
+as possible. Pure.
 
 Invariants
-    If there is a session, every partition is assigned to exactly one.
+    If there is at least one session, every partition is assigned to exactly one session.
     The sessions' shares differ by at most one, unless a session cannot connect to the broker of a
     partition.
-    Only as many partitions move as the shares require.
+    Only as many partitions are moved as the shares require.
 
-The algorithm sets a quota for each session, keeps current assignments up to the quota, then assigns
-the rest, like Kafka's sticky assignor but without its search. A session loses its most recently
-assigned partitions first, so a rolling restart keeps moving the same few.
+The algorithm sets a quota for each session, keeps current assignments up to the quota, and then
+assigns the rest. It works like Kafka's sticky assignor, but without its search. A session loses its
+most recently assigned partitions first, so a rolling restart keeps moving the same few.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ def allocate(
     Allocate partitions to sessions.
 
     Args:
-        sessions: the live sessions; ties for a larger share go to the earlier one.
-        partitions: the readable partitions; unowned ones are assigned in this order.
-        current: partition → its current owner, longest owned first; unknown partitions and
-            sessions are ignored.
-        preferred: unowned partition → the session that gets it if its quota allows: the owner of
-            a parent.
+        sessions: the live sessions; of those with an equal claim to a larger share, the earliest
+            gets it.
+        partitions: the readable partitions; unassigned ones are assigned in this order.
+        current: maps each partition to its current owner, longest owned first; unknown partitions
+            and sessions are ignored.
+        preferred: maps an unassigned partition to the session that gets it if its quota allows,
+            which is the owner of a parent.
 
     Returns:
-        Partition → its session; empty if there are no sessions.
+        A dict that maps each partition to its session; empty if there are no sessions.
     """
     if not sessions:
         return {}
@@ -90,15 +92,16 @@ def avoid_unreachable(
     """
     Reassign partitions whose sessions cannot connect to their brokers.
 
-    A partition stays with its current owner if that session can connect, so partitions do not
-    move back and forth; otherwise it goes to the connected session with the fewest partitions. A
-    partition that no session can reach stays where it is, because moving it would not help.
+    A partition stays with its current owner if that session can connect, so that partitions do not
+    move back and forth. Otherwise it goes to the session with the fewest partitions among those
+    that can connect. A partition that no session can reach stays where it is, because moving it
+    would not help.
 
     Args:
         allocated: the result of `allocate`, which ignores `unreachable`.
         sessions: the live sessions, as for `allocate`.
-        current: partition → its current owner.
-        unreachable: partition → sessions that cannot connect to its broker.
+        current: maps each partition to its current owner.
+        unreachable: maps a partition to the sessions that cannot connect to its broker.
     """
     result = dict(allocated)
     counts = Counter(result.values())

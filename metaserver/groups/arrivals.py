@@ -1,4 +1,4 @@
-"""Decides how long a group waits for further joins before its leases are settled. Pure.
+"""Decides how long a group waits for more joins before its leases are settled. Pure.
 
     join requested ─▶ stored ─┐
     join requested ─▶ stored ─┼─▶ no join in flight, and a quiet time of ─▶ settled
@@ -6,8 +6,8 @@
 
 Settling many new sessions together avoids moving partitions from one new session to the next. If
 sessions were settled one by one, the n-th would take an n-th of all partitions from the earlier
-ones, each of which must hand them over: 200 sessions of 1,000 partitions would cause 5,000
-hand-overs instead of none.
+ones, which would have to hand them over. With 200 sessions and 1,000 partitions, this would cause
+5,000 hand-overs instead of none.
 
 Invariants
     A session that joins alone does not wait.
@@ -24,7 +24,9 @@ CHECK_MS = 20
 
 
 class JoinWindow:
-    """Tracks one group's joins in flight and its stored sessions that are not settled yet."""
+    """Tracks the joins of one group that are in flight, and its stored sessions that are not
+    settled yet.
+    """
 
     def __init__(self) -> None:
         self._in_flight = 0
@@ -34,7 +36,7 @@ class JoinWindow:
 
     @property
     def is_idle(self) -> bool:
-        """True if no join is in flight and no session waits to be settled."""
+        """True if no join is in flight and no session is waiting to be settled."""
         return not (self._in_flight or self._unsettled)
 
     def begin_join(self) -> None:
@@ -42,7 +44,9 @@ class JoinWindow:
         self._in_flight += 1
 
     def end_join(self, now_ms: int, *, ttl_ms: int | None) -> None:
-        """Record that a join stored a session with this ttl, or failed (None)."""
+        """Record the end of a join: it stored a session with the given ttl, or failed if the ttl is
+        None.
+        """
         self._in_flight -= 1
         if ttl_ms is None:
             return
@@ -52,7 +56,9 @@ class JoinWindow:
         self._last_join_ms = now_ms
 
     def wait_ms(self, now_ms: int) -> int:
-        """Return the milliseconds until the next check, or 0 if the group must be settled now."""
+        """Return the time in milliseconds until the next check, or 0 if the group must be settled
+        now.
+        """
         remaining_ms = self._deadline_ms - now_ms
         if not self._unsettled or remaining_ms <= 0:
             return 0
@@ -67,5 +73,7 @@ class JoinWindow:
 
 
 def join_window_ms_max(ttl_ms: int) -> int:
-    """Return how long, in milliseconds, a session with this ttl may wait for other joins."""
+    """Return the maximum time, in milliseconds, that a session with this ttl may wait for other
+    joins.
+    """
     return min(GATHER_MS_MAX, ttl_ms // 8)

@@ -1,4 +1,4 @@
-"""Inserts the row of a consumer group, and reads its settings. SQL, synchronous."""
+"""Inserts the row of a consumer group and reads its settings. Runs SQL synchronously."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MEMBER_COLUMNS = (
     subjects.c.order_strategy,
     *POLICY_COLUMNS,
 )
-"""Columns of a session's group and subject that `build_member_settings` reads."""
+"""The columns of a session's group and subject that `build_member_settings` reads."""
 
 
 def build_member_settings(row: Any) -> MemberSettings:
@@ -138,7 +138,7 @@ def build_policy(row: Any) -> GroupPolicy:
 
 
 def policy_values(policy: GroupPolicy) -> dict[str, object]:
-    """Return the column values of a policy; `on_full` is a suffix of `on_failure`, as in
+    """Return the column values of a policy. `on_full` is stored as a suffix of `on_failure`, as in
     "park+d".
     """
     columns = asdict(policy)
@@ -159,7 +159,7 @@ _limits_query = sa.select(
     .label("fence"),
 )
 """The number of groups of a subject, and the fence up to which brokers refuse tokens; see
-catalogue/accepted.py.
+`catalogue/accepted.py`.
 """
 
 
@@ -173,7 +173,7 @@ def insert_group(
     version: int = 0,
 ) -> bool:
     """
-    Insert an unsettled group, unless the name exists.
+    Insert an unsettled group, unless one with this name exists.
 
     Returns:
         True if it was inserted.

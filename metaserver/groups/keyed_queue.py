@@ -1,11 +1,11 @@
-"""Queues transactions that lock the row of the same consumer group: at most one of them runs in
-this process.
+"""Queues transactions that lock the row of the same consumer group, so that at most one of them
+runs in this process.
 
-Only one transaction can lock the row at a time anyway. Calls that wait in the queue share one: the
-joins of many consumers that start together cost a single transaction.
+Only one transaction can lock the row at a time anyway. Calls that wait in the queue can share a
+transaction, so the joins of many consumers that start together cost only one.
 
-On PostgreSQL, a transaction that waits for a row occupies one of few connections. A person at an
-SQL prompt, or a metaserver that has stopped, may hold the row of a group for a long time: without
+In PostgreSQL, a transaction that waits for a row occupies one of only a few connections. A person
+at an SQL prompt, or a metaserver that hangs, may hold the row of a group for a long time. Without
 the queue, a few consumers of that group would occupy all connections, and no other group would be
 served.
 """
@@ -26,14 +26,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[Connection], Any]
 WAIT_MS = 10_000
-"""Longest time in milliseconds that a call waits in the queue; the same as for the row's lock."""
+"""Maximum time, in milliseconds, that a call waits in the queue; the same as for the lock on the
+row.
+"""
 
 
 class KeyedQueue:
     """
     Runs at most one transaction per key at a time, in order of arrival.
 
-    Calls that are queued behind the same transaction may share the next one.
+    Calls queued behind the same transaction may share the next one.
     """
 
     def __init__(self, run: Callable[[Work], Awaitable[Any]]) -> None:
@@ -42,9 +44,9 @@ class KeyedQueue:
 
     async def run(self, key: Hashable, work: Work) -> Any:
         """
-        Run `work` after the work queued before it, and return its result.
+        Run `work` after the work queued before it and return its result.
 
-        If the caller is cancelled, work that has not begun is removed from the queue.
+        If the caller is cancelled, work that has not started is removed from the queue.
 
         Raises:
             StorageError: `work` was still queued after WAIT_MS, and did not run.
@@ -61,8 +63,8 @@ class KeyedQueue:
 
 
 class GroupWrites:
-    """Runs writes that lock the row of a group, queued by group if `serialize`; heartbeats have a
-    separate queue.
+    """Runs writes that lock the row of a group, queued by group if `serialize` is set. Heartbeats
+    have a separate queue.
     """
 
     def __init__(self, database: Database, *, serialize: bool) -> None:
@@ -77,7 +79,9 @@ class GroupWrites:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Call `Database.write` for a group, given by its id or by its subject and name."""
+        """Call `Database.write` for a group, which is given by its id or by its subject and
+        name.
+        """
         if self._queue is None:
             return await self._database.write(work, *args, **kwargs)
         result: T = await self._queue.run(
@@ -86,7 +90,9 @@ class GroupWrites:
         return result
 
     async def find_group_id(self, session: str) -> Hashable:
-        """Return the id of a session's group; None if it has none or writes are not queued."""
+        """Return the id of a session's group. Return None if it has none or if writes are not
+        queued.
+        """
         return None if self._queue is None else await self._database.read(find_group_id, session)
 
     async def write_urgent(

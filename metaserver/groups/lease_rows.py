@@ -1,10 +1,10 @@
-"""Settles and releases leases, and stores reports of sessions about them. SQL around the decisions
-of `leases.py`, synchronous.
+"""Settles and releases leases, and stores what sessions report about them. Runs SQL synchronously;
+the decisions are made in `leases.py`.
 
 Invariants
-    Every transaction that changes a group's leases locks the group's row, so it sees the complete
-    previous change.
-    A token is stored in the transaction that grants it.
+    Every transaction that changes a group's leases locks the group's row, so that it sees the
+    previous change completely.
+    A token is stored in the same transaction that grants it.
 
 A consumer that cannot connect to a broker can still renew its leases at the metaserver. It reports
 the broker in its heartbeats, and its partitions there are granted to sessions that can connect.
@@ -92,7 +92,7 @@ _hosted_query = sa.select(partitions.c.partition_id, partitions.c.broker_group).
 
 def store_unreached(connection: Connection, session: str, broker_groups: Collection[str]) -> int:
     """
-    Store the broker groups to which a session cannot connect, and mark its group unsettled.
+    Store the broker groups to which a session cannot connect, and mark its group as unsettled.
 
     Returns:
         The group's id.
@@ -112,7 +112,9 @@ def store_unreached(connection: Connection, session: str, broker_groups: Collect
 def read_unreached(
     connection: Connection, group_id: int, subject_id: int
 ) -> dict[PartitionId, set[SessionId]]:
-    """Return partition → sessions of the group that cannot connect to its broker."""
+    """Return a dict that maps a partition to the sessions of the group that cannot connect to its
+    broker.
+    """
     rows = connection.execute(_unreached_query, {"of_group": group_id}).all()
     if not rows:
         return {}
@@ -132,8 +134,8 @@ log = logging.getLogger("keylane.metaserver")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Changes to publish to waiting heartbeats: new versions of sessions' grants, and sessions that
-    ended.
+    """Changes to publish to waiting heartbeats: new versions of the grants of sessions, and
+    sessions that have ended.
     """
 
     versions: Mapping[SessionId, int]
@@ -145,7 +147,7 @@ NO_CHANGES = Changes(versions={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseOutcome:
-    """The result of releases: the changes, and the error for each refused release."""
+    """The result of a batch of releases: the changes, and the error of each refused release."""
 
     changes: Changes
     errors: Mapping[ReleaseGrant, KeylaneError]
@@ -153,8 +155,8 @@ class ReleaseOutcome:
 
 def settle_group(connection: Connection, group_id: int, *, force: bool = False) -> Changes:
     """
-    End expired sessions, then withdraw and grant leases to match the live sessions and the readable
-    partitions.
+    End expired sessions, then withdraw and grant leases according to the live sessions and the
+    readable partitions.
 
     Does nothing if the group was deleted.
 
@@ -197,7 +199,8 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
             last_token=group.last_token,
         )
     store_leases(connection, group_id, settlement.leases)
-    # A new route version may contain a new broker address, so all sessions get their grants again.
+    # A new route version may contain a new broker address, so all sessions are sent their grants
+    # again.
     changed_sessions = set(members) if route_changed else settlement.sessions
     version = group.version + 1
     set_group(
@@ -214,14 +217,14 @@ def settle_group(connection: Connection, group_id: int, *, force: bool = False) 
 
 def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> ReleaseOutcome:
     """
-    Release leases that sessions have handed over, and grant each one to the session for which it
-    was withdrawn.
+    Release leases that sessions have handed over, and grant each one to the session it was
+    withdrawn for.
 
     All releases share one transaction, because a hand-over often concerns many partitions, and a
     new session gets partitions from many others.
 
-    Releases by ended sessions, and those with a token that the session was never granted, are in
-    `errors` of the result.
+    Releases by sessions that have ended, and those with a token that the session was never granted,
+    are listed in `errors` of the result.
     """
     errors: dict[ReleaseGrant, KeylaneError] = {}
     versions: dict[SessionId, int] = {}
@@ -254,8 +257,8 @@ def release_leases(connection: Connection, requests: Sequence[ReleaseGrant]) -> 
 def _release_exclusive(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
-    """Free the leases of an exclusive group, and grant each to the session that wants it, unless
-    that session is suspended or has ended.
+    """Free the leases of an exclusive group, and grant each one to the session that wants it,
+    unless that session is suspended or has ended.
     """
     errors: dict[ReleaseGrant, KeylaneError] = {}
     freed_leases: dict[PartitionId, PartitionLease] = {}
@@ -275,7 +278,7 @@ def _release_exclusive(
             last_token = _raise_token_floor_and_warn(last_token, request.fence)
     if not freed_leases:
         return ReleaseOutcome(changes=NO_CHANGES, errors=errors)
-    # The session for which a lease was withdrawn may have been suspended in the meantime.
+    # The session that a lease was withdrawn for may have been suspended in the meantime.
     wanted_sessions = {lease.wanted for lease in freed_leases.values() if lease.wanted}
     active_sessions = lock_active_sessions(connection, wanted_sessions)
     changed_sessions: set[SessionId] = set()
@@ -302,7 +305,9 @@ def _release_exclusive(
 def _renew_tokens(
     connection: Connection, group: LockedGroup, requests: Sequence[ReleaseGrant]
 ) -> ReleaseOutcome:
-    """Replace tokens of a shared group that brokers refuse; all its sessions get the new ones."""
+    """Replace tokens of a shared group that brokers refuse. All sessions of the group get the new
+    ones.
+    """
     stored_leases = read_leases_of(
         connection, group.group_id, [request.partition_id for request in requests]
     )
@@ -344,8 +349,8 @@ def release_unreported(connection: Connection, heartbeats: Sequence[Heartbeat]) 
     Release withdrawn leases that their sessions do not report as held.
 
     Either the grant was withdrawn before the session received it, or the release request was lost.
-    Ended sessions are skipped, and so are those that have not received their latest grants, because
-    they may still begin to use them.
+    Sessions that have ended are skipped, and so are those that have not received their latest
+    grants, because they may still start to use them.
     """
     heartbeats_by_session = {heartbeat.session: heartbeat for heartbeat in heartbeats}
     for group_id in sorted(
@@ -397,20 +402,20 @@ def store_drained(
     holding: Collection[tuple[int, int]] | None = None,
 ) -> int | None:
     """
-    Store that a group has acked sealed partitions to their end, as reported by a session.
+    Record that a group has fully acked sealed partitions, as reported by a session.
 
     Partitions that are not SEALED, or not granted to the session, are ignored: their current owner
     will report them.
 
     Args:
         ids: the drained partitions.
-        parked_ids: ids of those on which the group has parked messages.
-        holding: (partition id, token) of the leases that the session reports as held, or None if it
-            does not report them. A drained partition with another token is ignored, because its
-            report may be older than a reset of the cursor.
+        parked_ids: ids of those drained partitions on which the group has parked messages.
+        holding: the leases that the session reports as held, as (partition id, token), or None if
+            it does not report them. A drained partition with a different token is ignored, because
+            its report may be older than a reset of the cursor.
 
     Returns:
-        The id of the group if a partition is newly drained, else None.
+        The id of the group if any partition is newly drained, else None.
 
     Raises:
         SessionUnknownError: the session has ended.
@@ -453,9 +458,11 @@ def read_grants(connection: Connection, session: str) -> Grants:
 
 
 def read_many_grants(connection: Connection, ids: Collection[str]) -> dict[SessionId, Grants]:
-    """Return session → grants, for sessions of one group; ended sessions are omitted."""
-    # Versions are read before grants: if a change comes in between, the grants are newer than their
-    # version, and are only sent once more.
+    """Return a dict that maps each session to its grants, for sessions of one group. Sessions that
+    have ended are omitted.
+    """
+    # Versions are read before grants. If a change comes in between, the grants are newer than their
+    # version, and are merely sent once more.
     members = read_live_members(connection, ids)
     if not members:
         return {}
@@ -506,8 +513,8 @@ def _build_grant(partition: Partition, token: int, parked: Collection[AdoptedAnc
 
 
 class _GroupContext(NamedTuple):
-    """State outside the group's own rows on which its leases depend; read after the group is
-    locked.
+    """State outside the group's own rows on which its leases depend. It is read after the group has
+    been locked.
     """
 
     route_version: int
@@ -515,13 +522,13 @@ class _GroupContext(NamedTuple):
     retention: Retention
     """The retention of the group's subject."""
     resetting: bool
-    """True while an operator resets the group's cursors under live sessions; nothing is granted
-    meanwhile.
+    """True while an operator is resetting the group's cursors with live sessions; nothing is
+    granted meanwhile.
     """
     rebuilt_left_ms: int
-    """Milliseconds for which sessions from before a rebuild may still be active."""
+    """How much longer, in milliseconds, sessions from before a rebuild may still be active."""
     being_replaced: bool
-    """True while a publication replaces the subject's messages. The offsets at which its groups
+    """True while a publication is replacing the subject's messages. The offsets at which its groups
     continue are already fixed, so nothing is granted until they are in effect.
     """
 
@@ -577,7 +584,7 @@ _candidates_query = (
     .where(
         partitions.c.subject_id == sa.bindparam("of_subject"),
         partitions.c.state != PartitionState.PLANNED,
-        sa.not_(is_expired_by_retention(partitions)),  # they block nothing, and accumulate
+        sa.not_(is_expired_by_retention(partitions)),  # they block nothing, but accumulate
     )
     .order_by(partitions.c.range_start, partitions.c.partition_id)
 )
@@ -589,12 +596,13 @@ def _read_readable_partitions(
     assigned_ids: Collection[PartitionId],
     retention: Retention,
 ) -> list[GroupPartition]:
-    """Read the state on which `readable_partitions` depends, and return its result."""
+    """Read the state that `readable_partitions` needs and return its result."""
     parameters = {"of_group": group.group_id}
     rows = connection.execute(
         _candidates_query, parameters | {"of_subject": group.subject_id}
     ).all()
-    # Lineage is read after the partitions: it is written before its partition, and never changes.
+    # The lineage is read after the partitions, because it is written before its partition and never
+    # changes.
     has_parents = any(row.has_parents for row in rows)
     parents = blocking_parents(connection, group.subject_id) if has_parents else {}
     candidates = [
@@ -612,7 +620,7 @@ def _read_readable_partitions(
         for row in rows
     ]
     drained_ids = {PartitionId(row.partition_id) for row in rows if row.drained}
-    # Some parents are not among the candidates. Other drained partitions do not matter.
+    # Some parents are not among the candidates. All other drained partitions are irrelevant.
     if other_parents := {parent for candidate in candidates for parent in candidate.parents} - {
         row.partition_id for row in rows
     }:
@@ -624,7 +632,7 @@ def _read_readable_partitions(
 
 
 def _raise_token_floor_and_warn(last_token: FencingToken, fence: int) -> FencingToken:
-    """Call `raise_token_floor`, and log a warning if a broker has seen a token that was never
+    """Call `raise_token_floor`. Log a warning if a broker has seen a token that was never
     granted.
     """
     floor = raise_token_floor(last_token, fence)

@@ -1,21 +1,21 @@
-"""Decides which partitions a group may read, which session leases each of them, and when a
+"""Decides which partitions a group may read, which session gets the lease of each, and when a
 hand-over is complete. Pure.
 
     free ──grant, token + 1──▶ held ──wanted by another session──▶ withdrawn
      ▲                          │ session ends                       │ release, or session ends
      └──────────────────────────┴────────────────────────────────────┘
 
-In a SHARED group a lease has no holder: each readable partition is granted to every session, under
-one token.
+In a SHARED group, leases have no holder: each readable partition is granted to every session, with
+the same token.
 
 Invariants
     A held or withdrawn lease must become free before it is granted to another session.
-    A withdrawn lease is never held again under its token: its session can only get a new grant,
+    A withdrawn lease is never held again with the same token: its session can only get a new grant,
     with a higher token.
-    The token of every grant is above all earlier tokens of the group.
-    A partition is granted only when the group has drained all its parents and their ancestors. If a
-    parent is abandoned, its own parents must be drained instead.
-    A partition is granted only when its broker knows the group, and has stored the offset at which
+    The token of every grant is higher than all earlier tokens of the group.
+    A partition is granted only when the group has drained all of its parents and their ancestors.
+    If a parent is abandoned, its own parents must have been drained instead.
+    A partition is granted only when its broker knows the group and has stored the offset at which
     the group starts.
 """
 
@@ -32,52 +32,56 @@ from ...protocol.routing import PartitionState
 from .allocation import allocate, avoid_unreachable
 
 FENCE_ACCEPTED_MAX = TOKEN_STEP_MAX // 2
-"""Highest token that a reported fence can cause. It leaves room for as many further grants before
-brokers refuse tokens as impossible, and grants alone never reach it.
+"""Highest token that a reported fence can lead to. It leaves room for as many further grants before
+brokers refuse tokens as impossible, and is never reached by grants alone.
 """
 EVERYBODY = SessionId("*")
-"""The `wanted` of a lease of a SHARED group."""
+"""The value of `wanted` in the leases of a SHARED group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionLease:
-    """The lease of one partition in one consumer group, held or free."""
+    """The lease of one partition by one consumer group, held or free."""
 
     partition_id: PartitionId
     token: FencingToken = FencingToken(0)
-    """Token of the last grant; 0 before the first."""
+    """Token of the last grant; 0 before the first grant."""
     session: SessionId | None = None
     wanted: SessionId | None = None
-    """Session that is granted the lease once it is free."""
+    """The session that will be granted the lease once it is free."""
     withdrawn: bool = False
-    """True if the holder was asked to release it."""
+    """True if the holder has been asked to release it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPartition:
-    """A partition as seen by one group: the facts that decide whether the group may read it."""
+    """A partition from the point of view of one group, with the facts that decide whether the group
+    may read it.
+    """
 
     partition_id: PartitionId
     state: PartitionState
     parents: tuple[PartitionId, ...] = ()
     abandoned: bool = False
-    """True if an operation continued without its broker: its children are readable although its end
-    offset is unknown.
+    """True if an operation continued without its broker. Its children are readable even though its
+    end offset is unknown.
     """
     ended: bool = False
-    """True if it was abandoned, but its broker has since returned and sealed it, so its end offset
+    """True if it was abandoned, but its broker has returned and sealed it since, so its end offset
     is known.
     """
     assigned: bool = False
     """True if its lease is held by, or promised to, a session of the group."""
     lost: bool = False
-    """True if an operator accepted its loss: its data is gone, but its parents may be unread."""
+    """True if an operator has accepted its loss. Its data is gone, but its parents may not have
+    been read yet.
+    """
     is_announced: bool = True
-    """True if its broker has stored the group, or if retention is by time alone and does not wait
-    for groups.
+    """True if its broker has stored the group, or if retention is purely time-based and does not
+    wait for groups.
     """
     start_pending: bool = False
-    """True if its broker has not stored the group's start offset yet."""
+    """True if its broker has not yet stored the group's start offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,26 +101,27 @@ def readable_partitions(
     """
     Return the partitions that a group may read now.
 
-    They are OPEN or SEALED, the group has not drained them, their broker knows the group and its
-    start offset, and no ancestor blocks them.
+    These are the partitions that are OPEN or SEALED, that the group has not drained, whose broker
+    knows the group and its start offset, and that are not blocked by an ancestor.
 
     A partition blocks its children until the group has drained it, unless it is lost or abandoned.
-    The parents of a lost or abandoned partition still block. Once the end of an abandoned partition
-    is known, it blocks those children that are not assigned to a session yet. The parents of a
-    drained partition block too if they were reset without it, unless they are abandoned.
+    The parents of a lost or abandoned partition still block its children. Once the end of an
+    abandoned partition is known, it blocks those children that are not yet assigned to a session.
+    The parents of a drained partition also block its children if they were reset without it, unless
+    they are abandoned.
 
     Args:
-        partitions: the subject's partitions, without those whose data has expired
-            (`is_expired_by_retention`), because they block nothing. Each parent must be in
-            `partitions` or in `drained`.
+        partitions: the subject's partitions, except those whose data has expired
+            (`is_expired_by_retention`), which block nothing. Each parent must be in `partitions` or
+            in `drained`.
         drained: the partitions that the group has drained; only `partitions` and their parents are
-            needed.
+            relevant.
     """
     by_id = {partition.partition_id: partition for partition in partitions}
     drained_ids = set(drained)
     blockers_by_assigned: dict[bool, set[PartitionId]] = {True: set(), False: set()}
-    """Whether a child is assigned → the partitions that block it, directly or through an
-    ancestor.
+    """Maps whether a child is assigned to the set of partitions that block such a child, directly
+    or through an ancestor.
     """
 
     def blocks(parent_id: PartitionId, assigned: bool) -> bool:
@@ -152,12 +157,12 @@ def drained_after_parents(
     """
     Return those partitions in `at_end_ids` that a group has drained.
 
-    A partition counts as drained only after all its parents. A group is always at the end of an
-    empty partition: without this rule, it would unblock its children too early.
+    A partition counts as drained only after all of its parents. Without this rule, an empty
+    partition would unblock its children too early, because a group is always at its end.
 
     Args:
         at_end_ids: ids of the partitions whose end the group has reached.
-        parents: partition id → the parents that may block it.
+        parents: maps each partition id to the parents that may block it.
     """
     drained_ids: set[int] = set()
     for partition_id in sorted(at_end_ids):  # parents have lower ids
@@ -176,16 +181,16 @@ def settle_leases(
     last_token: FencingToken,
 ) -> Settlement:
     """
-    Free the leases of ended sessions, allocate the readable partitions, then withdraw and grant
-    leases accordingly.
+    Free the leases of sessions that have ended, allocate the readable partitions, and withdraw and
+    grant leases accordingly.
 
     Args:
         leases: all leases of the group.
-        sessions: the live sessions, in the order of joining.
+        sessions: the live sessions, in the order in which they joined.
         readable: the result of `readable_partitions`.
-        suspended: live sessions that are granted nothing; their leases are withdrawn.
-        unreachable: partition → sessions that cannot connect to its broker; it is granted to others
-            if there are any.
+        suspended: live sessions that get no grants and whose leases are withdrawn.
+        unreachable: maps a partition to the sessions that cannot connect to its broker; it is
+            granted to other sessions, if there are any.
         last_token: the highest token ever granted in the group.
     """
     live_sessions = set(sessions)
@@ -234,8 +239,8 @@ def settle_shared_leases(
     *,
     last_token: FencingToken,
 ) -> Settlement:
-    """Settle the leases of a SHARED group: every session is granted every readable partition; the
-    result lists no sessions.
+    """Settle the leases of a SHARED group, whose sessions are all granted every readable partition.
+    The result does not list any sessions.
     """
     readable_ids = {partition.partition_id for partition in readable}
     changed_leases = []
@@ -258,10 +263,10 @@ def renew_token(
     lease: PartitionLease | None, token: int, *, last_token: FencingToken
 ) -> PartitionLease | None:
     """
-    Return a SHARED group's lease with the next token, because its broker refuses `token`.
+    Return the lease of a SHARED group with the next token, because its broker refuses `token`.
 
     Returns:
-        The new lease; None if it already has a newer token.
+        The new lease; None if the lease already has a newer token.
 
     Raises:
         TokenUnknownError: the token was never granted.
@@ -274,8 +279,8 @@ def renew_token(
 
 
 def grant_lease(lease: PartitionLease, *, last_token: FencingToken) -> PartitionLease | None:
-    """Return the lease, granted to its wanted session with the next token; None if it is not free
-    or no session wants it.
+    """Return the lease as granted, with the next token, to the session that wants it. Return None
+    if it is not free or no session wants it.
     """
     if lease.session is not None or lease.wanted is None:
         return None
@@ -285,9 +290,10 @@ def grant_lease(lease: PartitionLease, *, last_token: FencingToken) -> Partition
 
 def raise_token_floor(last_token: FencingToken, fence: int) -> FencingToken:
     """
-    Return the token after which the group's tokens must continue, given a reported broker fence.
+    Return the token from which the group's tokens must continue, given the fence reported by a
+    broker.
 
-    Tokens in a database that was restored from a backup may be below the fence. The result is
+    Tokens in a database that was restored from a backup may be lower than the fence. The result is
     capped so that no broker refuses later tokens as impossible.
     """
     return FencingToken(max(last_token, min(fence, FENCE_ACCEPTED_MAX)))
@@ -297,7 +303,7 @@ def release_lease(
     lease: PartitionLease | None, session: SessionId, token: int
 ) -> PartitionLease | None:
     """
-    Return the freed lease; None if it was already released, which makes a retry harmless.
+    Return the freed lease, or None if it was already released, so that a retry is harmless.
 
     Raises:
         TokenUnknownError: the token was never granted, or was granted to another session.
@@ -314,8 +320,8 @@ def release_lease(
 def _current_owners(
     leases: Iterable[PartitionLease], live_sessions: Collection[SessionId]
 ) -> dict[PartitionId, SessionId]:
-    """Return partition → current owner, longest owned first; leases promised to a session come
-    last.
+    """Return a dict that maps each partition to its current owner, longest owned first. Leases
+    promised to a session come last.
     """
     owned_leases = []
     promised_leases = []
@@ -338,8 +344,8 @@ def _preferred_owners(
     readable: Sequence[GroupPartition],
     live_sessions: Collection[SessionId],
 ) -> dict[PartitionId, SessionId]:
-    """Return partition → the session that holds one of its parents, and so has state for
-    its keys.
+    """Return a dict that maps a partition to the session that holds one of its parents and
+    therefore has state for its keys.
     """
     preferred_sessions = {}
     for partition in readable:

@@ -1,4 +1,4 @@
-"""Reads and stores the sessions and leases of one locked consumer group. SQL, synchronous."""
+"""Reads and stores the sessions and leases of one locked consumer group. Runs SQL synchronously."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .sessions import end_expired_sessions, select_locked_in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockedGroup:
-    """A group, locked until the transaction ends."""
+    """A group that is locked until the transaction ends."""
 
     group_id: int
     subject_id: int
@@ -29,13 +29,13 @@ class LockedGroup:
     version: int
     settled: bool
     route_version: int
-    """The route version at which the group was last settled."""
+    """The route version with which the group was last settled."""
     shared: bool
 
 
-# Reads only the group's row: after waiting for a lock, a statement sees the current version of the
-# locked row, but all other rows as they were when it began. Later statements see everything that
-# the previous transaction stored.
+# Reads only the group's row. After waiting for a lock, a statement sees the current version of the
+# locked row, but sees all other rows as they were when it started. Later statements see everything
+# that the previous transaction stored.
 _lock_group_query = (
     sa.select(groups).where(groups.c.group_id == sa.bindparam("of_group")).with_for_update()
 )
@@ -43,7 +43,7 @@ _lock_group_query = (
 
 def lock_group(connection: Connection, group_id: int) -> LockedGroup:
     """
-    Lock a group until this transaction ends, and return its row.
+    Lock a group until the transaction ends and return its row.
 
     Raises:
         GroupUnknownError: the group was deleted.
@@ -83,8 +83,8 @@ _members_query = (
 
 
 def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]:
-    """Return the group's sessions in the order of joining: session → whether it is suspended, by
-    itself or by an operator.
+    """Return a dict that maps each session of the group, in the order of joining, to whether it is
+    suspended by itself or by an operator.
     """
     rows = connection.execute(_members_query, {"of_group": group_id})
     return {SessionId(row.session): row.suspended for row in rows}
@@ -93,8 +93,8 @@ def read_members(connection: Connection, group_id: int) -> dict[SessionId, bool]
 def end_expired_members(
     connection: Connection, group_id: int
 ) -> tuple[dict[SessionId, bool], list[SessionId]]:
-    """End the group's expired sessions; return the live ones as `read_members` does, and the ended
-    ones.
+    """End the group's expired sessions. Return the live ones in the form of `read_members`, and
+    those that were ended.
     """
     rows = connection.execute(_members_query, {"of_group": group_id}).all()
     members = {SessionId(row.session): row.suspended for row in rows}
@@ -120,7 +120,7 @@ _lock_active = select_locked_in_order(
 
 
 def lock_active_sessions(connection: Connection, ids: Collection[SessionId]) -> set[SessionId]:
-    """Lock and return those sessions that exist and are suspended neither by themselves nor by an
+    """Lock and return those sessions that exist and have not been suspended by themselves or by an
     operator.
     """
     rows = connection.execute(_lock_active, {"ids": list(ids)}).scalars()
@@ -136,7 +136,7 @@ _update_versions = (
 
 
 def raise_versions(connection: Connection, changed: Collection[SessionId], version: int) -> None:
-    """Store a new version of these sessions' grants."""
+    """Store a new version of the grants of these sessions."""
     if changed:
         connection.execute(_update_versions, {"ids": list(changed), "to_version": version})
 
@@ -145,7 +145,7 @@ _sessions_of_groups = select_locked_in_order(sessions.c.group_id.in_(sa.bindpara
     "sessions_of_groups"
 )
 _lock_all_sessions = select_locked_in_order()
-"""Locks every session; used if there are more groups than one statement can list."""
+"""Locks all sessions; used if there are more groups than fit into one statement."""
 _group_version = sa.select(groups.c.version).where(groups.c.group_id == sessions.c.group_id)
 _update_group_versions = (
     sa.update(sessions)
@@ -156,10 +156,10 @@ _update_group_versions = (
 
 def raise_group_versions(connection: Connection, group_ids: Collection[int]) -> None:
     """
-    Set the grants version of every session of these groups to its group's version.
+    Set the grants version of every session in these groups to the version of its group.
 
-    All sessions are locked before the first is changed; locking them group by group would not
-    follow the order in which heartbeats lock them.
+    All sessions are locked before the first one is changed, because locking them group by group
+    would not follow the order in which heartbeats lock them.
     """
     chunks = list(split_ids(group_ids))
     if len(chunks) > 1:
@@ -173,7 +173,7 @@ _leases_by_id = _leases_query.where(leases.c.partition_id.in_(sa.bindparam("ids"
 
 
 def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, PartitionLease]:
-    """Return partition id → lease, for all leases of a group."""
+    """Return a dict that maps each partition id to its lease, for all leases of a group."""
     rows = connection.execute(_leases_query, {"of_group": group_id})
     return {row.partition_id: _build_lease(row) for row in rows}
 
@@ -181,7 +181,9 @@ def read_leases(connection: Connection, group_id: int) -> dict[PartitionId, Part
 def read_leases_of(
     connection: Connection, group_id: int, ids: Collection[int]
 ) -> dict[PartitionId, PartitionLease]:
-    """Return partition id → lease of a group; partitions without a lease are omitted."""
+    """Return a dict that maps each partition id to its lease in a group; partitions without a lease
+    are omitted.
+    """
     parameters = {"of_group": group_id, "ids": valid_ids(ids)}
     return {
         row.partition_id: _build_lease(row) for row in connection.execute(_leases_by_id, parameters)
@@ -189,7 +191,9 @@ def read_leases_of(
 
 
 def valid_ids(ids: Collection[int]) -> list[int]:
-    """Return those numbers that can be partition ids; the database would refuse the others."""
+    """Return those numbers that are in the range of partition ids; the database would reject the
+    others.
+    """
     return [partition_id for partition_id in ids if 0 < partition_id <= MAX_I64]
 
 
@@ -199,7 +203,9 @@ def store_leases(connection: Connection, group_id: int, rows: Collection[Partiti
 
 
 def _lease_row(group_id: int, lease: PartitionLease) -> dict[str, Any]:
-    """Return the column values of a lease, ten times as fast as `asdict`, which copies each one."""
+    """Return the column values of a lease. This is ten times as fast as `asdict`, which copies
+    every value.
+    """
     return {
         "group_id": group_id,
         "partition_id": lease.partition_id,

@@ -1,15 +1,15 @@
-"""Changes that operators make to a consumer group with live members: its strategy, its failure
-policy and its suspension. SQL, synchronous.
+"""Lets operators change a consumer group with live members: its strategy, its failure policy and
+its suspension. Runs SQL synchronously.
 
 Invariants
     A change of the policy or a suspension raises the version of every session's grants in the same
-    transaction, so each member gets it with its next heartbeat, from any metaserver.
-    Suspension by an operator and by a session's own code are separate: a session has grants only if
-    neither applies.
-    A change of the strategy ends all sessions in the same transaction: no session that joined under
-    the old strategy has a grant afterwards.
-    Tokens continue after a change of the strategy, so the first new Acquire of a partition fences
-    its old owner.
+    transaction. So each member learns about it with its next heartbeat, from any metaserver.
+    Suspension by an operator and suspension by a session's own code are independent: a session has
+    grants only if neither is in effect.
+    A change of the strategy ends all sessions in the same transaction, so no session that joined
+    with the old strategy has a grant afterwards.
+    Tokens keep increasing after a change of the strategy, so the first new Acquire of a partition
+    fences its old owner.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def set_policy(
     Change the stored failure policy of a group.
 
     Returns:
-        The id of the group, and the new versions of its members' grants.
+        The id of the group, and the new versions of the grants of its members.
 
     Raises:
         SubjectUnknownError, GroupUnknownError
         InvalidRequestError: the group's name is invalid, the resulting fields contradict each
-            other, or the group cannot use the failure policy RETRY. Nothing was changed.
+            other, or the group cannot use the failure policy RETRY; nothing was changed.
     """
     group_id = _lock_group_by_name(connection, subject, group)
     is_this_group = groups.c.group_id == group_id
@@ -112,11 +112,11 @@ def suspend_members(
     connection: Connection, subject: str, group: str, request: SuspendGroup
 ) -> tuple[int, Changes]:
     """
-    Suspend or resume a group or one of its clients; idempotent.
+    Suspend or resume a group or one of its clients. Idempotent.
 
     Returns:
-        The id of the group, which must be settled next, and the new versions of its members'
-        grants.
+        The id of the group, which must be settled next, and the new versions of the grants of its
+        members.
 
     Raises:
         SubjectUnknownError, GroupUnknownError
@@ -150,7 +150,7 @@ def _suspend_client(connection: Connection, group_id: int, client: str, *, suspe
 
 
 def _lock_group_by_name(connection: Connection, subject: str, group: str) -> int:
-    """Lock a group until the transaction ends, and return its id."""
+    """Lock a group until the transaction ends and return its id."""
     group_id, _ = find_open_group(connection, subject, group)
     lock_group(connection, group_id)
     return group_id
@@ -166,7 +166,7 @@ def switch_group(
     connection: Connection, subject: str, group: str, strategy: ConsumeStrategy
 ) -> Changes:
     """
-    Change a group's strategy and end its sessions; does nothing if it already has that strategy.
+    Change a group's strategy and end its sessions. Does nothing if it already has that strategy.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError

@@ -1,5 +1,4 @@
-"""Finds the ancestors whose parked messages a granted partition adopts. SQL around one decision,
-synchronous.
+"""Finds the ancestors whose parked messages a granted partition adopts. Runs SQL synchronously.
 
 Messages that a group has parked on a drained partition are adopted by the owner of a descendant:
 
@@ -14,8 +13,8 @@ Messages that a group has parked on a drained partition are adopted by the owner
 
 Invariant
     Messages that an owner of a partition in between could adopt are adopted only through that
-    partition. If it is lost, the messages that the ancestor still has are handled, perhaps for a
-    second time.
+    partition. If that partition is lost, the messages that the ancestor still has are handled,
+    possibly for a second time.
 """
 
 from __future__ import annotations
@@ -43,22 +42,24 @@ class AdoptedAncestor(NamedTuple):
     token: int
     """Token of the group's last lease of the ancestor."""
     ranges: Ranges
-    """Ranges to adopt; empty: the whole range of the adopting partition."""
+    """Ranges to adopt; if empty, the whole range of the adopting partition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ancestor:
-    """A partition as a possible ancestor, as seen by one group."""
+    """A partition as a possible ancestor, from the point of view of one group."""
 
     range_start: int
     range_end: int
     parents: tuple[PartitionId, ...] = ()
     token: int = 0
-    """Token of the last lease; 0 if there was none, or if the partition was lost along with
+    """Token of the last lease; 0 if there was none, or if the partition was lost together with
     unfinished work of its owners.
     """
     is_finished: bool = False
-    """True if the group may read its children, because it is drained or its loss was accepted."""
+    """True if the group may read its children, either because it is drained or because its loss was
+    accepted.
+    """
     has_parked: bool = False
     """True if the group has drained it but still has parked messages there."""
 
@@ -67,10 +68,11 @@ def adopted_ranges(
     partition: Partition, ancestors: Mapping[PartitionId, Ancestor]
 ) -> dict[int, Ranges]:
     """
-    Return ancestor id → ranges of parked messages that a partition adopts, as in `AdoptedAncestor`.
+    Return a dict that maps each ancestor id to the ranges of parked messages that a partition
+    adopts, as in `AdoptedAncestor`.
 
-    An ancestor beyond the parents counts if its last lease is newer than those of all partitions in
-    between: then none of them was granted after messages were parked there.
+    An ancestor other than a parent counts if its last lease is newer than those of all partitions
+    in between, because none of them was then granted after messages were parked there.
     """
     parents = [parent for parent in partition.parents if parent in ancestors]
     parent_ranges: dict[int, Ranges] = {
@@ -118,14 +120,14 @@ def find_finished_partitions(
     parked_ids: Collection[int],
 ) -> list[int]:
     """
-    Return the ids of those partitions in `partitions_at_end` that the group has finished, in
-    ascending order.
+    Return the ids, in ascending order, of those partitions in `partitions_at_end` that the group
+    has finished.
 
     The others, and their children, still need an owner that adopts parked messages of ancestors.
 
     Args:
-        partitions_at_end: sealed partitions that the group has acked to their end; each of their
-            parents is drained or among them.
+        partitions_at_end: sealed partitions that the group has fully acked; each of their parents
+            is drained or one of them.
         parked_ids: ids of those on which the group has parked messages.
     """
     updated_ancestors = dict(ancestors)
@@ -149,12 +151,13 @@ def find_finished_partitions(
 
 
 def _overlap(partition: Partition, ancestor: Ancestor) -> tuple[int, int]:
+    """Return the intersection of the two ranges; its end is not above its start if it is empty."""
     start = max(partition.range_start, ancestor.range_start)
     return start, min(partition.range_end, ancestor.range_end)
 
 
 def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """Merge overlapping and adjacent ranges; empty ones are dropped."""
+    """Merge overlapping and adjacent ranges. Empty ranges are dropped."""
     merged_ranges: list[tuple[int, int]] = []
     for start, end in sorted(bounds for bounds in ranges if bounds[0] < bounds[1]):
         if merged_ranges and start <= merged_ranges[-1][1]:
@@ -168,8 +171,8 @@ def _merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
 _lease_token = sa.func.coalesce(leases.c.token, 0)
 _may_have_work = sa.or_(drained.c.partition_id.is_(None), drained.c.parked)
 _surviving_token = sa.case((sa.and_(partitions.c.lost, _may_have_work), 0), else_=_lease_token)
-"""Token of the last lease; 0 for a lost partition, unless it was drained without parked messages,
-so that its work is known to be complete.
+"""Token of the last lease. It is 0 for a lost partition, unless it was drained without parked
+messages, so that its work is known to be complete.
 """
 _lease_join = sa.and_(
     leases.c.group_id == sa.bindparam("of_group"),
@@ -235,8 +238,8 @@ _any_parked_query = (
 def read_adopted(
     connection: Connection, group_id: int, granted: Collection[Partition]
 ) -> dict[PartitionId, list[AdoptedAncestor]]:
-    """Return granted partition id → the ancestors whose parked messages it adopts,
-    parents first.
+    """Return a dict that maps each granted partition id to the ancestors whose parked messages it
+    adopts, parents first.
     """
     parents = {parent for partition in granted for parent in partition.parents}
     if not parents:
@@ -249,7 +252,7 @@ def read_adopted(
     if not parked_ids:
         return {}
     remaining_tokens = {row.partition_id: row.surviving_token for row in rows}
-    # Usually a partition is granted after all its ancestors, and nothing more must be read.
+    # Usually a partition is granted after all of its ancestors, and nothing more needs to be read.
     if any(
         _may_reach_past_parents(partition, parked_ids, remaining_tokens) for partition in granted
     ):
@@ -287,8 +290,8 @@ def read_adopted(
 def _may_reach_past_parents(
     partition: Partition, parked_ids: Collection[int], tokens: Mapping[int, int]
 ) -> bool:
-    """Return whether any partition with parked messages that may be a further ancestor has a newer
-    lease than a parent. This cheap check may have false positives.
+    """Return True if any partition with parked messages that may be a more distant ancestor has a
+    newer lease than a parent. This check is cheap, but may have false positives.
     """
     if not partition.parents:
         return False
@@ -305,7 +308,7 @@ def _may_reach_past_parents(
 def read_finished_partitions(
     connection: Connection, group_id: int, at_end_ids: Sequence[int], parked_ids: Collection[int]
 ) -> Sequence[int]:
-    """Read the state that `find_finished_partitions` needs for a locked group, and return its
+    """Read the state that `find_finished_partitions` needs for a locked group and return its
     result.
     """
     if not at_end_ids:

@@ -1,11 +1,12 @@
-"""Renews sessions in batches, so that a row locked by another transaction delays no other session.
+"""Renews sessions in batches, in such a way that a row locked by another transaction delays no
+other session.
 
     concurrent renewals ─▶ one UPDATE that skips locked rows ─▶ reply
                                │ locked
                                └─▶ per group, one UPDATE that waits for the locks ─▶ reply
 
-A metaserver that stops in the middle of a transaction holds its row locks until PostgreSQL ends the
-transaction; a person at an SQL prompt may hold one for hours.
+A metaserver that hangs in the middle of a transaction holds its row locks until PostgreSQL ends the
+transaction, and a person at an SQL prompt may hold one for hours.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ class SessionRenewer:
         self._renew_flight: SingleFlight[int | None, SessionId, RenewalResult] = SingleFlight(
             self._renew
         )
-        """Keyed by the group whose rows are locked; None: renewals that do not wait for locks."""
+        """Keyed by the group whose rows are locked; None is the key of renewals that do not wait
+        for locks.
+        """
 
     async def renew(self, session: SessionId) -> SessionRow | None:
-        """Renew a session, waiting for its row if it is locked; return None if it has ended. Raises
+        """Renew a session, waiting for its row if it is locked. Return None if it has ended. Raises
         StorageError.
         """
         result = await self._renew_flight.run(None, session)
@@ -42,6 +45,7 @@ class SessionRenewer:
     async def _renew(
         self, locked_group: int | None, requested_sessions: Sequence[SessionId]
     ) -> RenewalResult:
+        """Renew a batch of sessions, waiting for locks only if `locked_group` is given."""
         sessions = sorted(set(requested_sessions))
         if locked_group is not None:
             rows = await self._database.write_urgent(renew_sessions, sessions)

@@ -1,11 +1,12 @@
-"""Serves the consumers' calls: join, heartbeat (a long poll), release and leave. I/O around SQL.
+"""Serves the calls of consumers: join, heartbeat (a long poll), release and leave. Does network I/O
+and runs SQL.
 
     heartbeat ─▶ renewed immediately, many in one statement ─▶ grants changed? ─▶ reply
                                                                    │ no
                                                                    └─▶ wait for a change,
                                                                        at most a third of the ttl
 
-A change wakes only the heartbeats of the sessions that it affects.
+A change wakes only the heartbeats of affected sessions.
 
 Concurrent heartbeats share one UPDATE (`SingleFlight`), which the write queue runs before joins;
 the queue itself shares only transactions, not statements. With a thousand sessions on SQLite, a
@@ -77,26 +78,26 @@ log = logging.getLogger("keylane.metaserver")
 DRAINED_MAX = 4_096
 """Maximum number of partitions in each list of a heartbeat."""
 SETTLE_PAUSE_MS_MAX = 250
-"""Longest pause in milliseconds between two runs that settle a group. Settling a group of a
+"""Maximum pause, in milliseconds, between two runs that settle a group. Settling a group of a
 thousand sessions takes tens of milliseconds; with a pause, more concurrent joins share a run.
 """
 JOIN_CHUNK_MAX = 200
 JOIN_RETRY_MS_MAX = 2_000
-"""Time in milliseconds after which a failed transaction is blamed on the database, and its joins
+"""Time, in milliseconds, after which the database is blamed for a failed transaction, and its joins
 are not retried one by one.
 """
 REPORT_MS_MAX = 500
-"""Longest time in milliseconds that a heartbeat waits for its reports to be stored."""
+"""Maximum time, in milliseconds, that a heartbeat waits for its reports to be stored."""
 GRANTS_CACHED_MAX = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class _FirstGrants:
-    """A joining session's first grants, and the changes from settling its new group."""
+    """The first grants of a joining session, and the changes caused by settling its new group."""
 
     changes: Changes
     grants: Grants | None
-    """None if the session has already ended."""
+    """The grants; None if the session has already ended."""
 
 
 Announce = Callable[
@@ -111,29 +112,31 @@ async def _announce_later(
     _unheard: Sequence[Announcement],
     _finish: Callable[[Connection, bool], _FirstGrants],
 ) -> None:
-    """Announce nothing now; the periodic announcements include the group."""
+    """Announce nothing now; the group will be included in the periodic announcements."""
 
 
 async def _create_nothing(_subject: str, _group: str, _request: CreateGroup) -> None:
-    """Do nothing; the default for services without group starts."""
+    """Do nothing. This is the default for services without group starts."""
 
 
 @dataclass(slots=True)
 class _WaitingHeartbeat:
-    """A heartbeat that waits for a change of its session's grants."""
+    """A heartbeat that is waiting for a change of its session's grants."""
 
     row: SessionRow
     versions: Mapping[int, int]
-    """Group id → version, no newer than `row`, or already compared with it."""
+    """Maps each group id to a version that is no newer than `row` or has already been compared with
+    it.
+    """
 
     def may_have_changed(self, versions: Mapping[int, int]) -> bool:
-        """Return whether its group may have changed, given newer group versions."""
+        """Return True if its group may have changed, given newer group versions."""
         version = self.versions.get(self.row.group_id)
         return version is None or version != versions.get(self.row.group_id)
 
 
 class GroupService:
-    """Manages the sessions of consumer groups and their grants, in one database."""
+    """Manages the sessions of consumer groups and their grants in one database."""
 
     def __init__(
         self,
@@ -149,9 +152,9 @@ class GroupService:
 
         Args:
             announce: announces a new group to the brokers of its subject, then settles it.
-            create_group: creates a group that does not start at the earliest message, unless it
-                exists.
-            rows_are_locked: True if the database locks rows, so that a transaction that waits for a
+            create_group: creates a group that does not start at the earliest message, if it does
+                not exist yet.
+            rows_are_locked: True if the database locks rows, so that a transaction waiting for a
                 row occupies a connection.
         """
         self._announce = announce
@@ -165,8 +168,8 @@ class GroupService:
         self._priority_settle_flight: SingleFlight[int, None, None] = SingleFlight(
             self._settle_with_priority, pause_ms_max=SETTLE_PAUSE_MS_MAX
         )
-        """Settles groups for heartbeats, which must not wait behind joins: a late reply costs the
-        session.
+        """Settles groups for heartbeats, which must not wait behind joins: a late reply would cost
+        the session.
         """
         self._writes = GroupWrites(database, serialize=rows_are_locked)
         self._renewer = SessionRenewer(database)
@@ -184,20 +187,22 @@ class GroupService:
         )
         """Reads grants by group, because a change often affects many sessions of a group."""
         self._join_windows: dict[tuple[str, str], JoinWindow] = {}
-        """(subject, group) → window in which concurrent joins are gathered."""
+        """Maps each (subject, group) to the window in which concurrent joins are gathered."""
         self._window_keys: dict[int, tuple[str, str]] = {}
-        """Group id → key in `_join_windows`."""
+        """Maps each group id to its key in `_join_windows`."""
         self._report_tasks: set[asyncio.Task[None]] = set()
         self._grants_cache: dict[SessionId, Grants] = {}
         self._waiting: dict[Waiter, _WaitingHeartbeat] = {}
-        """Keyed by waiter and not by session, because the older of two heartbeats of a session may
-        end last.
+        """Keyed by waiter rather than by session, because the older of two heartbeats of a session
+        may end last.
         """
         self._group_versions: dict[int, int] = {}
-        """Group id → version, as read by the last `check_for_changes`; a new object each time."""
+        """Maps each group id to its version, as read by the last `check_for_changes`; a new object
+        each time.
+        """
         self._all_compared = True
-        """True if every waiting heartbeat was compared with these versions, or read its row after
-        they were read.
+        """True if every waiting heartbeat has been compared with these versions, or read its row
+        after they were read.
         """
         self._last_fingerprint: tuple[int, ...] = ()
         """The fingerprint of the last `check_for_changes`."""
@@ -206,16 +211,16 @@ class GroupService:
         """
         Begin a session, and reallocate the group's partitions before returning.
 
-        The first session of a group creates it. When this returns, every available broker knows the
-        group, and retains all messages that the group has not read. Partitions on other brokers are
-        granted once those know the group.
+        The first session of a group creates the group. When this returns, every available broker
+        knows the group and retains all messages that it has not read. Partitions on other brokers
+        are granted once those brokers know the group.
 
         Raises:
             SubjectUnknownError, SubjectDeletedError, InvalidRequestError,
             ConflictError, BusyError, GroupDeletedError, FencedError,
             OverloadedError, QuotaExceededError
-            NotSentError: a broker did not answer where a new group must start; the group was not
-                created.
+            NotSentError: a broker could not be asked where a new group must start; the group was
+                not created.
         """
         if request.start is not None and request.start != EARLIEST:
             creation = CreateGroup(start=request.start, strategy=request.strategy)
@@ -247,8 +252,8 @@ class GroupService:
         )
 
     def _quota_principal(self) -> str:
-        """Return the principal whose quota limits the caller's consumers; "" for a server, and
-        without access control.
+        """Return the principal whose quota limits the caller's consumers. Return "" for a server,
+        and without access control.
         """
         caller = CALLER.get()
         return "" if caller.is_server or not self._settings.is_guarded else caller.principal
@@ -277,6 +282,7 @@ class GroupService:
     async def _join_in_chunks(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
+        """Store joins of one group in transactions of at most JOIN_CHUNK_MAX joins."""
         results: dict[str, SessionRow | KeylaneError] = {}
         for start in range(0, len(joins), JOIN_CHUNK_MAX):
             chunk = joins[start : start + JOIN_CHUNK_MAX]
@@ -286,7 +292,7 @@ class GroupService:
     async def _join_chunk(
         self, name: tuple[str, str], joins: Sequence[PendingJoin]
     ) -> Mapping[str, SessionRow | KeylaneError]:
-        """Store sessions in one transaction; if it fails quickly, retry each one separately."""
+        """Store sessions in one transaction. If it fails quickly, retry each join separately."""
         run_joins = partial(join_batch, sessions_max=self._settings.sessions_max)
         start_ms = _now_ms()
         try:
@@ -295,17 +301,17 @@ class GroupService:
             if len(joins) == 1 or _now_ms() - start_ms >= JOIN_RETRY_MS_MAX:
                 return {join.join.session: error.copy(error.fate) for join in joins}
         results: dict[str, SessionRow | KeylaneError] = {}
-        for join in joins:  # the database may refuse only one of them
+        for join in joins:  # the database may have rejected only one of them
             results |= await self._join_chunk(name, [join])
         return results
 
     async def _read_first_grants(self, row: SessionRow) -> Grants | None:
         """
-        Settle the group of a new session, and return the session's grants; None if it has ended or
-        settling takes too long.
+        Settle the group of a new session and return the session's grants. Return None if it has
+        ended or settling takes too long.
 
-        A session is not renewed while its join waits, so after a timeout its first heartbeat gets
-        the grants.
+        A session is not renewed while its join is waiting, so after a timeout it gets the grants
+        with its first heartbeat.
         """
         try:
             async with asyncio.timeout(2 * join_window_ms_max(row.ttl_ms) / 1000):
@@ -315,12 +321,12 @@ class GroupService:
             return None
 
     def is_gathering_joins(self, group_id: int) -> bool:
-        """Return whether the group will be settled soon anyway, after its joins in flight."""
+        """Return True if the group will be settled soon anyway, after its joins in flight."""
         window = self._join_windows.get(self._window_keys.get(group_id, ("", "")))
         return window is not None and window.wait_ms(_now_ms()) > 0
 
     async def _wait_for_joins(self, group_id: int) -> None:
-        """Wait until the group's joins in flight are done or its join window ends."""
+        """Wait until all of the group's joins in flight are done or its join window ends."""
         key = self._window_keys.get(group_id)
         window = None if key is None else self._join_windows.get(key)
         if key is None or window is None:
@@ -334,10 +340,10 @@ class GroupService:
 
     async def heartbeat(self, request: Heartbeat) -> Grants:
         """
-        Renew a session, then reply as soon as the version of its grants differs from
+        Renew a session, and reply as soon as the version of its grants differs from
         `known_version`.
 
-        Waits at most `wait_ms`, and at most a third of the session's ttl.
+        Waits for at most `wait_ms`, and at most a third of the session's ttl.
 
         Raises:
             SessionUnknownError: the session has ended.
@@ -350,7 +356,7 @@ class GroupService:
             self._register_waiting(waiter, row, versions)
             try:
                 await self._store_reports_in_time(request, row)
-                # A longer wait would make the next renewal late.
+                # A longer wait would delay the next renewal too much.
                 wait_ms = min(request.wait_ms, row.ttl_ms // 3)
                 if row.grants_version == request.known_version and wait_ms:
                     await waiter.wait(wait_ms)
@@ -362,14 +368,14 @@ class GroupService:
     def _register_waiting(
         self, waiter: Waiter, row: SessionRow, versions: Mapping[int, int]
     ) -> None:
-        """Register a waiting heartbeat; `versions` were read before its row."""
+        """Register a waiting heartbeat. `versions` must have been read before its row."""
         self._waiting[waiter] = _WaitingHeartbeat(row, versions)
         if versions is not self._group_versions:
             self._all_compared = False
 
     def _get_cached(self, row: SessionRow, waiter: Waiter) -> Grants | None:
-        """Return a session's cached grants if they have not changed since its row was read, else
-        None.
+        """Return a session's cached grants if they have not changed since its row was read;
+        otherwise None.
         """
         cached = self._grants_cache.get(row.session)
         is_current = (
@@ -378,8 +384,8 @@ class GroupService:
         return cached if is_current else None
 
     async def _store_reports_in_time(self, request: Heartbeat, row: SessionRow) -> None:
-        """Store the reports of a heartbeat, in the background if it takes long, because a late
-        reply costs the session.
+        """Store the reports of a heartbeat. If this takes long, it continues in the background,
+        because a late reply would cost the session.
         """
         if not _has_reports(request, row):
             return
@@ -424,7 +430,7 @@ class GroupService:
 
     async def release(self, request: ReleaseGrant) -> Done:
         """
-        Release a lease after a hand-over, and grant it to its next owner immediately.
+        Release a lease after a hand-over and immediately grant it to its next owner.
 
         Raises:
             SessionUnknownError: the session has ended.
@@ -447,12 +453,13 @@ class GroupService:
     async def _suspend(
         self, request: Suspend, group: Hashable, settling: SingleFlight[int, None, None]
     ) -> None:
+        """Store a suspension, settle the group with `settling`, and wake the session."""
         group_id = await self._writes.write_urgent(group, suspend_session, request)
         await settling.run(group_id, None)
         self._wakeups.wake([SessionId(request.session)])
 
     async def leave(self, request: Leave) -> Done:
-        """End a session; does nothing if it has already ended."""
+        """End a session. Does nothing if it has already ended."""
         queue_key = await self._writes.find_group_id(request.session)
         group_id = await self._writes.write(queue_key, leave_group, request.session)
         if group_id is not None:
@@ -462,7 +469,7 @@ class GroupService:
 
     async def switch_strategy(self, subject: str, group: str, request: SwitchGroup) -> GroupView:
         """
-        Change the strategy of a group, which ends its sessions; they must join again.
+        Change the strategy of a group. This ends its sessions, which must join again.
 
         Raises:
             SubjectUnknownError, GroupUnknownError
@@ -475,7 +482,7 @@ class GroupService:
 
     async def set_policy(self, subject: str, group: str, request: SetGroup) -> GroupSettings:
         """
-        Change the stored failure policy of a group, and send it to the group's members at once.
+        Change the stored failure policy of a group and send it to the group's members immediately.
 
         Raises:
             SubjectUnknownError, GroupUnknownError, InvalidRequestError
@@ -499,19 +506,19 @@ class GroupService:
         return await self._database.read(group_settings, subject, group)
 
     async def settle(self, group_id: int) -> None:
-        """Adjust a group's leases to its sessions and partitions; concurrent calls share a run that
-        begins after them.
+        """Adjust a group's leases to its sessions and partitions. Concurrent calls share a run that
+        starts after them.
         """
         await self._settle_flight.run(group_id, None)
 
     async def check_for_changes(self, fingerprint: tuple[int, ...] = ()) -> None:
         """
-        Wake the heartbeats whose grants were changed by another metaserver.
+        Wake the heartbeats whose grants have been changed by another metaserver.
 
         Args:
             fingerprint: `DueWork.versions`, read before this call. If it equals that of the
-                previous call, no group has changed since, and only heartbeats that were missed by
-                the previous call are compared.
+                previous call, no group has changed since, and only heartbeats that the previous
+                call missed are compared.
 
         Raises:
             StorageError
@@ -542,14 +549,17 @@ class GroupService:
         self._last_fingerprint = fingerprint
 
     def end_sessions(self, ended: Collection[SessionId], *, why: str) -> None:
-        """Answer the heartbeats of sessions that were ended in the database, and log why."""
+        """Reply to the heartbeats of sessions that were ended in the database, and log the
+        reason.
+        """
         self._wake_heartbeats(Changes(versions={}, ended_sessions=ended), why=why)
 
     def close(self) -> None:
-        """Answer every waiting heartbeat."""
+        """Reply to all waiting heartbeats."""
         self._wakeups.wake_all()
 
     async def _renew(self, session: SessionId) -> SessionRow:
+        """Renew a session and return its row. Raises SessionUnknownError."""
         row = await self._renewer.renew(session)
         if row is None:
             self._evict_grants(session)
@@ -559,20 +569,24 @@ class GroupService:
     async def _release_now(
         self, group: Hashable, requests: Sequence[ReleaseGrant]
     ) -> Mapping[ReleaseGrant, KeylaneError]:
+        """Release a batch of leases. Return the error of each refused release."""
         outcome = await self._writes.write(group, release_leases, requests)
         self._wake_heartbeats(outcome.changes)
         return outcome.errors
 
     async def _settle_now(self, group_id: int, _items: object) -> None:
+        """Settle a group after its joins in flight, on behalf of all calls that share the run."""
         await self._wait_for_joins(group_id)
         self._wake_heartbeats(await self._writes.write(group_id, settle_group, group_id))
 
     async def _release_unheld_now(self, group_id: int, heartbeats: Sequence[Heartbeat]) -> None:
+        """Release the withdrawn leases that a batch of heartbeats does not report as held."""
         self._wake_heartbeats(
             await self._writes.write_urgent(group_id, release_unreported, heartbeats)
         )
 
     async def _settle_with_priority(self, group_id: int, _items: object) -> None:
+        """Settle a group for heartbeats, without waiting for joins."""
         self._wake_heartbeats(await self._writes.write_urgent(group_id, settle_group, group_id))
 
     async def _read_grants(self, row: SessionRow) -> Grants:
@@ -586,14 +600,15 @@ class GroupService:
     async def _read_grants_now(
         self, _group_id: int, ids: Sequence[SessionId]
     ) -> Mapping[SessionId, Grants]:
+        """Read the grants of all sessions that share the run."""
         return await self._database.read(read_many_grants, set(ids))
 
     def _cache_grants(self, session: SessionId, grants: Grants) -> None:
-        """Cache a session's grants, for heartbeats that find its version unchanged."""
+        """Cache a session's grants for heartbeats that find its version unchanged."""
         if any(grant.partition.address is None for grant in grants.grants):
             self._evict_grants(
                 session
-            )  # a silent broker's address arrives later, without a new version
+            )  # the address of a silent broker becomes known later, without a new version
             return
         if len(self._grants_cache) >= GRANTS_CACHED_MAX:
             self._grants_cache.clear()
@@ -608,11 +623,12 @@ class GroupService:
         self._wakeups.wake(changes.ended_sessions)
 
     def _evict_grants(self, session: SessionId) -> None:
+        """Remove a session's grants from the cache."""
         self._grants_cache.pop(session, None)
 
 
 def _retrieve_error(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a task that nobody awaits; the next heartbeat repeats the report."""
+    """Retrieve the error of a task that nobody awaits. The next heartbeat repeats the report."""
     if not task.cancelled():
         task.exception()
 
@@ -624,6 +640,7 @@ def _now_ms() -> int:
 def _settle_and_read(
     connection: Connection, force: bool, *, group_id: int, session: SessionId
 ) -> _FirstGrants:
+    """Settle a group and read the grants of a session in the same transaction."""
     changes = settle_group(connection, group_id, force=force)
     try:
         return _FirstGrants(changes, read_grants(connection, session))
@@ -632,7 +649,7 @@ def _settle_and_read(
 
 
 def _check_heartbeat(request: Heartbeat) -> SessionId:
-    """Check a heartbeat. Raises SessionUnknownError, InvalidRequestError."""
+    """Validate a heartbeat. Raises SessionUnknownError or InvalidRequestError."""
     check_session(request.session)
     if max(len(request.drained), len(request.parked), len(request.holding or ())) > DRAINED_MAX:
         raise InvalidRequestError(f"at most {DRAINED_MAX} partitions at once")
@@ -644,7 +661,7 @@ def _check_heartbeat(request: Heartbeat) -> SessionId:
 
 
 def _has_reports(request: Heartbeat, row: SessionRow) -> bool:
-    """Return whether a heartbeat has anything to store besides the renewal."""
+    """Return True if there is anything to store for a heartbeat besides the renewal."""
     may_have_released = row.handing_over and request.holding is not None
     joined_elsewhere = _joined_another_group(request, row)
     suspend_lost = _suspend_reply_was_lost(request, row)
@@ -658,20 +675,20 @@ def _has_reports(request: Heartbeat, row: SessionRow) -> bool:
 
 
 def _unreached_changed(request: Heartbeat, row: SessionRow) -> bool:
-    """Return whether the session reports other unreachable brokers than those stored."""
+    """Return True if the unreachable brokers that the session reports differ from those stored."""
     return request.unreached is not None and set(request.unreached) != set(row.unreached)
 
 
 def _joined_another_group(request: Heartbeat, row: SessionRow) -> bool:
-    """Return whether a late join restarted the session in a group that was deleted and recreated
-    since.
+    """Return True if a late join has restarted the session in a group that was deleted and
+    recreated in the meantime.
     """
     return request.group_id not in {0, row.group_id}
 
 
 def _suspend_reply_was_lost(request: Heartbeat, row: SessionRow) -> bool:
-    """Return whether the session has its latest grants but reports another suspension state than
-    the stored one, because its Suspend was late or lost.
+    """Return True if the session has its latest grants but reports a different suspension state
+    than the one stored, because its Suspend was late or lost.
     """
     return (
         request.suspended not in {None, row.suspended}

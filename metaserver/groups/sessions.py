@@ -1,12 +1,12 @@
-"""Begins, renews and ends consumer sessions. SQL, synchronous.
+"""Begins, renews and ends consumer sessions. Runs SQL synchronously.
 
 Invariants
     A session is live while `expires_at` is later than the database's clock.
     Only live sessions are renewed: an expired one stays dead even before its row is deleted.
-    The transaction that begins or ends a session marks its group unsettled.
+    The transaction that begins or ends a session marks its group as unsettled.
 
 The quota of a principal is not exact: two concurrent joins in different groups may both get the
-last session that it allows, because their transactions do not wait for each other.
+last session that the quota allows, because their transactions do not wait for each other.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ _principal_sessions_query = sa.select(sa.func.count()).where(
 
 def check_session_quota(connection: Connection, principal: str, *, count: int = 1) -> None:
     """
-    Check that a principal may begin `count` more sessions; "" has no limit.
+    Check that a principal may begin `count` more sessions. The principal "" has no limit.
 
     Raises:
-        QuotaExceededError: it would exceed its quota, or EVERYBODY's if it has none of its own.
+        QuotaExceededError: the principal would exceed its quota, or that of EVERYBODY if it has
+            none of its own.
     """
     if not principal:
         return
@@ -96,7 +97,7 @@ def check_session_quota(connection: Connection, principal: str, *, count: int = 
 
 
 PREDECESSORS_MAX = 16
-"""Number of earlier sessions that an instance's session remembers; calls from even older ones must
+"""Number of earlier sessions that an instance's session remembers. Calls from even older ones must
 have timed out by now.
 """
 _SESSION = re.compile(r"[0-9a-f]{16,64}")
@@ -112,19 +113,21 @@ class SessionRow:
     grants_version: int
     suspended: bool = False
     handing_over: bool = False
-    """True if a lease was withdrawn from it and not released yet; set by `renew_sessions` only."""
+    """True if a lease was withdrawn from it and has not been released yet; only set by
+    `renew_sessions`.
+    """
     new_group: bool = False
-    """True if its join created the group; set by `join_group` only."""
+    """True if its join created the group; only set by `join_group`."""
     pending_announcements: tuple[Announcement, ...] = ()
-    """Partitions of a new group whose brokers do not know the group yet; set by
-    `join_group` only.
+    """Partitions of a new group whose brokers do not know the group yet; only set by
+    `join_group`.
     """
     start: GroupStart | None = None
-    """Where its group starts; set by `join_group` only."""
+    """Where its group starts; only set by `join_group`."""
     replaced_sessions: tuple[SessionId, ...] = ()
-    """Sessions of the same instance that this join ended; set by `join_group` only."""
+    """Sessions of the same instance that this join ended; only set by `join_group`."""
     order_strategy: OrderStrategy = OrderStrategy.STRICT
-    """Order strategy of its subject; set by `join_group` only."""
+    """Order strategy of its subject; only set by `join_group`."""
     unreached: tuple[str, ...] = ()
     """Broker groups to which it cannot connect."""
 
@@ -165,8 +168,8 @@ _reset_running_query = sa.select(
         live_resets.c.group_id == sa.bindparam("of_group"), live_resets.c.answer.is_(None)
     )
 )
-"""True if a reset with live sessions is running: more sessions may join, but are granted nothing
-until it is done.
+"""True if a reset with live sessions is running. More sessions may join, but nothing is granted to
+them until it is done.
 """
 _other_filter_query = (
     sa.select(sessions.c.filter, sessions.c.client)
@@ -184,11 +187,11 @@ def join_group(
     connection: Connection, request: Join, *, sessions_max: int, principal: str = ""
 ) -> SessionRow:
     """
-    Begin a session, unless it is live. The first session of a group creates the group.
+    Begin a session, unless it is already live. The first session of a group creates the group.
 
     Args:
         sessions_max: the maximum number of sessions in a group.
-        principal: whose quota counts the session; "" has no limit.
+        principal: the principal against whose quota the session counts; "" has no limit.
 
     Raises:
         SubjectUnknownError
@@ -219,7 +222,7 @@ def join_group(
         )
     replaced_sessions: tuple[SessionId, ...] = ()
     predecessors = ""
-    if not new_group:  # a new group has neither sessions nor a reset
+    if not new_group:  # a new group can have neither sessions nor a reset
         _check_not_reset(connection, group_id)
         if existing_row is not None:  # it has expired, but its leases may not be free yet
             end_sessions(connection, [SessionId(request.session)])
@@ -253,14 +256,16 @@ def join_group(
 
 
 class PendingJoin(NamedTuple):
-    """A join, and the principal whose quota counts it; "" has no quota."""
+    """A join, and the principal against whose quota it counts; "" has no quota."""
 
     join: Join
     principal: str
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """A key that is equal for joins of one group for which every check has the same result."""
+        """A key that is equal for joins of the same group for which all checks have the same
+        result.
+        """
         request = self.join
         instance_session = request.session if request.instance else ""
         return (
@@ -277,10 +282,11 @@ def join_batch(
     connection: Connection, joins: Sequence[PendingJoin], *, sessions_max: int
 ) -> dict[str, SessionRow | KeylaneError]:
     """
-    Call `join_group` for several sessions of one group; return session → its row or its error.
+    Call `join_group` for several sessions of one group. Return a dict that maps each session to its
+    row or its error.
 
-    Consumers that start together often differ only in their session ids: then only the first is
-    checked, and the others are inserted with one statement.
+    Consumers that start together often differ only in their session ids. In that case only the
+    first one is checked, and the others are inserted with a single statement.
     """
     results: dict[str, SessionRow | KeylaneError] = {}
     by_session = {join.join.session: join for join in joins}
@@ -317,7 +323,9 @@ _existing_ids_query = sa.select(sessions.c.session).where(
 def _has_capacity(
     connection: Connection, group_id: int, joins: Sequence[PendingJoin], sessions_max: int
 ) -> bool:
-    """Return whether the group and the principal may have all of these sessions as well."""
+    """Return True if the group and the principal can have all of these sessions in addition to the
+    existing ones.
+    """
     member_count: int = connection.execute(_member_count_query, {"of_group": group_id}).scalar_one()
     try:
         check_session_quota(connection, joins[0].principal, count=len(joins))
@@ -359,7 +367,7 @@ def _insert_identical(
 
 
 def _join_columns(request: Join) -> dict[str, object]:
-    """Return the columns of a session's row that come from its join."""
+    """Return those columns of a session's row that come from its join."""
     return {
         "session": request.session,
         "client": request.client,
@@ -381,15 +389,15 @@ def _check_names(request: Join) -> None:
 def _check_capacity(
     connection: Connection, group_id: int, request: Join, sessions_max: int
 ) -> None:
-    """Check that a session may join the live ones. Raises ConflictError, OverloadedError."""
+    """Check that a session may join the live ones. Raises ConflictError or OverloadedError."""
     _check_filter(connection, group_id, request)
     if connection.execute(_member_count_query, {"of_group": group_id}).scalar_one() >= sessions_max:
         raise OverloadedError("too many consumers in this group", limit=sessions_max)
 
 
 def _read_unheard(connection: Connection, group_id: int) -> tuple[Announcement, ...]:
-    """Return which brokers to notify. Called in the durable transaction that creates the group, so
-    that even after a crash no broker has a group that SQL lacks.
+    """Return the announcements to send to brokers. Must be called in the durable transaction that
+    creates the group, so that even after a crash no broker has a group that is missing in SQL.
     """
     return tuple(pending_announcements(connection, group_id=group_id))
 
@@ -414,7 +422,7 @@ def _replace_instance(
     connection: Connection, group_id: int, request: Join
 ) -> tuple[tuple[SessionId, ...], str]:
     """
-    End the earlier sessions of an instance; leases promised to them are promised to the new session
+    End the earlier sessions of an instance. Leases promised to them are promised to the new session
     instead.
 
     Returns:
@@ -422,9 +430,9 @@ def _replace_instance(
 
     Raises:
         FencedError: the request is a rejoin while another session of the instance is live, so the
-            other process started later; or the request is late, and its session was already
+            other process started later; or the request is late and its session has already been
             replaced.
-        BusyError: the request is a rejoin, and the live session has sent no heartbeat yet: its
+        BusyError: the request is a rejoin and the live session has not sent a heartbeat yet; its
             join may be a late request of a process that no longer exists.
     """
     if not request.instance:
@@ -499,10 +507,10 @@ def _describe_filter(text: str) -> str:
 
 
 def _check_same_subject(connection: Connection, request: Join) -> None:
-    """Check that the subject of the client's earlier session was not deleted, even if another one
-    was created under its name since. Raises SubjectDeletedError.
+    """Check that the subject of the client's earlier session has not been deleted, even if another
+    one has been created under its name since. Raises SubjectDeletedError.
     """
-    if not request.group_id:  # it joins for the first time
+    if not request.group_id:  # this is its first join
         return
     deleted_subject_id = subject_of_deleted_group(connection, request.subject, request.group_id)
     if deleted_subject_id is None:
@@ -520,10 +528,10 @@ def _lock_or_create_group(
     connection: Connection, subject: SubjectRow, request: Join
 ) -> tuple[bool, sa.Row[Any]]:
     """
-    Lock the group of a join, and create it if it does not exist.
+    Lock the group of a join, creating it if it does not exist.
 
     Returns:
-        Whether the group was created, and its row.
+        True if the group was created, and its row.
 
     Raises:
         ConflictError, OverloadedError, GroupDeletedError
@@ -572,7 +580,7 @@ def _lock_or_create_group(
 def select_locked_in_order(
     *conditions: sa.ColumnElement[bool], skip_locked: bool = False
 ) -> sa.Select[Any]:
-    """Build a query that selects and locks sessions in ascending order, so that transactions do not
+    """Build a query that selects and locks sessions in ascending order, so that transactions cannot
     deadlock.
     """
     query = sa.select(sessions.c.session).where(*conditions)
@@ -587,6 +595,7 @@ _withdrawn_from = sa.select(leases.c.session).where(
 
 
 def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
+    """Build the UPDATE that renews the listed live sessions."""
     renewable = select_locked_in_order(*_listed_and_live, skip_locked=skip_locked).cte("renewable")
     return (
         sa.update(sessions)
@@ -594,8 +603,8 @@ def _renew_statement(*, skip_locked: bool) -> ReturningUpdate[Any]:
         .values(expires_at=now_ms() + sessions.c.ttl_ms, heard=True)
         .returning(
             *_session_query.selected_columns,
-            # Not correlated: in RETURNING, SQLite's columns have no table name, and would resolve
-            # to those of the leases.
+            # Not correlated, because in RETURNING, SQLite's columns have no table name and would
+            # resolve to those of the leases.
             sessions.c.session.in_(_withdrawn_from).label("handing_over"),
         )
     )
@@ -607,7 +616,9 @@ _renew_waiting, _renew_skipping_locked = (
 
 
 def renew_sessions(connection: Connection, ids: Sequence[str]) -> dict[str, SessionRow]:
-    """Renew the live sessions among `ids`, each for its ttl from now; return session → row."""
+    """Renew the live sessions among `ids`, each for its ttl from now. Return a dict that maps each
+    session to its row.
+    """
     return _renewed_rows(connection.execute(_renew_waiting, {"ids": ids}))
 
 
@@ -616,11 +627,13 @@ class RenewalResult(NamedTuple):
 
     rows: dict[str, SessionRow]
     locked_groups: dict[str, int]
-    """Live sessions that were not renewed because their rows are locked → ids of their groups."""
+    """Maps each live session that was not renewed because its row is locked to the id of its
+    group.
+    """
 
 
 def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
-    """Renew sessions without waiting for locks; on PostgreSQL, those whose rows are locked are
+    """Renew sessions without waiting for locks. In PostgreSQL, those whose rows are locked are
     listed in `locked_groups` instead.
     """
     if connection.dialect.name != "postgresql":
@@ -636,6 +649,7 @@ def renew_unlocked(connection: Connection, ids: Sequence[str]) -> RenewalResult:
 
 
 def _renewed_rows(renewed: Iterable[sa.Row[Any]]) -> dict[str, SessionRow]:
+    """Return a dict that maps each renewed session to its row, with `handing_over` set."""
     return {
         row.session: replace(_session_row(row), handing_over=True)
         if row.handing_over
@@ -667,7 +681,7 @@ _live_sessions_query = _session_query.where(*_listed_and_live)
 
 
 def read_live_sessions(connection: Connection, ids: Collection[str]) -> dict[str, SessionRow]:
-    """Return session → row, for the live sessions among `ids`."""
+    """Return a dict that maps each live session among `ids` to its row."""
     rows = connection.execute(_live_sessions_query, {"ids": list(ids)}) if ids else ()
     return {row.session: _session_row(row) for row in rows}
 
@@ -711,7 +725,7 @@ def suspend_session(connection: Connection, request: Suspend) -> int:
 
 
 def find_group_id(connection: Connection, session: str) -> int | None:
-    """Return the id of a session's group; None if the session's row was deleted."""
+    """Return the id of a session's group, or None if the session's row was deleted."""
     check_session(session)
     query = sa.select(sessions.c.group_id).where(sessions.c.session == session)
     group_id: int | None = connection.execute(query).scalar_one_or_none()
@@ -719,7 +733,9 @@ def find_group_id(connection: Connection, session: str) -> int | None:
 
 
 def leave_group(connection: Connection, session: str) -> int | None:
-    """End a session, and return the id of its group; None if the session had already ended."""
+    """End a session and return the id of its group. Return None if the session had already
+    ended.
+    """
     group_id = find_group_id(connection, session)
     if group_id is None:
         return None
@@ -731,7 +747,9 @@ def leave_group(connection: Connection, session: str) -> int | None:
 
 
 def _note_end(connection: Connection, group_id: int, client: Any, *, left: bool) -> None:
-    """Store for operators which consumer of the group ended last, and whether it left."""
+    """Record, for operators, which consumer of the group was the last to end, and whether it
+    left.
+    """
     ended = {"ended_client": client, "ended_left": left, "ended_at": now_ms()}
     connection.execute(sa.update(groups).where(groups.c.group_id == group_id).values(**ended))
 
@@ -750,7 +768,7 @@ _free_leases = (
 
 
 def end_expired_sessions(connection: Connection, group_id: int) -> list[SessionId]:
-    """End the expired sessions of a group, and return their ids."""
+    """End the expired sessions of a group and return their ids."""
     expired_sessions = connection.execute(_delete_expired, {"of_group": group_id}).all()
     ids = [SessionId(row.session) for row in expired_sessions]
     if ids:
@@ -766,7 +784,7 @@ def end_sessions(connection: Connection, ids: Collection[SessionId]) -> None:
 
 
 def check_session(session: str) -> None:
-    """Raise SessionUnknownError if the text cannot be the id of a session."""
+    """Raise SessionUnknownError if the text cannot be a session id."""
     if _SESSION.fullmatch(session) is None:
         raise SessionUnknownError
 

@@ -1,4 +1,6 @@
-"""Finds work for the periodic tasks, and builds views of groups for operators. SQL, synchronous."""
+"""Finds work for the periodic tasks and builds views of groups for operators. Runs SQL
+synchronously.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ from .group_rows import client_is_suspended, read_stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueWork:
-    """The work that is due in one round of the periodic tasks; usually none."""
+    """The work that is due in one round of the periodic tasks; usually there is none."""
 
     groups: tuple[int, ...]
     """Ids of the groups to settle now."""
@@ -58,14 +60,14 @@ class DueWork:
     creations: bool = False
     """True if the creation of a subject is unfinished."""
     versions: tuple[int, ...] = ()
-    """A fingerprint of all group versions: equal to an earlier one only if no group has changed in
+    """A fingerprint of all group versions. It equals an earlier one only if no group has changed in
     between.
     """
 
 
 _expired_query = sa.select(sessions.c.group_id).where(
-    # A subquery reads the clock once: PostgreSQL cannot use the index with a clock that is read for
-    # each row, and this query runs in every round.
+    # A subquery reads the clock only once. PostgreSQL could not use the index if the clock were
+    # read for each row, and this query runs in every round.
     sessions.c.expires_at <= sa.select(now_ms()).scalar_subquery()
 )
 _unsettled_query = (
@@ -101,7 +103,9 @@ _other_work_query = sa.select(
 
 
 _CACHED_WORK = "keylane.nothing_due"
-"""Key in a connection's `info`: when it last found nothing to do, and the result then."""
+"""Key in a connection's `info` that stores when it last found nothing to do, and the result at that
+time.
+"""
 
 
 def read_due_work(connection: Connection) -> DueWork:
@@ -109,8 +113,8 @@ def read_due_work(connection: Connection) -> DueWork:
     Return the work that is due.
 
     Groups are due if they have an expired session, an unsettled change, or a newer route than when
-    they were last settled. On SQLite, a result without any work is cached until something is
-    written, because until then only the expiry of a session can cause new work.
+    they were last settled. With SQLite, a result without any work is cached until something is
+    written, because until then only the expiry of a session can create new work.
     """
     db_version = read_sqlite_version(connection)
     cached_entry: tuple[SqliteVersion, DueWork] | None = connection.info.get(_CACHED_WORK)
@@ -133,8 +137,8 @@ def read_due_work(connection: Connection) -> DueWork:
 
 
 def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
-    """Return the cached result after `elapsed_ms` without a write; None if a session may have
-    expired.
+    """Return the cached result, valid for `elapsed_ms` without a write; None if a session may have
+    expired since.
     """
     if cached.next_expiry_ms is None:
         return cached
@@ -147,8 +151,8 @@ def _advance_cached_work(cached: DueWork, elapsed_ms: int) -> DueWork | None:
 
 
 def _query_due_work(connection: Connection) -> tuple[DueWork, bool]:
-    """Return the due work, and whether the result can be cached because no work exists or is under
-    way.
+    """Return the due work, and whether the result can be cached because there is no work, due or in
+    progress.
     """
     row = connection.execute(_other_work_query).one()
     groups_due = connection.execute(_due_groups_query).scalars().all() if row.due else ()
@@ -172,14 +176,14 @@ OWNERS = (
     .distinct()
     .order_by(sessions.c.client)
 )
-"""Names of the consumers that hold a partition of a group."""
+"""Names of the consumers that hold a partition in a group."""
 _group_versions_query = sa.select(groups.c.group_id, groups.c.version).where(
     groups.c.group_id.in_(sa.bindparam("ids"))
 )
 
 
 def group_versions(connection: Connection, ids: Collection[int]) -> dict[int, int]:
-    """Return group id → current version."""
+    """Return a dict that maps each group id to its current version."""
     return {
         row.group_id: row.version for row in read_in_chunks(connection, _group_versions_query, ids)
     }
@@ -191,7 +195,7 @@ _grants_versions_query = sa.select(sessions.c.session, sessions.c.grants_version
 
 
 def grants_versions(connection: Connection, ids: Collection[int]) -> dict[SessionId, int]:
-    """Return session → grants version, for every session of these groups."""
+    """Return a dict that maps each session in these groups to its grants version."""
     rows = read_in_chunks(connection, _grants_versions_query, ids)
     return {SessionId(row.session): row.grants_version for row in rows}
 
@@ -303,7 +307,7 @@ _revision_query = sa.select(groups.c.version, groups.c.last_token).where(
 
 
 def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
-    """Return the group's revision; while the group has consumers or is being reset, it never equals
+    """Return the group's revision. While the group has consumers or is being reset, it never equals
     the revision of an idle group.
     """
     row = connection.execute(_revision_query, {"of_group": group_id}).one()
@@ -312,7 +316,7 @@ def _read_revision(connection: Connection, group_id: int, *, busy: bool) -> str:
 
 
 def build_revision(group_id: int, version: int, last_token: int) -> str:
-    """Return the revision of an idle group: no live consumers, no reset."""
+    """Return the revision of an idle group, that is, one without live consumers or a reset."""
     return f"{group_id}.{version}.{last_token}"
 
 
@@ -350,7 +354,7 @@ def find_open_group(
 
     Raises:
         InvalidRequestError, GroupUnknownError
-        the errors of `open_subject_row`
+        Any error of `open_subject_row`.
     """
     return find_group(connection, open_subject_row(connection, subject).subject_id, subject, group)
 

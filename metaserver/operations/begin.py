@@ -1,8 +1,8 @@
-"""Plans operations from the database, and journals them. SQL around the deciders of `plan.py`,
-synchronous.
+"""Plans operations based on the database, and journals them. Runs SQL synchronously; the decisions
+are made in `plan.py`.
 
 Invariants
-    An operation, its children, the children's lineage and its steps are stored in one transaction.
+    An operation, its children with their lineage, and its steps are stored in one transaction.
     A subject has at most one running operation.
 """
 
@@ -53,18 +53,18 @@ from .plan_inputs import PlannedOperation, lock_idle_subject, open_partitions
 
 def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOperation]:
     """
-    Plan a change of each subject that the request affects, and lock these subjects.
+    Plan the changes to all subjects affected by the request, and lock these subjects.
 
     Returns:
         The planned operations; a plan is empty if there is nothing to do.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, PartitionUnknownError
-        NotFoundError: the broker group has never reported itself, or the subject has no such queue.
+        NotFoundError: the broker group has never sent a report, or the subject has no such queue.
         UnavailableError: no broker group can host new partitions, or the database has lost data
             that brokers have.
-        ConflictError: the target of a move is cordoned, the change is not a growth but would alter
-            the queues of a static subject, or it is a growth of a subject without queues.
+        ConflictError: the target of a move is cordoned, a change other than a growth would alter
+            the queues of a static subject, or the subject to grow has no queues.
         BusyError: another operation on the subject has not changed the route yet.
     """
     if request.kind is OperationKind.CREATE:
@@ -78,7 +78,7 @@ def plan_operations(connection: Connection, request: Reshape) -> list[PlannedOpe
     if request.kind is not OperationKind.EVACUATE and (
         request.without_source or request.accept_loss
     ):
-        # They affect all subjects of a broker group, so a right on one subject is not enough.
+        # They affect all subjects on a broker group, so a right on one subject is not enough.
         raise InvalidRequestError("without_source and accept_loss require an evacuation")
     check_database_complete(connection)
     if request.kind is OperationKind.EVACUATE:
@@ -142,7 +142,7 @@ def begin_operations(
 ) -> list[tuple[int, PlannedOperation]]:
     """
     Plan operations and journal them, leased to `driver` for `lease_ms`. An evacuation also cordons
-    its broker group.
+    the broker group.
 
     Returns:
         (operation id, planned operation) for each subject; the id is 0 if the plan is empty.
@@ -189,7 +189,7 @@ _open_count_query = (
 
 
 def _find_subject_name(connection: Connection, ids: tuple[int, ...]) -> str:
-    """Return the subject of the first of these partitions."""
+    """Return the name of the subject to which the first of these partitions belongs."""
     subject = None
     if ids and 0 < ids[0] <= MAX_I64:
         rows = connection.execute(_subject_name_query, {"of_partition": ids[0]})
@@ -208,7 +208,7 @@ def _find_subject_name(connection: Connection, ids: tuple[int, ...]) -> str:
 def _check_target(
     connection: Connection, target: BrokerGroup, hosts: Mapping[BrokerGroup, int]
 ) -> None:
-    """Check that a broker group can be the target of a move. Raises ConflictError, NotFoundError,
+    """Check that a broker group can be the target of a move. Raises ConflictError, NotFoundError or
     UnavailableError.
     """
     check_name("broker group", target)
@@ -237,7 +237,7 @@ def journal_operation(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Store an operation, its children, their lineage and its steps, leased to `driver`, and return
+    """Store an operation with its children, their lineage and its steps, leased to `driver`. Return
     the operation's id.
     """
     subject_id = planned.subject.subject_id

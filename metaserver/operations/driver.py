@@ -1,29 +1,31 @@
-"""Drives operations until they are done: hosts children, seals parents, changes the route. I/O
-around SQL.
+"""Drives operations until they are done: hosts children, seals parents, changes the route. Does
+network I/O and runs SQL.
 
     begin ─▶ journal ─▶ claim ─▶ send the state's requests to brokers ─▶ finish the round:
                           ▲                                   next states, perhaps a new route
                           └──────────────────────────────────────────────────┘
 
 Invariants
-    Every step is idempotent, at brokers and in SQL, even if two metaservers do it concurrently.
+    Every step is idempotent, both at brokers and in SQL, even if two metaservers perform it
+    concurrently.
     Correctness does not depend on the driver's lease, which only prevents two drivers from doing
     the same work.
-    No parent is sealed before every child is hosted and every parent's broker confirms that it can
-    seal. So writes only stop for one seal, one call to the brokers of the children, and one
+    No parent is sealed before every child is hosted and every parent's broker has confirmed that it
+    can seal. So writes only pause for one seal, one call to the brokers of the children, and one
     transaction.
-    A child opens after its broker has stored every consumer group of the subject.
+    A child opens only after its broker has stored every consumer group of the subject.
 
-Between the seals and the new route, the driver sends start times to the brokers of the children:
-the times at which the parents were sealed, so that no message of a child has an earlier time.
+Between the seals and the new route, the driver sends start times to the brokers of the children.
+These are the times at which the parents were sealed; they ensure that no message of a child has an
+earlier time.
 
     SEAL: each parent's broker seals, and reports the time
       ─▶ the brokers of its children on other broker groups get the time
       ─▶ the round is finished: the seal is stored, and perhaps the route changes
 
-Correctness does not depend on start times, so no operation waits for them longer than SEND_MS; see
-docs/decisions/0102. A seal that is not yet stored in the database is requested again, and its time
-is sent again.
+Correctness does not depend on start times, so no operation waits longer than SEND_MS for them; see
+docs/decisions/0102. A seal that has not been stored in the database yet is requested again, and its
+time is sent again.
 """
 
 from __future__ import annotations
@@ -92,26 +94,26 @@ from .views import operation_views, subject_operations
 log = logging.getLogger("keylane.metaserver")
 
 SEND_MS = 5_000
-"""Longest time in milliseconds for sending a start time to the broker of a child."""
+"""Maximum time, in milliseconds, to spend on sending a start time to the broker of a child."""
 
 Send = Callable[[Partition, int], Awaitable[object]]
-"""Sends a child's start time, in milliseconds since 1970, to its broker."""
+"""A function that sends a child's start time, in milliseconds since 1970, to its broker."""
 
 
 def find_start_times(
     children: Sequence[Partition], parents: Collection[Partition], end_times_ms: Mapping[int, int]
 ) -> list[tuple[Partition, int]]:
     """
-    Return the children whose brokers need a start time, each with the latest end of a parent on
-    another broker group.
+    Return the children whose brokers need a start time, each with the latest time at which a parent
+    on another broker group was sealed.
 
-    A broker knows the ends of the parents that it hosts itself.
+    A broker knows when the parents that it hosts itself were sealed.
 
     Args:
         children: the children to be opened.
         parents: the parents sealed in this round.
-        end_times_ms: parent id → time at which it was sealed, in milliseconds since 1970, if its
-            broker has reported it.
+        end_times_ms: maps a parent id to the time at which the parent was sealed, in milliseconds
+            since 1970, if its broker has reported it.
     """
     group_of_parent = {int(parent.partition_id): parent.broker_group for parent in parents}
     result = []
@@ -132,16 +134,16 @@ def find_start_times(
 async def send_start_times(
     times: Sequence[tuple[Partition, int]], send: Send, pauses: Callable[[], Pauses]
 ) -> bool:
-    """Send all start times concurrently, each for at most SEND_MS; return False if any could not be
-    sent, which is logged.
+    """Send all start times concurrently, spending at most SEND_MS on each. Return False if any
+    could not be sent, which is logged.
     """
     sends = (_send_with_retries(child, from_ms, send, pauses()) for child, from_ms in times)
     return all(await asyncio.gather(*sends))
 
 
 async def _send_with_retries(child: Partition, from_ms: int, send: Send, pauses: Pauses) -> bool:
-    """Send a start time, with retries for up to SEND_MS; return False and log a warning if it
-    fails.
+    """Send a start time, with retries for up to SEND_MS. If it fails, log a warning and return
+    False.
     """
     reason = "it is silent"
     try:
@@ -153,8 +155,8 @@ async def _send_with_retries(child: Partition, from_ms: int, send: Send, pauses:
                 except InvalidRequestError as error:
                     if error.reason is not Reason.PARTITION_IN_USE:
                         raise
-                    # It is open, so another driver has sent the time; or it was dropped or sealed,
-                    # and takes no messages.
+                    # Either the child is open, so another driver has sent the time, or it was
+                    # dropped or sealed and accepts no messages.
                     return True
                 except (UnreachableError, OverloadedError) as error:
                     reason = error.message
@@ -178,8 +180,8 @@ CONCURRENT_OPERATIONS_MAX = 64
 IDS_MAX = 1_024
 BACKOFF = Backoff(first_ms=20, max_ms=500)
 ATTEMPTS_MAX = 10
-"""Number of consecutive rounds without a change after which the operation is released for
-a pause.
+"""Number of consecutive rounds without progress after which an operation is released for a
+pause.
 """
 PAUSE_MS = 2_000
 _STEP_OF_STATE = {
@@ -190,7 +192,9 @@ _STEP_OF_STATE = {
     OperationState.CANCELED: "canceled",
 }
 _STEP_OF_ACTION = {BrokerAction.SEAL: "sealing", BrokerAction.ANNOUNCE: "telling"}
-"""Step name for `after_step` when a broker has replied; hosting a child has none."""
+"""Name of the step that is passed to `after_step` when a broker has replied; hosting a child has
+none.
+"""
 
 
 class _RoundResult(enum.Enum):
@@ -199,24 +203,24 @@ class _RoundResult(enum.Enum):
     ADVANCED = enum.auto()
     """The operation has entered a new state."""
     RETRY = enum.auto()
-    """The state has not changed, but another round soon may change it."""
+    """The state has not changed, but another round may change it soon."""
     STOP = enum.auto()
     """There is nothing to do for now."""
 
 
 def _ignore_step(_run_round: str) -> None:
-    """Do nothing; the default of `after_step`."""
+    """Do nothing. This is the default of `after_step`."""
 
 
 class _StepReply(NamedTuple):
-    """The reply of a broker that has done a step."""
+    """The reply of a broker that has performed a step."""
 
     partition_id: int
     end_offset: int | None = None
     """End offset of a sealed partition; None for a hosted one."""
     ended_ms: int = 0
-    """Time at which the partition was sealed, in milliseconds since 1970; 0 if it was hosted, or if
-    the broker does not report the time.
+    """Time at which the partition was sealed, in milliseconds since 1970. It is 0 if the partition
+    was hosted, or if the broker does not report the time.
     """
 
 
@@ -226,12 +230,12 @@ class OperationDriver:
 
     `begin(Reshape(...))` journals an operation and starts a task in this event loop that drives it
     until it is done. The periodic tasks of every metaserver call `resume()`, which starts tasks for
-    operations whose driver has crashed or has released them. An operation that waits for a silent
-    broker has no task until the broker reports itself again. An operation whose brokers keep
-    refusing has no task for PAUSE_MS, which leaves room for other operations.
+    operations whose driver has crashed or has released them. An operation that is waiting for a
+    silent broker has no task until the broker sends a report again. An operation whose brokers keep
+    refusing has no task for PAUSE_MS, so that other operations get a turn.
 
     Args:
-        driver: id of this process, which no other metaserver ever uses.
+        driver: id of this process, which no other metaserver must ever use.
         after_step: called with the name of each finished step: planned, hosted, sealing (a broker
             has sealed, but SQL does not know it yet), untold (a start time could not be sent),
             sealed (the operation is in OPEN), telling (a broker has stored new groups, but SQL does
@@ -256,7 +260,7 @@ class OperationDriver:
         self._catalogue = catalogue
         self._groups = groups
         self.driver_id = driver
-        """The id under which this process claims operations."""
+        """The id with which this process claims operations."""
         self._rng = rng
         self._after_step = after_step
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -265,8 +269,8 @@ class OperationDriver:
     # ── calls ─────────────────────────────────────────────────────────────────────────────────────
     async def begin(self, request: Reshape) -> OperationList:
         """
-        Journal operations, start driving them, and return before they are done. A dry run only
-        plans them.
+        Journal operations, start driving them, and return without waiting until they are done. A
+        dry run only plans them.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, PartitionUnknownError,
@@ -300,13 +304,13 @@ class OperationDriver:
         )
 
     async def set_subject(self, subject: str, request: SetSubject) -> OperationList:
-        """Journal a change of a subject's settings, and start to drive it. Raises the same errors
-        as `begin`.
+        """Journal a change of a subject's settings and start to drive it. Raises the same errors as
+        `begin`.
         """
         return await self.begin(replace(request, kind=OperationKind.SET, subject=subject))
 
     async def _dry_run(self, request: Reshape) -> OperationList:
-        """Return the plans of a dry run in the form in which `begin` returns operations."""
+        """Return the plans of a dry run in the same form in which `begin` returns operations."""
         plans = await self._database.read(plan_operations, request)
         losses = {plan.continued_id: plan.losses for plan in plans}
         continued_operations = await self._database.read(
@@ -330,7 +334,7 @@ class OperationDriver:
 
     async def cancel(self, operation_id: int) -> OperationView:
         """
-        Cancel an operation that is in PLAN; idempotent.
+        Cancel an operation that is in PLAN. Idempotent.
 
         Raises:
             NotFoundError, ConflictError
@@ -346,8 +350,8 @@ class OperationDriver:
         return OperationList(operations=[await self._add_waiting_reason(view) for view in views])
 
     async def _add_waiting_reason(self, view: OperationView) -> OperationView:
-        """Add the reason why the operation waits, if no driver has stored one (it may have crashed
-        before its first request).
+        """Add the reason why the operation is waiting if no driver has stored one, for example
+        because it crashed before its first request.
         """
         if view.problem or all(step.done for step in view.steps):
             return view
@@ -357,8 +361,8 @@ class OperationDriver:
         return replace(view, problem=waiting_reason(operation.state, operation.pending))
 
     async def drive(self, operation_id: int) -> OperationView | None:
-        """Start driving a journaled operation unless it is done, and return its view; None if it
-        was deleted with its subject.
+        """Start driving a journaled operation unless it is done. Return its view, or None if it was
+        deleted with its subject.
         """
         views = await self._database.read(operation_views, [operation_id])
         if views and views[0].state is OperationState.PLAN:
@@ -410,8 +414,8 @@ class OperationDriver:
             del self._tasks[operation_id]
 
     async def _release_for_pause(self, operation_id: int) -> None:
-        """Release an operation so that no driver claims it for PAUSE_MS; `resume` starts with the
-        longest waiting operations.
+        """Release an operation so that no driver claims it for PAUSE_MS. `resume` starts with the
+        operations that have waited longest.
         """
         try:
             await self._database.write(
@@ -453,9 +457,7 @@ class OperationDriver:
         if RULES[state].successor is None and not problem:
             return _RoundResult.STOP
         if next_action(operation.state, operation.pending) is not NextAction.WAIT:
-            return (
-                _RoundResult.RETRY
-            )  # a broker has refused, or a new consumer group must be announced
+            return _RoundResult.RETRY  # a broker refused, or a new consumer group must be announced
         log.info("operation %d waits: %s", operation_id, problem)
         pause_ms = PAUSE_MS if RULES[state].action is BrokerAction.ANNOUNCE else 0
         await self._database.write(
@@ -468,8 +470,8 @@ class OperationDriver:
         Send brokers the requests that the operation's state requires.
 
         Returns:
-            The finished steps: partition id → end offset of a sealed partition, None for a hosted
-            one; and the first problem, or "".
+            The finished steps, as a dict that maps each partition id to the end offset of a sealed
+            partition or to None for a hosted one; and the first problem, or "".
         """
         results = await asyncio.gather(
             *(self._request_step(operation, partition) for partition in operation.targets)
@@ -494,7 +496,7 @@ class OperationDriver:
         return end_offsets, next(filter(None, problems), "")
 
     async def _request_step(self, operation: Operation, partition: Partition) -> _StepReply | str:
-        """Send a broker the request to host or seal a partition; return its reply, or the
+        """Ask a broker to host or seal a partition. Return its reply, or a description of the
         problem.
         """
         if partition.address is None:
@@ -513,7 +515,7 @@ class OperationDriver:
                     return _StepReply(
                         partition.partition_id, status.next_offset, status.ended_at_ms
                     )
-                if operation.publishes:  # a partition with messages is hosted already
+                if operation.publishes:  # a partition with messages is already hosted
                     await broker.control(
                         endpoints.REGISTER_GROUPS,
                         RegisterGroups(
@@ -532,8 +534,8 @@ class OperationDriver:
             except KeylaneError as error:
                 is_unknown = isinstance(error, PartitionUnknownError)
                 if is_canceled and (is_unknown or error.reason is Reason.PARTITION_IN_USE):
-                    # Never hosted: if the broker has such a partition, it belongs to another
-                    # operation.
+                    # It was never hosted. If the broker has a partition with this id, it belongs to
+                    # another operation.
                     return _StepReply(partition.partition_id, 0)
                 if is_unknown:
                     return (
@@ -557,7 +559,9 @@ class OperationDriver:
             await broker.control(endpoints.HOST_PARTITION, request)
 
     async def _read_seal_refusal(self, parent: Partition) -> str:
-        """Return why the broker of a parent cannot seal it, or "". The request changes nothing."""
+        """Return the reason why the broker of a parent cannot seal it, or "". The request changes
+        nothing.
+        """
         assert parent.address is not None
         broker = BrokerClient(self._network, parent.address, timeout_ms=CALL_TIMEOUT_MS)
         async with self._brokers_limit:
@@ -572,13 +576,13 @@ class OperationDriver:
         )
 
     async def _announce_route(self, operation: Operation) -> None:
-        """Wake the calls that wait for a new route, and settle the subject's groups."""
+        """Wake the calls that are waiting for a new route, and settle the subject's groups."""
         self._catalogue.wake_route_waiters([operation.subject])
         for group_id in await self._database.read(groups_of, operation.subject_id):
             await self._groups.settle(group_id)
 
     async def stop(self) -> None:
-        """Stop driving; unfinished operations are resumed by another metaserver, or by this one
+        """Stop driving. Unfinished operations are resumed by another metaserver, or by this one
         after a restart.
         """
         tasks = list(self._tasks.values())
@@ -588,7 +592,7 @@ class OperationDriver:
 
 
 def _build_host_request(operation: Operation, child: Partition, **fields: Any) -> HostPartition:
-    """Build the request that hosts a child at its broker, with additional fields."""
+    """Build the request that asks a broker to host a child, with additional fields."""
     return HostPartition(
         subject=operation.subject,
         partition=replace(child, state=PartitionState.OPEN),

@@ -1,5 +1,5 @@
-"""Plans evacuations, which move all open and planned partitions off a broker group. SQL,
-synchronous.
+"""Plans evacuations, which move all open and planned partitions off a broker group. Runs SQL
+synchronously.
 
     the broker group is alive   If an operation or creation is running on any of the subjects, the
                                 whole evacuation is refused.
@@ -16,7 +16,8 @@ synchronous.
 
 Invariants
     Every open or planned partition of the broker group is either planned to leave or reported as
-    busy. If the broker group is silent, so are its sealed partitions that block a consumer group.
+    busy. If the broker group is silent, this also applies to its sealed partitions that block a
+    consumer group.
     An operation continues without its source only if the subject allows reordered messages, or if
     an operator has accepted the loss.
 """
@@ -49,7 +50,9 @@ from .plan_inputs import (
 from .states import may_reorder
 
 _LEAVING_STATES = (PartitionState.PLANNED, PartitionState.OPEN)
-"""States of partitions that must leave; planned ones would open although the group is cordoned."""
+"""States of partitions that must leave. Planned ones are included because they would open even
+though the group is cordoned.
+"""
 _has_drained = sa.select(sa.literal(1)).where(
     drained.c.group_id == groups.c.group_id, drained.c.partition_id == partitions.c.partition_id
 )
@@ -66,20 +69,21 @@ _blocks_groups = sa.and_(
     ),
 )
 """True for sealed partitions that block consumer groups. If the subject allows reordered messages,
-all of them, because they also block future groups; otherwise those that an existing group has not
-drained.
+these are all sealed partitions, because they would also block future groups; otherwise, they are
+those that an existing group has not drained.
 """
 _is_sealed = partitions.c.state == PartitionState.SEALED
 
 
 def plan_evacuations(connection: Connection, request: Reshape) -> list[PlannedOperation]:
     """
-    Plan the evacuation of each subject on the broker group, by name, and lock these subjects.
+    Plan the evacuation of each subject on the broker group, in the order of their names, and lock
+    these subjects.
 
     Raises:
         NotFoundError, UnavailableError
-        InvalidRequestError: the group's name is invalid; `without_source` or `accept_loss` is given
-            but the broker group is not silent; or a queue of a static subject has no logic offsets
+        InvalidRequestError: the group's name is invalid, `without_source` or `accept_loss` is given
+            but the broker group is not silent, or a queue of a static subject has no logic offsets
             left above the loss.
         BusyError: the broker group is alive, and an operation or creation is running on a subject.
         ConflictError: the broker group is alive, and a hidden subject has partitions on it.
@@ -153,7 +157,7 @@ def _check_starts(subject: SubjectRow, names: Iterable[str]) -> None:
 
 
 def _may_continue_without_source(subject: SubjectRow, request: Reshape) -> bool:
-    """Return whether the subject's operations may continue without the silent broker group."""
+    """Return True if the subject's operations may continue without the silent broker group."""
     return may_reorder(subject.order_strategy, static=subject.static) or request.accept_loss
 
 
@@ -186,7 +190,7 @@ def _child_names(connection: Connection, operation_id: int) -> list[str]:
 def continue_without_source(connection: Connection, operation_id: int, request: Reshape) -> None:
     """
     Let a running operation continue without silent sources, or without a broker group whose loss
-    was accepted.
+    has been accepted.
 
     The caller must have locked the operation's subject.
     """
@@ -206,7 +210,7 @@ def continue_without_source(connection: Connection, operation_id: int, request: 
 
 
 def _refuse_hidden(request: Reshape, subject: SubjectRow) -> PlannedOperation:
-    """Return the result of an evacuation for a hidden subject, which cannot move. Raises
+    """Return the result of an evacuation for a hidden subject, which cannot be moved. Raises
     ConflictError if the broker group is alive.
     """
     if not (request.without_source or request.accept_loss):

@@ -1,14 +1,14 @@
 """Keeps the journal of operations: claims operations, stores their steps, and advances their
-states. SQL, synchronous.
+states. Runs SQL synchronously.
 
 Invariants
     An operation enters a state in the same transaction that stores the last step of the previous
     state; see `states.py`.
     The route changes in one transaction: parents SEALED, children OPEN, version + 1. A publication
     of a hidden subject with a cut has no children: its steps seal the hidden partitions, which are
-    parents of open ones, and become visible then.
-    A child opens after its broker has stored every consumer group of the subject, or after the loss
-    of the broker's data folder was accepted, so that the folder is refused.
+    parents of open ones and become visible at that point.
+    A child opens only after its broker has stored every consumer group of the subject, or after the
+    loss of the broker's data folder has been accepted, so that the folder is refused.
     Every function is idempotent.
 """
 
@@ -64,44 +64,46 @@ class Operation:
     subject_id: int
     subject: Subject
     order_strategy: OrderStrategy
-    """Order strategy of the children; it differs from the subject's if the operation changes it."""
+    """Order strategy of the children. It differs from the subject's if the operation changes it."""
     partitions_wanted: int
-    """Number of partitions that the subject was created with."""
+    """Number of partitions with which the subject was created."""
     retention: Retention
     """Retention of the children; see `order_strategy`."""
     static: bool
-    """True if the subject is static: children continue the logic offsets of their parents, or start
-    above a loss.
+    """True if the subject is static, so that children continue the logic offsets of their parents,
+    or start above a loss.
     """
     state: OperationState
     pending: tuple[PendingStep, ...]
-    """All unfinished steps; in OPEN also one for each child whose broker does not know every
-    consumer group.
+    """All unfinished steps. In OPEN, this includes one for each child whose broker does not know
+    every consumer group.
     """
     targets: tuple[Partition, ...]
-    """Partitions whose brokers have work in this state; the address is None if the broker is
+    """Partitions whose brokers have work in this state. The address is None if the broker is
     silent.
     """
     sources: tuple[Partition, ...] = ()
     """Parents whose brokers must confirm that they can seal, before any parent is sealed."""
     children_to_open: tuple[Partition, ...] = ()
-    """The hosted children while the parents are being sealed; empty for a hidden subject, whose
-    partitions already have messages.
+    """The hosted children while the parents are being sealed. It is empty for a hidden subject,
+    whose partitions already have messages.
     """
     openings: Mapping[int, str] = field(default_factory=dict)
-    """Partition id in `targets` → opening of the data folder of its broker."""
+    """Maps the id of each partition in `targets` to the opening of its broker's data folder."""
     groups: tuple[tuple[int, str], ...] = ()
-    """(id, name) of every consumer group of the subject; the children's brokers must store them."""
+    """The (id, name) of every consumer group of the subject, all of which the children's brokers
+    must store.
+    """
     tokens_above: int = 0
     """Upper bound of the tokens of the subject's deleted groups."""
     changes_settings: bool = False
-    """True if the operation changes the subject's settings along with the route."""
+    """True if the operation changes the subject's settings together with the route."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    """Message size limit of the children, in bytes; see `order_strategy`."""
+    """Maximum message size of the children, in bytes; see `order_strategy`."""
     publishes: bool = False
-    """True if the children belong to a hidden subject, and already have messages."""
+    """True if the children belong to a hidden subject and already have messages."""
     replaces: bool = False
-    """True if older partitions expire and are dropped when the route changes."""
+    """True if older partitions are expired and dropped when the route changes."""
 
 
 _claim = (
@@ -118,8 +120,8 @@ _claim = (
 def claim_operation(
     connection: Connection, operation_id: int, *, driver: str, lease_ms: int
 ) -> Operation | None:
-    """Lease an operation to `driver` for `lease_ms`, and return it; None if it is done or leased to
-    another driver.
+    """Lease an operation to `driver` for `lease_ms` and return it. Return None if it is done or
+    leased to another driver.
     """
     parameters = {"of_operation": operation_id, "by": driver, "for_ms": lease_ms}
     if not connection.execute(_claim, parameters).rowcount:
@@ -231,15 +233,15 @@ def _read_pending(
 
 
 def _seals_hidden(row: sa.Row[Any], step_rows: Sequence[sa.Row[Any]]) -> bool:
-    """Return whether a publication seals the hidden partitions instead of opening them, because
-    they already are parents of others.
+    """Return True if a publication seals the hidden partitions instead of opening them, because
+    they already are parents of other partitions.
     """
     hosted = any(step.action == StepAction.HOST for step in step_rows)
     return row.kind == OperationKind.PUBLISH and not hosted
 
 
 def _may_reorder(row: sa.Row[Any]) -> bool:
-    """Return whether the route may change before silent brokers have sealed the parents."""
+    """Return True if the route may change before silent brokers have sealed the parents."""
     strategy = OrderStrategy(row.order_strategy)
     return bool(row.without_source) and may_reorder(strategy, static=row.static)
 
@@ -273,7 +275,7 @@ _finish_steps = (
 _update_operation = sa.update(operations).where(
     operations.c.operation_id == sa.bindparam("of_operation")
 )
-"""Updates whichever columns its parameters name."""
+"""Updates the columns named by its parameters."""
 
 
 _subject_id_query = sa.select(operations.c.subject_id).where(
@@ -292,7 +294,7 @@ _lock_state_query = (
 
 
 def _lock_operation(connection: Connection, operation_id: int) -> OperationState | None:
-    """Lock an operation until the transaction ends, and return its state; None if it is unknown."""
+    """Lock an operation until the transaction ends and return its state; None if it is unknown."""
     parameters = {"of_operation": operation_id}
     subject_id = connection.execute(_subject_id_query, parameters).scalar_one_or_none()
     if subject_id is None:
@@ -304,10 +306,10 @@ def _lock_operation(connection: Connection, operation_id: int) -> OperationState
 
 def cancel_operation(connection: Connection, operation_id: int) -> None:
     """
-    Cancel an operation in PLAN; idempotent.
+    Cancel an operation in PLAN. Idempotent.
 
-    The children are never opened. Brokers may already host some of them, so their steps become
-    seals.
+    The children are never opened. Because brokers may already host some of them, their steps are
+    changed to seals.
 
     Raises:
         NotFoundError
@@ -360,22 +362,23 @@ def finish_round(
     openings: Mapping[int, str] | None = None,
 ) -> OperationState:
     """
-    Store the steps that brokers have done, then advance the operation as far as possible.
+    Store the steps that brokers have performed, then advance the operation as far as possible.
 
-    A step that was done in an earlier opening does not count, because the broker's data folder may
-    have been replaced by an older copy since.
+    A step that was performed during an earlier opening does not count, because the broker's data
+    folder may have been replaced by an older copy since.
 
-    After the last seal, producers that write to the parents only wait for this transaction, which
-    also changes the route.
+    After the last seal, producers writing to the parents only have to wait for this transaction,
+    which also changes the route.
 
     Args:
-        end_offsets: partition id → end offset of a sealed partition, None for a hosted one.
-        problem: why a broker has not done its step, or "".
+        end_offsets: maps each partition id to the end offset of a sealed partition, or to None for
+            a hosted one.
+        problem: the reason why a broker has not performed its step, or "".
         group_ids: ids of the consumer groups that the brokers of the hosted partitions have stored.
-        sealable_ids: the parents whose brokers have just confirmed that they can seal; None means
-            all parents.
-        openings: partition id → opening of the data folder to which the request was sent; None
-            skips this check.
+        sealable_ids: ids of the parents whose brokers have just confirmed that they can seal; None
+            means all parents.
+        openings: maps each partition id to the opening of the data folder to which the request was
+            sent; None skips this check.
 
     Returns:
         The current state of the operation; DONE if it was deleted with its subject.
@@ -434,14 +437,14 @@ def _store_steps(
 
 
 _update_partitions = sa.update(partitions).where(partitions.c.partition_id.in_(sa.bindparam("ids")))
-"""Updates whichever columns its parameters name."""
+"""Updates the columns named by its parameters."""
 _raise_route_version = (
     sa.update(subjects)
     .where(subjects.c.subject_id == sa.bindparam("of_subject"))
     .values(route_version=subjects.c.route_version + 1)
 )
 _update_subject = sa.update(subjects).where(subjects.c.subject_id == sa.bindparam("of_subject"))
-"""Updates whichever columns its parameters name."""
+"""Updates the columns named by its parameters."""
 _require_announcement = (
     sa.update(groups)
     .where(groups.c.subject_id == sa.bindparam("of_subject"))
@@ -450,7 +453,7 @@ _require_announcement = (
 
 
 def _enter_state(connection: Connection, operation: Operation, state: OperationState) -> None:
-    """Store the new state of an operation, and change the route if this state requires it."""
+    """Store the new state of an operation, and change the route if the state requires it."""
     old_rule, rule = RULES[operation.state], RULES[state]
     if old_rule.runs and not rule.runs:
         _change_route(connection, operation, rule)
@@ -506,7 +509,7 @@ def _change_route(connection: Connection, operation: Operation, rule: Rule) -> N
 
 
 def _expire_older(connection: Connection, subject_id: int, is_kept: sa.ColumnElement[bool]) -> None:
-    """Expire the partitions of a subject that are not kept, and journal their removal from
+    """Expire the partitions of a subject that are not kept, and journal their removal from the
     brokers.
     """
     is_expired = sa.and_(
@@ -521,7 +524,7 @@ def _expire_older(connection: Connection, subject_id: int, is_kept: sa.ColumnEle
 def release_operation(
     connection: Connection, operation_id: int, *, driver: str, pause_ms: int = 0
 ) -> None:
-    """End the driver's lease; any driver may claim the operation `pause_ms` later."""
+    """End the driver's lease. Any driver may claim the operation `pause_ms` later."""
     is_driven = sa.and_(operations.c.operation_id == operation_id, operations.c.driver == driver)
     free_at_ms = now_ms() + pause_ms
     connection.execute(sa.update(operations).where(is_driven).values(driven_until=free_at_ms))
@@ -558,9 +561,11 @@ _idle_query = (
 
 def idle_operations(connection: Connection) -> list[int]:
     """
-    Return the operations that have no driver and can continue, longest waiting first.
+    Return the operations that have no driver and can continue, starting with those that have waited
+    longest.
 
-    Announcements of new groups are not considered, so every operation in OPEN is included.
+    Every operation in OPEN is included, because announcements of new groups are not taken into
+    account.
     """
     by_operation: dict[int, list[sa.Row[Any]]] = {}
     for row in connection.execute(_idle_query):
@@ -569,7 +574,7 @@ def idle_operations(connection: Connection) -> list[int]:
 
 
 def _can_continue(rows: list[sa.Row[Any]]) -> bool:
-    """Return whether an operation can continue; `rows` are its unfinished steps, or a single row
+    """Return True if an operation can continue. `rows` are its unfinished steps, or a single row
     without a step.
     """
     pending = [

@@ -13,12 +13,14 @@
 
 Invariants
     The open partitions after a plan cover every logical partition exactly once.
-    The parents of a child are exactly the sealed partitions whose ranges overlap the child's range.
+    The parents of a child are exactly those sealed partitions whose ranges overlap the range of the
+    child.
     Only the plan of `set` seals a partition whose range and broker group stay the same.
     A child continues its parent's queue if and only if its range begins where the range of its only
     parent begins. New queues of a static subject get the next numbers.
-    A child is placed on the broker group with the fewest partitions of the subject. Ties go to a
-    group that has a parent of the child, then to the group with the fewest partitions overall.
+    A child is placed on the broker group with the fewest partitions of the subject. Ties are broken
+    in favor of a group that has a parent of the child, then of the group with the fewest partitions
+    overall.
 """
 
 from __future__ import annotations
@@ -54,15 +56,15 @@ class OpenPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A partition that will be opened."""
+    """A partition to be opened."""
 
     range_start: int
     range_end: int
     broker_group: BrokerGroup
     parents: tuple[PartitionId, ...]
     queue: QueueNumber | None = None
-    """Number of the logic queue; None, if the subject is not static: the number in the child's name
-    is used.
+    """Number of the logic queue. If it is None because the subject is not static, the number in the
+    child's name is used.
     """
 
 
@@ -71,18 +73,21 @@ class Plan:
     """The partitions to seal and to open; empty if there is nothing to do."""
 
     sealed: tuple[PartitionId, ...] = ()
-    """Partitions to seal, and sealed partitions to abandon."""
+    """Partitions to seal, and already sealed partitions to abandon."""
     children: tuple[Child, ...] = ()
 
 
 EMPTY_PLAN = Plan()
 Hosts = Mapping[BrokerGroup, int]
-"""Broker group that can host new partitions → its number of open partitions, of all subjects."""
+"""Maps each broker group that can host new partitions to its number of open partitions, of all
+subjects.
+"""
 
 
 def plan_resize(current: Sequence[OpenPartition], count: int, hosts: Hosts) -> Plan:
     """
-    Plan `count` partitions whose ranges differ in size by at most one logical partition.
+    Plan a change to `count` partitions whose ranges differ in size by at most one logical
+    partition.
 
     Raises:
         InvalidRequestError: `count` is outside 1..1024.
@@ -109,20 +114,21 @@ def plan_growth(
     queues: Collection[int] = (),
 ) -> Plan:
     """
-    Plan the split of logic queues in the middle of their ranges.
+    Plan how to split logic queues in the middle of their ranges.
 
     Each split adds one queue, with the next number. Growing to a count in several steps has the
     same result as growing to it directly.
 
     Args:
         current: the open partitions of a static subject, one for each queue.
-        count: the target number of queues. The widest queue is split next; ties go to the first by
-            range.
+        count: the target number of queues. The queue with the widest range is always split next;
+            ties go to the first one by range.
         queues: the numbers of the queues to split, instead of `count`.
 
     Raises:
-        InvalidRequestError: both or neither of `count` and `queues` are given; the count is lower
-            than the current one, or above 1024; or a queue to split is one logical partition.
+        InvalidRequestError: both or neither of `count` and `queues` are given; the count is less
+            than the current one or greater than 1024; or a queue to split has only one logical
+            partition.
         NotFoundError: the subject has no such queue.
         UnavailableError: `hosts` is empty.
     """
@@ -167,8 +173,8 @@ def plan_growth(
 
 
 def _split_queue(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -> None:
-    """Split a queue's range in the middle: the queue keeps the first half, and a new queue gets the
-    second one.
+    """Split a queue's range in the middle. The queue keeps the first half, and a new queue gets the
+    second half.
     """
     if queue not in ranges:
         raise NotFoundError(
@@ -188,18 +194,20 @@ def _split_queue(subject: str, ranges: dict[int, tuple[int, int]], queue: int) -
 
 
 def _widest_first(bounds: tuple[int, int]) -> tuple[int, int]:
-    """Return a sort key for ranges: the widest one first; ties go to the first by position."""
+    """Return a sort key for ranges: the widest comes first, and ranges of equal width are sorted by
+    position.
+    """
     start, end = bounds
     return start - end, start
 
 
 def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts) -> Plan:
     """
-    Plan the split of a partition in the middle of its range.
+    Plan how to split a partition in the middle of its range.
 
     Raises:
         PartitionUnknownError: the subject has no such open partition.
-        InvalidRequestError: the range is one logical partition.
+        InvalidRequestError: the range has only one logical partition.
         UnavailableError: `hosts` is empty.
     """
     partition = _find_partition(current, partition_id)
@@ -215,11 +223,12 @@ def plan_split(current: Sequence[OpenPartition], partition_id: int, hosts: Hosts
 
 def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Hosts) -> Plan:
     """
-    Plan the merge of adjacent partitions into one child.
+    Plan how to merge adjacent partitions into one child.
 
     Raises:
-        PartitionUnknownError: an id is not the id of an open partition of the subject.
-        InvalidRequestError: there are fewer than two partitions, or a gap between their ranges.
+        PartitionUnknownError: one of the ids is not that of an open partition of the subject.
+        InvalidRequestError: there are fewer than two partitions, or there is a gap between their
+            ranges.
         UnavailableError: `hosts` is empty.
     """
     merged_partitions = sorted(
@@ -245,10 +254,10 @@ def plan_merge(current: Sequence[OpenPartition], ids: Collection[int], hosts: Ho
 
 def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: BrokerGroup) -> Plan:
     """
-    Plan the move of partitions to the broker group `target`, except those that are already there.
+    Plan how to move partitions to the broker group `target`, except those that are already there.
 
     Raises:
-        PartitionUnknownError: an id is not the id of an open partition of the subject.
+        PartitionUnknownError: one of the ids is not that of an open partition of the subject.
         InvalidRequestError: `ids` is empty.
     """
     if not ids:
@@ -263,7 +272,7 @@ def plan_move(current: Sequence[OpenPartition], ids: Collection[int], target: Br
 
 def plan_evacuation(current: Sequence[OpenPartition], source: BrokerGroup, hosts: Hosts) -> Plan:
     """
-    Plan the move of all open partitions of the broker group `source` to other broker groups.
+    Plan how to move all open partitions of the broker group `source` to other broker groups.
 
     Raises:
         UnavailableError: no other broker group can host new partitions.
@@ -313,7 +322,7 @@ def _plan_children(
     ranges: Sequence[tuple[int, int]],
     hosts: Hosts,
 ) -> Plan:
-    """Plan a child for each range, placed on the least loaded broker group."""
+    """Plan a child for each range, placing each on the least loaded broker group."""
     if not ranges:
         return EMPTY_PLAN
     if not hosts:

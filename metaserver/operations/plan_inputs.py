@@ -1,5 +1,5 @@
-"""Reads the inputs of a plan: a subject without a running operation, and its open partitions. SQL,
-synchronous.
+"""Reads the inputs of a plan: a subject without a running operation, and its open partitions. Runs
+SQL synchronously.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class PlannedOperation:
     subject: SubjectRow
     plan: Plan
     continued_id: int = 0
-    """Id of a running operation that waited for the evacuated broker group and now continues
+    """Id of a running operation that was waiting for the evacuated broker group and now continues
     without it, or 0.
     """
     busy_subject: BusySubject | None = None
-    """Set if an evacuation leaves partitions on the broker group, or leaves partitions blocked."""
+    """Set if an evacuation leaves partitions on the broker group or leaves partitions blocked."""
     losses: tuple[LossView, ...] = ()
-    """Losses of the partitions that are given up with a lost broker group."""
+    """Losses of the partitions that are given up together with a lost broker group."""
 
     def children(self) -> tuple[Partition, ...]:
-        """Return the children with their names and queues; their ids are 0, because they are not
-        stored yet.
+        """Return the children with their names and queues. Their ids are 0, because they have not
+        been stored yet.
         """
         planned_partitions = []
         for number, child in enumerate(self.plan.children, self.subject.partitions_named):
@@ -62,7 +62,7 @@ class PlannedOperation:
         return tuple(planned_partitions)
 
     def view(self, request: Reshape) -> OperationView:
-        """Return the plan as an operation that is not stored yet."""
+        """Return the plan in the form of an operation that has not been stored yet."""
         return OperationView(
             operation_id=0,
             subject=self.subject.name,
@@ -77,7 +77,7 @@ class PlannedOperation:
 
 def lock_idle_subject(connection: Connection, name: str) -> SubjectRow:
     """
-    Lock an open subject until the transaction ends, and check that no operation runs on it.
+    Lock an open subject until the transaction ends and check that no operation is running on it.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, ConflictError, UnavailableError,
@@ -92,7 +92,7 @@ def lock_idle_subject(connection: Connection, name: str) -> SubjectRow:
 
 
 def running_operation(connection: Connection, subject_id: int) -> int | None:
-    """Return the id of the subject's operation that has not changed the route yet, or None."""
+    """Return the id of the subject's operation that has not yet changed the route, or None."""
     query = sa.select(operations.c.operation_id).where(operations.c.running == subject_id)
     return connection.execute(query).scalar_one_or_none()
 

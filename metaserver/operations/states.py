@@ -1,5 +1,5 @@
-"""Defines the states of an operation as a table: the request to brokers in each state, the next
-state, and the condition for entering it. Pure.
+"""Defines the states of an operation as a table: what brokers are asked to do in each state, the
+next state, and the condition for entering it. Pure.
 
     state     brokers are asked to       next      when
     PLAN      host the children          SEAL      all are hosted, and each parent can be sealed
@@ -13,12 +13,13 @@ state, and the condition for entering it. Pure.
     DONE      -                          -
 
 Invariants
-    The next state is entered only when `next_action` is ADVANCE. Nothing else decides whether an
+    The next state is entered only if `next_action` returns ADVANCE. Nothing else decides whether an
     operation can continue.
-    After the first seal, an operation only moves forward: no state after PLAN can be canceled.
-    A parent is skipped, that is left unsealed when the route changes, only if its broker is silent.
-    In addition, either an operator has accepted the broker's loss, or the subject allows reordered
-    messages and an operator has requested it.
+    After the first seal, an operation only moves forward: it cannot be canceled in any state after
+    PLAN.
+    A parent may only be skipped, that is, left unsealed when the route changes, if its broker is
+    silent. In addition, either an operator must have accepted the loss of the broker, or the
+    subject must allow reordered messages and an operator must have requested the skip.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from ...protocol.routing import OrderStrategy, PartitionState
 
 
 class BrokerAction(enum.StrEnum):
-    """An action that is requested from a broker."""
+    """An action that a broker is asked to perform."""
 
     HOST = "host"
     SEAL = "seal"
     ANNOUNCE = "announce"
-    """Store the consumer groups that were created after the broker began to host a child."""
+    """Store the consumer groups that were created after the broker had begun to host a child."""
 
 
 ACTION_OF_STEP = {StepAction.HOST: BrokerAction.HOST, StepAction.SEAL: BrokerAction.SEAL}
@@ -45,16 +46,16 @@ ACTION_OF_STEP = {StepAction.HOST: BrokerAction.HOST, StepAction.SEAL: BrokerAct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A row of the table: the rules of one state."""
+    """One row of the table: the rules for one state."""
 
     action: BrokerAction | None
-    """Action that is requested from brokers in this state, or None."""
+    """The action that brokers are asked to perform in this state, or None."""
     successor: OperationState | None
-    """The next state; None if this state is final."""
+    """The next state; None for a final state."""
     successor_if_skipped: OperationState | None = None
     """The next state if a parent was skipped; None if it is the same as `successor`."""
     runs: bool
-    """True if the route has not changed yet, which excludes other operations on the subject."""
+    """True if the route has not changed yet, so that no other operation can run on the subject."""
     checks_parents: bool = False
     """True if every parent's broker must first confirm that it can seal."""
     may_cancel: bool = False
@@ -113,7 +114,7 @@ RULES: Mapping[OperationState, Rule] = {
     ),
 }
 RUNNING_STATES = frozenset(state for state, rule in RULES.items() if rule.runs)
-"""States in which no other operation may begin on the subject."""
+"""States in which no other operation can begin on the subject."""
 ACTIVE_STATES = tuple(state for state, rule in RULES.items() if rule.action is not None)
 """States in which brokers may have work."""
 ADVANCING_STATES = tuple(state for state, rule in RULES.items() if rule.successor is not None)
@@ -132,8 +133,8 @@ class PendingStep:
     given_up: bool = False
     """True if an operator has accepted the loss of the broker's data."""
     may_reorder: bool = False
-    """True if an operator has let the operation continue without silent brokers, and the subject
-    allows reordered messages.
+    """True if an operator has allowed the operation to continue without silent brokers, and the
+    subject allows reordered messages.
     """
 
     @property
@@ -154,9 +155,9 @@ class NextAction(enum.Enum):
     REQUEST = enum.auto()
     """A live broker has work."""
     ADVANCE = enum.auto()
-    """The operation can enter its next state; in PLAN, if the parents' brokers confirm it."""
+    """The operation can enter its next state; in PLAN, only if the parents' brokers confirm it."""
     WAIT = enum.auto()
-    """The operation waits for silent brokers."""
+    """The operation is waiting for silent brokers."""
     END = enum.auto()
     """The operation is finished."""
 
@@ -166,8 +167,8 @@ def next_action(state: OperationState, pending: Iterable[PendingStep]) -> NextAc
     Return what an operation can do next.
 
     Args:
-        pending: all unfinished steps; in OPEN also an ANNOUNCE step for each child whose broker
-            does not know every group.
+        pending: all unfinished steps; in OPEN, these include an ANNOUNCE step for each child whose
+            broker does not know every group.
     """
     pending = tuple(pending)
     requested_steps = steps_to_request(state, pending)
@@ -179,8 +180,8 @@ def next_action(state: OperationState, pending: Iterable[PendingStep]) -> NextAc
 
 
 def steps_to_request(state: OperationState, pending: Iterable[PendingStep]) -> list[PendingStep]:
-    """Return the steps that must be done before the next state, without those of silent brokers
-    that may be skipped.
+    """Return the steps that must be performed before the next state, excluding those of silent
+    brokers that may be skipped.
     """
     rule = RULES[state]
     return [
@@ -192,10 +193,10 @@ def steps_to_request(state: OperationState, pending: Iterable[PendingStep]) -> l
 
 def silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> list[str]:
     """
-    Return the silent broker groups that prevent the sealing of all parents, sorted.
+    Return the silent broker groups that prevent all parents from being sealed, sorted.
 
-    No parent is sealed while there is one: a sealed parent accepts no messages, and its children
-    accept none before all parents are sealed.
+    No parent is sealed while there are any, because a sealed parent accepts no messages, and its
+    children accept none until all parents are sealed.
     """
     if not RULES[state].checks_parents:
         return []
@@ -204,8 +205,8 @@ def silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> lis
 
 
 def parents_to_check(state: OperationState, pending: Iterable[PendingStep]) -> list[int]:
-    """Return the parents whose brokers must confirm that they can seal; empty while the broker of a
-    parent is silent.
+    """Return the parents whose brokers must confirm that they can seal. The list is empty while the
+    broker of any parent is silent.
     """
     pending = tuple(pending)
     if not RULES[state].checks_parents or silent_parents(state, pending):
@@ -222,11 +223,11 @@ def next_state(
     sealable_ids: Collection[int] | None = None,
 ) -> OperationState:
     """
-    Return the state to enter now; `state` itself if the operation cannot advance.
+    Return the state to enter now, or `state` if the operation cannot advance.
 
     Args:
-        sealable_ids: the parents whose brokers have just confirmed that they can seal; None means
-            all parents.
+        sealable_ids: ids of the parents whose brokers have just confirmed that they can seal; None
+            means all parents.
     """
     rule = RULES[state]
     if next_action(state, pending) is not NextAction.ADVANCE or rule.successor is None:
@@ -239,7 +240,7 @@ def next_state(
 
 
 def skipped_parents(pending: Iterable[PendingStep]) -> list[int]:
-    """Return the parents that are still unsealed when the route changes; they are sealed when their
+    """Return the parents that are still unsealed when the route changes. They are sealed when their
     brokers return.
     """
     return [
@@ -250,7 +251,9 @@ def skipped_parents(pending: Iterable[PendingStep]) -> list[int]:
 
 
 def waiting_reason(state: OperationState, pending: Collection[PendingStep]) -> str:
-    """Return why an operation waits, as far as known without a request to a broker, or ""."""
+    """Return the reason why an operation is waiting, as far as it is known without asking a broker,
+    or "".
+    """
     if next_action(state, pending) is not NextAction.WAIT:
         return ""
     requested_steps = steps_to_request(state, pending)
@@ -262,13 +265,13 @@ def waiting_reason(state: OperationState, pending: Collection[PendingStep]) -> s
 
 
 def describe_silent_broker(state: OperationState, broker_group: str) -> str:
-    """Return the reason for waiting while a broker with an unfinished step is silent."""
+    """Return the reason for waiting if a broker with an unfinished step is silent."""
     note = "; the children wait until it is back and has sealed"
     return f"broker group {broker_group!r} is silent{note if state is OperationState.SEAL else ''}"
 
 
 def describe_silent_parents(state: OperationState, pending: Iterable[PendingStep]) -> str:
-    """Return the reason for waiting while a parent's broker is silent, or ""."""
+    """Return the reason for waiting if the broker of a parent is silent, or ""."""
     groups = silent_parents(state, pending)
     if not groups:
         return ""
@@ -279,7 +282,7 @@ def describe_silent_parents(state: OperationState, pending: Iterable[PendingStep
 
 
 def describe_unsealable(partition_id: int, broker_group: str, reason: str) -> str:
-    """Return the reason for waiting while a parent's broker cannot seal it."""
+    """Return the reason for waiting if the broker of a parent cannot seal it."""
     return (
         f"partition {partition_id} on {broker_group!r} cannot be sealed: {reason}; "
         f"no parent is sealed before the brokers of all parents can seal"
@@ -287,15 +290,15 @@ def describe_unsealable(partition_id: int, broker_group: str, reason: str) -> st
 
 
 def may_reorder(order_strategy: OrderStrategy, *, static: bool) -> bool:
-    """Return whether a subject allows reordered messages, which receipts declare."""
+    """Return True if a subject allows reordered messages, which are indicated in receipts."""
     return order_strategy is OrderStrategy.BEST_TRIED and not static
 
 
 def split_parents_and_children(
     state: OperationState, steps: Iterable[tuple[int, StepAction]]
 ) -> tuple[list[int], list[int]]:
-    """Return the ids of an operation's parents and children. All steps of a canceled operation are
-    for children.
+    """Return the ids of an operation's parents and children. All steps of a canceled operation
+    belong to children.
     """
     rows = list(steps)
     if RULES[state].child_state is PartitionState.EXPIRED:

@@ -1,4 +1,4 @@
-"""Builds the API's views of operations and of a subject's lineage. SQL, synchronous."""
+"""Builds the API's views of operations and of a subject's lineage. Runs SQL synchronously."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _build_view(connection: Connection, row: sa.Row[tuple[object, ...]]) -> Oper
 def _cordoned_source(
     connection: Connection, child_partition_ids: Collection[int], sealed_ids: Collection[int]
 ) -> str:
-    """Return the broker group that an evacuation leaves, if it is still cordoned, else ""."""
+    """Return the broker group that is being evacuated, if it is still cordoned, or ""."""
     parents = sa.select(partition_parents.c.parent_id).where(
         partition_parents.c.partition_id.in_(child_partition_ids)
     )
@@ -128,7 +128,7 @@ def _cordoned_source(
 
 
 def subject_history(connection: Connection, name: str) -> SubjectHistory:
-    """Return every partition that a subject ever had, except children of canceled operations.
+    """Return every partition that a subject has ever had, except children of canceled operations.
     Raises SubjectUnknownError.
     """
     begin_snapshot(connection)

@@ -1,3 +1,3 @@
-"""Hidden subjects: created for a target, filled by a job, and published in the target by one change
-of its route.
+"""Hidden subjects, which are created for a target, filled by a job, and published in the target by
+a single route change.
 """

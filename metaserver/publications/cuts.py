@@ -1,23 +1,23 @@
-"""Cuts: seal and continue a target's partitions, so that a hidden subject can replace all earlier
-ones.
+"""Cuts seal and continue the partitions of a target, so that a hidden subject can replace all
+earlier ones.
 
     P open, H hidden, child of P ─▶ cut: P sealed, C open, child of P and H ─▶ H filled from P
       ─▶ published: P expired, H sealed, C open
 
-SQL, synchronous.
+Runs SQL synchronously.
 
 Invariants
     Brokers host a partition of a cut with both parents, so that publishing the hidden subject
-    changes no fact at a broker.
-    While a hidden subject is not published, readers do not see its partitions as parents:
+    changes nothing at the brokers.
+    Until a hidden subject is published, readers do not see its partitions as parents; see
     `IS_VISIBLE_PARENT`.
-    The ends of the partitions before a cut never change. The transaction that begins the
-    publication compares these ends, so no message can arrive in between.
+    The end offsets of the partitions before a cut never change. The transaction that begins the
+    publication compares them, so no message can arrive in between.
     If two hidden subjects have cuts and the one with the later cut is published first, the other
     can never be published.
 
-It also finds the parents of a hidden subject's partitions, and checks that they are the open
-partitions of its target.
+This module also finds the parents of a hidden subject's partitions and checks that they are the
+open partitions of its target.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from ..sql.schema import operations, partition_parents, partitions, steps
 
 
 def read_parents(connection: Connection, row: SubjectRow) -> dict[int, set[int]]:
-    """Return partition id → parent ids, for the open partitions of a hidden subject."""
+    """Return a dict that maps each open partition of a hidden subject to the ids of its parents."""
     ids = [partition.partition_id for partition in open_partitions(connection, row)]
     parents: dict[int, set[int]] = {partition_id: set() for partition_id in ids}
     links_query = sa.select(partition_parents).where(partition_parents.c.partition_id.in_(ids))
@@ -62,7 +62,7 @@ def check_continues_target(
     connection: Connection, row: SubjectRow, target: SubjectRow, parents: Mapping[int, set[int]]
 ) -> None:
     """
-    Check that a hidden subject continues the partitions of its target that are open now.
+    Check that a hidden subject continues the currently open partitions of its target.
 
     Raises:
         ConflictError, BusyError
@@ -83,8 +83,8 @@ def check_continues_target(
 
 
 def outdated_error(row: SubjectRow, cause: str) -> PublishError:
-    """Return the error for a hidden subject whose parents are no longer the open partitions of its
-    target; `cause` has happened since it was made.
+    """Build the error for a hidden subject whose parents are no longer the open partitions of its
+    target. `cause` is what has happened since it was created.
     """
     return PublishError(
         Reason.PUBLISH_OUTDATED,
@@ -106,15 +106,15 @@ def begin_cut(
     connection: Connection, hidden_subject: str, target: str, *, driver: str, lease_ms: int
 ) -> int:
     """
-    Begin the operation whose new partitions continue those of the target and of a hidden subject; a
-    repeat changes nothing.
+    Begin the operation whose new partitions continue those of the target and of a hidden subject.
+    Repeating the call has no effect.
 
     Returns:
-        The operation id; 0 if there is no target, and therefore nothing to cut.
+        The operation id; 0 if there is no target and therefore nothing to cut.
 
     Raises:
         SubjectUnknownError: the hidden subject does not exist, or its creation is not finished.
-        PublishError: the target's partitions have changed since the hidden subject was made.
+        PublishError: the target's partitions have changed since the hidden subject was created.
         BusyError, UnavailableError
     """
     lock_brokers(connection)
@@ -156,8 +156,8 @@ def begin_cut(
 
 
 def find_cut(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
-    """Return the cut whose partitions continue these partitions of a hidden subject; None if there
-    is none, or if it was canceled.
+    """Return the cut whose partitions continue these partitions of a hidden subject. Return None if
+    there is none, or if it was canceled.
     """
     query = (
         sa.select(operations.c.operation_id, operations.c.state)
@@ -177,10 +177,11 @@ def find_cut(connection: Connection, hidden_ids: Collection[int]) -> Cut | None:
 
 def _is_replaced(connection: Connection, cut: Cut) -> bool:
     """
-    Return whether a publication has replaced the partitions before a cut.
+    Return True if a publication has replaced the partitions before a cut.
 
-    A child of the cut that has expired, but is not lost, proves it: retention expires a partition
-    only after all its parents, and therefore never one that continues a hidden partition.
+    This is proved by a child of the cut that has expired but is not lost: retention expires a
+    partition only after all of its parents, and therefore never one that continues a hidden
+    partition.
     """
     query = (
         sa.select(partitions.c.partition_id)
@@ -209,9 +210,9 @@ def check_cut(
 
     Raises:
         BusyError: the cut or another operation is not finished.
-        PublishError: the request does not replace the target's messages, although the cut was
-            made for that; another publication has replaced the partitions before the cut; or the
-            hidden subject has no rows for some messages.
+        PublishError: the request does not replace the target's messages, which was the purpose of
+            the cut; another publication has replaced the partitions before the cut; or the hidden
+            subject has no rows for some messages.
     """
     if not request.replace:
         raise PublishError(

@@ -1,9 +1,9 @@
-"""Plans hidden subjects, whose partitions will continue the open ones of an existing target. SQL,
-synchronous.
+"""Plans hidden subjects, whose partitions will continue the open ones of an existing target. Runs
+SQL synchronously.
 
 Invariants
     Brokers host the partitions under the target's name and with their parents, so that publishing
-    changes nothing at brokers.
+    changes nothing at the brokers.
     A hidden subject has the ranges, queues and settings of its target.
 """
 
@@ -39,11 +39,12 @@ def plan_hidden(
     limited: bool = False,
 ) -> SubjectRow:
     """
-    Store a hidden subject and its PLANNED partitions, unless it exists already.
+    Store a hidden subject and its PLANNED partitions, unless it already exists.
 
     Raises:
         InvalidRequestError, SubjectDeletedError, UnavailableError, OverloadedError
-        SubjectUnknownError: there is no target, and `request` has no number of partitions for it.
+        SubjectUnknownError: there is no target, and `request` does not specify a number of
+            partitions.
         PublishError: the hidden subject's name is taken or was published, or another job fills
             the subject.
         ConflictError: the target is hidden itself, or the request conflicts with it.
@@ -80,7 +81,7 @@ def plan_hidden(
 
 
 def _check_unpublished(connection: Connection, hidden_subject: str, target: str) -> None:
-    """Check that no hidden subject of this name was published. Raises PublishError."""
+    """Check that no hidden subject with this name has been published. Raises PublishError."""
     query = sa.select(publications.c.target, publications.c.subject_id)
     is_published = connection.execute(
         query.where(publications.c.hidden == hidden_subject)
@@ -201,7 +202,7 @@ def _insert_beside(
 
 
 def _choose_host(hosts: Counter[Any]) -> str:
-    """Return the broker group with the fewest partitions, and add one to its count."""
+    """Return the broker group with the fewest partitions and increment its count."""
     group: str = min(hosts, key=lambda host: (hosts[host], host))
     hosts[group] += 1
     return group

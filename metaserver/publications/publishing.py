@@ -1,4 +1,4 @@
-"""Publishes hidden subjects: their partitions become their target's. SQL, synchronous.
+"""Publishes hidden subjects: gives their partitions to their targets. Runs SQL synchronously.
 
     no target     One transaction gives the hidden subject the target's name.
     a target      An operation seals the target's open partitions. Then one transaction changes the
@@ -9,12 +9,12 @@
                   expire, and the open ones, which continue both, stay as they are.
 
 Invariants
-    A publication is journaled together with its changes, so that a repeat changes nothing.
+    A publication is journaled together with its changes, so that repeating it has no effect.
     Without a cut, a publication is refused unless the target's open partitions are the parents with
     which the hidden partitions are hosted. With a cut, any operation may come in between, because
     the cut has sealed the partitions that are replaced.
-    With a cut, no message is deleted of which the caller does not know: the publication compares
-    ends, and the end of a sealed partition never changes.
+    With a cut, no message is deleted that the caller does not know about: the publication compares
+    end offsets, and the end offset of a sealed partition never changes.
 """
 
 from __future__ import annotations
@@ -66,20 +66,21 @@ def begin_publication(
     lease_ms: int,
 ) -> int:
     """
-    Publish a hidden subject, or begin the operation that publishes it; a repeat changes nothing.
+    Publish a hidden subject, or begin the operation that publishes it. Repeating the call has no
+    effect.
 
     Returns:
-        The id of the operation, leased to `driver`; 0 if there was no target, so that the
+        The id of the operation, which is leased to `driver`; 0 if there was no target, so that the
         publication is already done.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, SubjectDeletedError, UnavailableError
-        PublishError: the subject is not hidden, or was made for another target; or the target was
-            created, deleted or changed since. If the target is to be replaced: one of its groups
-            has no position, or has changed since its cursors were read; or the target has messages
-            that the hidden subject lacks.
-        BusyError: the target's partitions are being changed; or it is to be replaced, and one of
-            its groups has live consumers.
+        PublishError: the subject is not hidden or was created for another target, or the target has
+            been created, deleted or changed since. If the target is to be replaced: one of its
+            groups has no position or has changed since its cursors were read, or the target has
+            messages that the hidden subject lacks.
+        BusyError: the target's partitions are being changed, or it is to be replaced and one of its
+            groups has live consumers.
     """
     check_name("subject", request.target)
     published_id = _find_publication(connection, hidden_subject, request)
@@ -139,8 +140,8 @@ def _find_publication(
     connection: Connection, hidden_subject: str, request: PublishSubject
 ) -> int | None:
     """
-    Return the operation id of an earlier publication, as `begin_publication` does; None if there is
-    none.
+    Return the operation id of an earlier publication, in the same form as `begin_publication`; None
+    if there is none.
 
     Raises:
         PublishError: it was published in another target, or in another way.
@@ -163,8 +164,8 @@ def _find_publication(
 
 
 def _check_subject_id(hidden_subject: str, subject_id: int, request: PublishSubject) -> None:
-    """Check that the request means this subject, and not an earlier one of the same name. Raises
-    SubjectDeletedError.
+    """Check that the request refers to this subject, and not to an earlier one with the same name.
+    Raises SubjectDeletedError.
     """
     if request.subject_id and request.subject_id != subject_id:
         raise SubjectDeletedError(
@@ -177,8 +178,8 @@ def _check_subject_id(hidden_subject: str, subject_id: int, request: PublishSubj
 def _check_hidden(
     connection: Connection, hidden_subject: str, row: SubjectRow | None, request: PublishSubject
 ) -> SubjectRow:
-    """Return the row if it is a hidden subject that can be published in the target. Raises the same
-    errors as `begin_publication`.
+    """Return the row if it belongs to a hidden subject that can be published in the target. Raises
+    the same errors as `begin_publication`.
     """
     if row is None:
         check_database_complete(connection)
@@ -245,8 +246,8 @@ def _journal_publication(
     driver: str,
     lease_ms: int,
 ) -> int:
-    """Journal the operation, and give the hidden subject's partitions to the target. Brokers host
-    them already; they become visible when the operation is done.
+    """Journal the operation and give the hidden subject's partitions to the target. Brokers already
+    host them; they become visible when the operation is done.
     """
     operation_id: int = connection.execute(
         sa.insert(operations)
@@ -290,8 +291,8 @@ def _move_groups(
     connection: Connection, target: SubjectRow, request: PublishSubject, children: list[int]
 ) -> None:
     """
-    Store where the target's groups continue in the new partitions. Brokers apply it like the starts
-    of new groups.
+    Store where the target's groups continue in the new partitions. Brokers treat these positions
+    like the starts of new groups.
 
     Raises:
         InvalidRequestError: a position belongs to another partition.

@@ -1,5 +1,4 @@
-"""Creates hidden subjects and publishes them. Network I/O around SQL, the creation of subjects and
-the driver of operations.
+"""Creates hidden subjects and publishes them. Does network I/O and runs SQL.
 
 hide ─▶ planned ─▶ hosted, open ─▶ perhaps a cut: an operation ─▶ filled by clients ─▶ publish
      ─▶ an operation; without a target only a new name
@@ -47,8 +46,8 @@ class PublicationService:
 
     async def hide(self, target: str, request: HideSubject) -> SubjectView:
         """
-        Create a hidden subject and host its partitions; a repeat continues an interrupted call.
-        Does not wait for the cut.
+        Create a hidden subject and host its partitions. Repeating the call continues an interrupted
+        one. Does not wait for the cut.
 
         Raises:
             KeylaneError: any error of `plan_hidden`, `Catalogue.complete_creation` or `begin_cut`.
@@ -68,6 +67,7 @@ class PublicationService:
         return await self._catalogue.read_subject(request.hidden)
 
     async def _begin_cut(self, target: str, request: HideSubject) -> None:
+        """Begin the cut for a hidden subject and start driving it."""
         operation_id = await self._database.write(
             begin_cut,
             request.hidden,
@@ -81,7 +81,8 @@ class PublicationService:
 
     async def publish(self, hidden_subject: str, request: PublishSubject) -> Publication:
         """
-        Publish a hidden subject, or report the progress. Does not wait for the operation.
+        Publish a hidden subject, or report the progress of its publication. Does not wait for the
+        operation.
 
         Raises:
             KeylaneError: any error of `begin_publication`; nothing was changed.

@@ -1,1 +1,1 @@
-"""Rebuilds a lost database from the facts that brokers store."""
+"""Rebuilds a lost database from the data that brokers store."""

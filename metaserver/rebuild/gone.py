@@ -1,4 +1,4 @@
-"""Infers the rows of gone partitions, whose broker group no longer exists. Pure.
+"""Infers the rows of gone partitions, whose broker groups no longer exist. Pure.
 
     a hosted child has a parent that no broker has
         ─▶ a lost row for the parent, with the groups that may lose messages
@@ -8,8 +8,8 @@ Invariants
     messages of the gone partition's children. Static subjects are an exception: none of their
     partitions has two parents, so the gone partition becomes the child of the previous one.
     A group counts as having drained a gone partition only if it was granted one of its descendants.
-    Messages of a gone partition that a group may not have read are given up only if the operator
-    requests it (`lose_unread`).
+    Messages of a gone partition that a group may not have read are given up only at the request of
+    the operator (`lose_unread`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def add_gone_partitions(
     Add a row to the subject for each parent that no broker has.
 
     Args:
-        rows: partition id → row, for the partitions that brokers have; in the state after the
+        rows: maps the id of each partition that brokers have to its row, in its state after the
             rebuild.
 
     Yields:
-        Each reason to refuse the rebuild.
+        Each reason for refusing the rebuild.
     """
     children: dict[int, list[Partition]] = {}
     for _, row in sorted(rows.items()):
@@ -78,8 +78,8 @@ def add_gone_partitions(
 def _infer_gone(
     partition_id: int, children: Sequence[Partition], broker_group: str, subject: str
 ) -> Partition:
-    """Infer a gone partition from its children; `broker_group` is a guess if several broker groups
-    are gone.
+    """Infer a gone partition from its children. If several broker groups are gone, `broker_group`
+    is only a guess.
     """
     return msgspec.structs.replace(
         children[0],
@@ -94,8 +94,8 @@ def _infer_gone(
 
 
 def _infer_parents(gone: Partition, subject: RebuiltSubject) -> tuple[PartitionId, ...]:
-    """Return the parent of a static subject's gone partition, if any: the newest older partition
-    that has its range, and is sealed or gone too.
+    """Return the parent, if any, of a static subject's gone partition: the newest older partition
+    that has its range and is sealed or gone too.
     """
     candidates = [
         row.partition.partition_id
@@ -114,10 +114,10 @@ def _find_unread_ancestors(
     children: Mapping[int, Sequence[Partition]],
 ) -> Iterator[str]:
     """
-    Yield a problem for each ancestor of a gone partition that still has messages.
+    Yield a description of each ancestor of a gone partition that still has messages.
 
-    An ancestor that shares no key with the gone partition is not a problem, because its messages
-    are read before all others of its keys.
+    An ancestor that has no keys in common with the gone partition is not a problem, because its
+    messages are read before all other messages with its keys.
     """
     ids_with_messages = {
         status.partition_id for status in statuses if status.first_offset < status.next_offset
@@ -145,7 +145,7 @@ def _find_unread_ancestors(
 def _find_uncontinued_ranges(
     partition: Partition, children: Sequence[Partition]
 ) -> list[tuple[int, int]]:
-    """Return the parts of a partition's range that none of these children continues."""
+    """Return those parts of a partition's range that none of these children continues."""
     ranges, start = [], partition.range_start
     live_children = [child for child in children if child.state is not PartitionState.EXPIRED]
     for child in sorted(live_children, key=lambda each: each.range_start):
@@ -158,15 +158,15 @@ def _find_uncontinued_ranges(
 
 
 def _overlaps(partition: Partition, start: int, end: int) -> bool:
-    """Return whether the partition's range overlaps `[start, end)`."""
+    """Return True if the partition's range overlaps `[start, end)`."""
     return partition.range_start < end and start < partition.range_end
 
 
 def _find_read_ancestors(
     statuses: Sequence[PartitionStatus], rows: Mapping[int, RebuiltPartition]
 ) -> dict[str, set[int]]:
-    """Return consumer group → ids of partitions that the group has read to the end, because it was
-    granted a descendant.
+    """Return a dict that maps each consumer group to the ids of the partitions that it must have
+    fully read, because it was granted a descendant of each.
     """
     ancestors: dict[str, set[int]] = {}
     for status in statuses:

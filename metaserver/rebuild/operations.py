@@ -1,4 +1,4 @@
-"""Infers from partitions and their lineage which operations were unfinished when the database was
+"""Infers from partitions and their lineage which operations had not finished when the database was
 lost. Pure.
 
     no parent sealed                    CANCELED: the children are sealed and never opened
@@ -7,8 +7,8 @@ lost. Pure.
     all parents sealed                  DONE
 
 Invariants
-    At most one operation runs on a subject.
-    Each operation in FENCE has its own row, so that the running operation opens only its own
+    At most one operation is running on a subject.
+    Each operation in FENCE has a row of its own, so that the running operation opens only its own
     children.
 """
 
@@ -27,23 +27,23 @@ from .rows import RebuiltOperation, RebuiltPartition
 
 SEALED = PartitionState.SEALED
 NO_PARENT = 0
-"""Placeholder id for the parent of a partition without parents; real ids begin at 1."""
+"""Placeholder for the parent id of partitions without parents; real ids start at 1."""
 
 
 def expire_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]) -> None:
     """
-    Mark the children of canceled operations as EXPIRED: they were never opened.
+    Mark the children of canceled operations as EXPIRED, because they were never opened.
 
-    A child belongs to a canceled operation if it has no children, is unused, and one of these
-    holds:
+    A child belongs to a canceled operation if it has no children, is unused, and one of the
+    following is true:
 
-    - It is sealed and empty. A partition that was sealed in order to be continued has children,
-      because these are hosted before the seal.
+    - It is sealed and empty. A partition that was sealed in order to be continued would have
+      children, because these are hosted before the seal.
     - A newer partition has the same parent and an overlapping range. Only one operation runs at a
-      time, and none begins on a parent whose children were opened.
+      time, and none begins on a parent whose children have been opened.
 
-    Partitions of a creation have no parents. If two of them share a range, the older one was
-    abandoned on a silent broker.
+    The partitions of a new subject have no parents. If two of them have the same range, the older
+    one was abandoned on a silent broker.
     """
     continued_ids = {parent for row in rows.values() for parent in row.partition.parents}
     used_ids = {status.partition_id for status in statuses if is_used(status)}
@@ -65,15 +65,15 @@ def expire_canceled(statuses: Sequence[PartitionStatus], rows: dict[int, Rebuilt
 
 
 def is_used(status: PartitionStatus) -> bool:
-    """Return whether a partition was opened: it has messages, or a consumer has acquired it. That
-    its broker knows groups does not prove it.
+    """Return True if a partition has been opened, which is the case if it has messages or a
+    consumer has acquired it. The fact that its broker knows groups proves nothing.
     """
     return status.next_offset > 0 or any(group.token for group in status.groups)
 
 
 def cancel_operation(rows: dict[int, RebuiltPartition]) -> RebuiltOperation | None:
-    """Return an operation that seals the EXPIRED children, to which a producer with an old route
-    could still append; None if there are none.
+    """Return an operation that seals the EXPIRED children, because a producer with an outdated
+    route could still append to them. Return None if there are no such children.
     """
     steps = {
         partition_id: (StepAction.SEAL, row.end_offset is not None)
@@ -87,12 +87,12 @@ def infer_unfinished_operations(
     hosted_statuses: Sequence[PartitionStatus], rows: dict[int, RebuiltPartition]
 ) -> tuple[list[RebuiltOperation], RebuiltOperation | None]:
     """
-    Infer the unfinished operations, and set the states of their partitions in `rows`.
+    Infer the unfinished operations and set the states of their partitions in `rows`.
 
     A child counts as opened if it has messages, was acquired by a group, or has children.
 
     Returns:
-        The operations in FENCE, and the running operation or None.
+        The operations in FENCE, and the running operation, if any.
     """
     statuses = {status.partition_id: status for status in hosted_statuses}
     opened_ids: set[int] = {parent for row in rows.values() for parent in row.partition.parents}
@@ -138,8 +138,8 @@ def _set_states(
     parents: Collection[int],
     children: Collection[int] = (),
 ) -> None:
-    """Set the states of an operation's parents and children to those that belong to the operation's
-    state.
+    """Set the states of an operation's parents and children according to the state of the
+    operation.
     """
     for partition_id in parents:
         set_state(rows, partition_id, RULES[state].parent_state)
@@ -154,7 +154,7 @@ def set_state(rows: dict[int, RebuiltPartition], partition_id: int, state: Parti
 
 
 def _group_by_operation(rows: dict[int, RebuiltPartition]) -> list[tuple[set[int], set[int]]]:
-    """Return (parent ids, child ids) for each operation; children that share a parent belong to the
+    """Return (parent ids, child ids) for each operation. Children that share a parent belong to the
     same operation.
     """
     generations: list[tuple[set[int], set[int]]] = []

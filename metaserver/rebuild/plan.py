@@ -1,17 +1,18 @@
-"""Plans the rows of a lost database from the brokers' facts: routes, lineage, groups, tokens,
-operations. Pure.
+"""Plans the rows of a lost database from the data of the brokers: routes, lineage, groups, tokens
+and operations. Pure.
 
     every broker's partitions ──▶ subjects, states, unfinished operations ──▶ rows, or problems
 
 Invariants
-    No fact on which order depends is guessed. The rebuild is refused if a parent is missing, a
-    route has a gap, or a broker group has two data folders.
+    Nothing that affects the order of messages is guessed. The rebuild is refused if a parent is
+    missing, a route has a gap, or a broker group has two data folders.
     A group counts as having drained a partition only if it has drained the partition's parents.
-    Every future token is above every fence, and above every granted token that has not reached a
-    broker.
-    An operation without a sealed parent is canceled, and its children are sealed at
-    their brokers. An operation with a sealed parent continues.
-    A subject is not restored if a broker has dropped partitions of it: its deletion continues.
+    Every future token is higher than every fence, and higher than every granted token that has not
+    reached a broker.
+    An operation without any sealed parent is canceled, and its children are sealed by their
+    brokers. An operation with a sealed parent continues.
+    A subject is not restored if a broker has dropped some of its partitions; its deletion
+    continues.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ from .rows import (
 
 NO_OPTIONS = RebuildOptions()
 TOKENS_BETWEEN = 1_000_000
-"""Distance of the next token from the highest one at a broker: more than the number of tokens that
-can have been granted without reaching a broker.
+"""Difference between the next token and the highest one at a broker. It exceeds the number of
+tokens that can have been granted without reaching a broker.
 """
 PROBLEMS_LISTED_MAX = 20
 
@@ -68,11 +69,11 @@ def plan_rebuild(
     sources: Sequence[BrokerSource], options: RebuildOptions = NO_OPTIONS
 ) -> RebuiltCluster:
     """
-    Plan the rows of a database that matches these brokers.
+    Plan the rows of a database that matches the given brokers.
 
     Raises:
-        InvalidRequestError: the name of a gone broker group is not valid; or the brokers contradict
-            each other, or brokers are missing, and the text lists the problems.
+        InvalidRequestError: the name of a gone broker group is invalid; or the brokers contradict
+            each other or some are missing, in which case the message lists the problems.
     """
     for name in options.gone:
         check_name("broker group", name)
@@ -122,8 +123,8 @@ def plan_rebuild(
 
 
 def _collect_dropped_ids(sources: Sequence[BrokerSource]) -> dict[str, int]:
-    """Return subject → the highest partition id up to which brokers have dropped partitions of
-    it.
+    """Return a dict that maps each subject to the highest partition id up to which brokers have
+    dropped its partitions.
     """
     dropped_ids: dict[str, int] = {}
     for source in sources:
@@ -135,7 +136,7 @@ def _collect_dropped_ids(sources: Sequence[BrokerSource]) -> dict[str, int]:
 def _plan_deleted_subject(
     name: str, statuses: Sequence[PartitionStatus], last_id: int
 ) -> RebuiltSubject:
-    """Plan the rest of a deleted subject, which its brokers must still drop. Raises
+    """Plan what is left of a deleted subject, which its brokers must still drop. Raises
     InvalidRequestError.
     """
     later_ids = [status.partition_id for status in statuses if status.partition_id > last_id]
@@ -175,7 +176,7 @@ def _describe_missing_parent(status: PartitionStatus, parent: int) -> str:
 
 
 def _find_contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
-    """Yield a problem for each contradiction between the brokers' replies."""
+    """Yield a description of each contradiction between the brokers' replies."""
     group_hosts: dict[str, str] = {}
     folders: dict[str, str] = {}
     partition_hosts: dict[int, str] = {}
@@ -207,7 +208,7 @@ def _find_contradictions(sources: Sequence[BrokerSource]) -> Iterable[str]:
 def _plan_subject(
     name: str, hosted_statuses: Sequence[PartitionStatus], options: RebuildOptions, last_id: int
 ) -> RebuiltSubject:
-    """Plan a live subject; a publication has replaced its partitions up to `last_id`. Raises
+    """Plan a live subject. A publication has replaced its partitions up to `last_id`. Raises
     InvalidRequestError.
     """
     replaced_partitions = build_replaced_rows(hosted_statuses, last_id)
@@ -260,8 +261,8 @@ def _plan_subject(
     subject.partitions += replaced_partitions
     parents = _blocking_parents(subject)
     for group in subject.groups:
-        # Frozen partitions stay drained even if an ancestor was reset later: an owner could no
-        # longer take over anything there.
+        # Frozen partitions remain drained even if an ancestor was reset later, because an owner
+        # could no longer take over anything there.
         blocking_parents = parents | dict.fromkeys(group.frozen_ids, frozenset[int]())
         group.drained_ids = set(drained_after_parents(group.drained_ids, blocking_parents))
     if subject.static:
@@ -279,13 +280,14 @@ def _set_settings(
     subject: RebuiltSubject, rows: dict[int, RebuiltPartition], facts: dict[int, HostPartition]
 ) -> None:
     """
-    Give the subject the settings of its newest partitions; older ones keep earlier settings.
+    Give the subject the settings of its newest partitions. Older partitions may have earlier
+    settings.
 
-    An unfinished change of settings is ignored: the settings are those of the partitions that it
+    An unfinished change of settings is ignored: the settings are taken from the partitions that it
     has not replaced yet.
 
     Raises:
-        InvalidRequestError: the partitions do not agree.
+        InvalidRequestError: the partitions have conflicting settings.
     """
 
     def differs_from_parents(partition: Partition) -> bool:
@@ -334,8 +336,8 @@ def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
     """
     Return the consumer groups with their tokens and drained partitions.
 
-    Here a sealed partition counts as drained if the cursor is at its end; the caller also checks
-    its parents.
+    A sealed partition counts as drained if the cursor is at its end; it is up to the caller to
+    check its parents.
     """
     groups: dict[str, RebuiltGroup] = {}
     for status in statuses:
@@ -359,8 +361,8 @@ def _build_groups(statuses: Sequence[PartitionStatus]) -> list[RebuiltGroup]:
 
 
 def _blocking_parents(subject: RebuiltSubject) -> dict[int, frozenset[int]]:
-    """Return partition id → ids of its parents, with the parents of a lost parent instead of that
-    parent.
+    """Return a dict that maps each partition id to the ids of its parents, in which a lost parent
+    is replaced by its own parents.
     """
     rows = {int(row.partition.partition_id): row for row in subject.partitions}
     parents = {number: row.partition.parents for number, row in rows.items()}
@@ -373,18 +375,18 @@ def _set_logic_starts(
     rows: dict[int, RebuiltPartition], all_rows: Sequence[RebuiltPartition]
 ) -> None:
     """
-    Set the logic starts of a static subject's partitions: the parent's end, or an offset above the
-    parent's loss.
+    Set the logic starts of a static subject's partitions. Each is the end of the parent, or an
+    offset above the loss of the parent.
 
-    A child with another queue than its parent begins a new queue, at 0. A parent has a lower id
-    than its children, so its own logic start is set first.
+    A child whose queue differs from that of its parent begins a new queue, at 0. A parent has a
+    lower id than its children, so its own logic start is set first.
 
     Args:
-        rows: partition id → row, for the partitions that brokers have.
+        rows: maps the id of each partition that brokers have to its row.
         all_rows: these rows and those of gone partitions.
 
     Raises:
-        InvalidRequestError: there are no logic offsets above a loss.
+        InvalidRequestError: there are no logic offsets left above a loss.
     """
     rows_by_id = {row.partition.partition_id: row for row in all_rows}
     for _, row in sorted(rows.items()):
@@ -402,7 +404,7 @@ def _set_logic_starts(
 
 
 def _covers_every_range(subject: RebuiltSubject) -> bool:
-    """Return whether the open partitions cover every logical partition once."""
+    """Return True if the open partitions cover every logical partition exactly once."""
     route = Route(
         subject=subject.name,  # type: ignore[arg-type]
         version=1,  # type: ignore[arg-type]
@@ -421,8 +423,8 @@ def _continue_creation(subject: RebuiltSubject, statuses: Sequence[PartitionStat
     Plan the missing partitions of an unfinished creation.
 
     Returns:
-        False if there is no unfinished creation, because the subject was in use or no partition is
-        missing.
+        False if there is no unfinished creation, because the subject has been used or no partition
+        is missing.
     """
     ranges = split_ranges(subject.partitions_wanted)
     hosted_ranges = {

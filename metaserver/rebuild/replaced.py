@@ -1,4 +1,4 @@
-"""Decides which partitions a publication has replaced, from those that brokers have dropped. Pure.
+"""Infers which partitions a publication has replaced from those that brokers have dropped. Pure.
 
 The partitions that brokers have dropped show which hidden subjects were published:
 
@@ -25,8 +25,8 @@ from .rows import RebuiltPartition
 
 
 def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
-    """Return whether a subject still exists, in partitions that continue the dropped ones: those up
-    to `last_id`.
+    """Return True if a subject still exists in partitions that continue the dropped ones, which are
+    those up to `last_id`.
     """
     return any(
         status.partition_id > last_id
@@ -38,7 +38,7 @@ def was_replaced(statuses: Sequence[PartitionStatus], last_id: int) -> bool:
 def build_replaced_rows(
     statuses: Sequence[PartitionStatus], last_id: int
 ) -> list[RebuiltPartition]:
-    """Return the rows of partitions that a publication has replaced, but that brokers have not
+    """Return the rows of partitions that a publication has replaced but that brokers have not
     dropped yet.
     """
     return [
@@ -54,7 +54,7 @@ def build_replaced_rows(
 
 
 def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list[PartitionStatus]:
-    """Return the partitions above `last_id`, without the parents that were dropped."""
+    """Return the partitions above `last_id`, with dropped parents removed."""
     by_id = {status.partition_id: status for status in statuses}
     return [
         _with_parents(
@@ -72,10 +72,10 @@ def remaining_lineage(statuses: Sequence[PartitionStatus], last_id: int) -> list
 
 def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, PartitionStatus]) -> bool:
     """
-    Return whether a parent that no broker has belonged to a deleted hidden subject.
+    Return True if a parent that no broker has belonged to a deleted hidden subject.
 
-    This is inferred if a partition's other parents cover its whole range: then the missing parent
-    is the hidden one of a cut.
+    This is inferred if a partition's other parents cover its whole range, because the missing
+    parent must then be the hidden one of a cut.
     """
     if status.facts is None:
         return False
@@ -91,8 +91,8 @@ def is_dropped(parent: int, status: PartitionStatus, by_id: Mapping[int, Partiti
 
 
 def unpublished_partitions(statuses: Sequence[PartitionStatus]) -> set[int]:
-    """Return the ids of unpublished hidden partitions: other partitions continue them, and their
-    own parents still exist.
+    """Return the ids of unpublished hidden partitions, which are those that other partitions
+    continue and whose own parents still exist.
     """
     existing_ids = {status.partition_id for status in statuses}
     continued_ids = {parent for status in statuses for parent in status_parents(status)}
@@ -116,7 +116,7 @@ def exclude_partitions(statuses: Sequence[PartitionStatus], ids: set[int]) -> li
 
 
 def status_parents(status: PartitionStatus) -> tuple[PartitionId, ...]:
-    """Return the ids of a partition's parents, as far as its broker described the partition."""
+    """Return the ids of a partition's parents, or as many as its broker has reported."""
     return () if status.facts is None else status.facts.partition.parents
 
 

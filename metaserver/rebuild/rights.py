@@ -1,9 +1,9 @@
-"""Copies tokens, grants and quotas from a backup or another database into a rebuilt one. SQL,
-synchronous.
+"""Copies tokens, grants and quotas from a backup or another database into a rebuilt one. Runs SQL
+synchronously.
 
 Invariants
-    Earlier capabilities become invalid, because every principal counts as changed now.
-    A running metaserver notices the rows, because the version of the access state rises.
+    Earlier capabilities become invalid, because every principal is marked as changed.
+    A running metaserver notices the rows, because the version of the access state increases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ RIGHTS = (access_principals, access_tokens, access_grants, access_quotas, name_l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedRights:
-    """Rows of these tables from a backup or another database; rows of other tables are ignored."""
+    """Rows of these tables, taken from a backup or another database. Rows of other tables are
+    ignored.
+    """
 
     rows: Sequence[tuple[str, dict[str, Any]]]
 
@@ -37,7 +39,7 @@ class ImportedRights:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that were not revoked."""
+        """Number of tokens that have not been revoked."""
         return sum(not row["revoked_at"] for row in self.of(access_tokens))
 
     @property
@@ -54,7 +56,7 @@ class ImportedRights:
 
 
 def check_no_rights(connection: Connection) -> None:
-    """Check that the database has no rights, because copied ones would mix with them. Raises
+    """Check that the database has no rights, because copied rights would mix with them. Raises
     ConfigError.
     """
     for table in RIGHTS:
@@ -71,7 +73,7 @@ def store_rights(connection: Connection, rights: ImportedRights, *, now_ms: int)
     Store tokens, grants and quotas.
 
     Args:
-        now_ms: the current time, milliseconds since 1970.
+        now_ms: the current time, in milliseconds since 1970.
 
     Raises:
         ConfigError

@@ -1,5 +1,5 @@
-"""The rows of a rebuilt database: subjects, partitions, groups and operations, with the brokers'
-ids. Pure.
+"""Defines the rows of a rebuilt database: subjects, partitions, groups and operations, with the ids
+known to the brokers. Pure.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class BrokerSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildOptions:
-    """An operator's statements about brokers that take no part in the rebuild."""
+    """What the operator states about brokers that do not take part in the rebuild."""
 
     complete: bool = False
     """
     True if every broker takes part.
 
-    Then an unused subject with partitions that no broker hosts is an unfinished creation, which
-    continues.
+    In this case, an unused subject with partitions that no broker hosts is treated as an unfinished
+    creation, which continues.
     """
     gone: Sequence[str] = ()
     """Names of broker groups that no longer exist."""
     lose_unread: bool = False
-    """True to give up messages on gone broker groups that consumer groups may not have read."""
+    """True to give up messages on gone broker groups that consumer groups may not have read yet."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class RebuiltPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuiltOperation:
-    """An unfinished operation; `steps` maps partition id → (action, done)."""
+    """An unfinished operation. `steps` maps each partition id to (action, done)."""
 
     state: OperationState
     steps: dict[int, tuple[StepAction, bool]]
@@ -60,7 +60,7 @@ class RebuiltOperation:
 
 @dataclass(slots=True, kw_only=True)
 class RebuiltGroup:
-    """The row of a consumer group; `tokens` maps partition id → token."""
+    """The row of a consumer group. `tokens` maps each partition id to its token."""
 
     name: str
     last_token: int = 0
@@ -69,14 +69,14 @@ class RebuiltGroup:
     parked_ids: set[int] = field(default_factory=set)
     """Ids of partitions on which the group has parked messages."""
     frozen_ids: set[int] = field(default_factory=set)
-    """Ids of partitions whose children have begun to adopt the parked messages, after the group had
+    """Ids of partitions whose children have begun to adopt the parked messages after the group had
     drained these partitions and their ancestors.
     """
     strategy: ConsumeStrategy = ConsumeStrategy.EXCLUSIVE
-    """The consume strategy under which the highest token was acquired."""
+    """The consume strategy with which the highest token was acquired."""
     ttl_ms: int = 0
-    """Longest session ttl, in milliseconds, that its brokers know: for this time an earlier session
-    may still handle messages.
+    """The longest session ttl known to its brokers, in milliseconds. An earlier session may
+    continue to handle messages for this long.
     """
 
 
@@ -103,8 +103,8 @@ class RebuiltSubject:
     operation: RebuiltOperation | None = None
     """The running operation, or None."""
     fences: list[RebuiltOperation] = field(default_factory=list)
-    """Operations in FENCE: the route has changed, and an abandoned parent is sealed when its broker
-    returns.
+    """Operations in FENCE, whose route has changed and whose abandoned parents are sealed when
+    their brokers return.
     """
     canceled_operation: RebuiltOperation | None = None
     """The operation that seals the children of canceled operations, or None."""
@@ -117,7 +117,7 @@ class RebuiltSubject:
     continues.
     """
     tokens_above: int = 0
-    """Brokers refuse tokens of deleted groups up to this one."""
+    """Brokers refuse the tokens of deleted groups up to this one."""
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
@@ -128,4 +128,4 @@ class RebuiltCluster:
     sources: Sequence[BrokerSource]
     subjects: Sequence[RebuiltSubject]
     dropped_id: int = 0
-    """Highest id of a dropped partition; later partitions get higher ids."""
+    """The highest id of a dropped partition; new partitions get higher ids."""

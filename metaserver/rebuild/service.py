@@ -1,5 +1,5 @@
 """Rebuilds a lost database: asks the named brokers for their partitions, plans the rows, and writes
-them. Network I/O around `plan.py`.
+them. Does network I/O and runs SQL.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ async def rebuild_database(
     rights: ImportedRights | None = None,
 ) -> RebuiltCluster:
     """
-    Fill an empty database with the facts that these brokers keep.
+    Fill an empty database with the data that these brokers store.
 
-    Route versions start at this machine's wall-clock time in milliseconds. That is above every
-    version that clients know, because versions count from 1. Order does not depend on the clock: a
-    client with a higher version keeps its old route, and brokers refuse requests for partitions
-    that are sealed or that they do not have.
+    Route versions start at the current wall-clock time of this machine in milliseconds. This is
+    higher than every version that clients know, because versions count from 1. The order of
+    messages does not depend on the clock: a client with a higher version keeps its old route, and
+    brokers refuse requests for partitions that are sealed or that they do not have.
 
     Args:
-        brokers: the address of every broker, host:port.
-        options: the operator's statements about brokers that are not named.
-        rights: tokens, grants and quotas to store, because brokers do not have them; None: none.
+        brokers: the address of every broker, as `host:port`.
+        options: what the operator states about brokers that are not in `brokers`.
+        rights: tokens, grants and quotas to store, which brokers do not have; None stores none.
 
     Raises:
         ConfigError: the database is not empty.
         UnauthenticatedError: a broker has access control, and the network has none of the tokens in
-            its settings.
-        InvalidRequestError: the name of a gone broker group is not valid, the brokers contradict
-            each other, or brokers are missing.
+            the settings of the broker.
+        InvalidRequestError: the name of a gone broker group is invalid, the brokers contradict each
+            other, or some brokers are missing.
         UnreachableError: a broker does not respond.
         DataFolderError, StorageError
     """
@@ -73,7 +73,8 @@ async def rebuild_database(
             await database.read(check_no_rights)
         addresses = list(dict.fromkeys(brokers))
         if isinstance(network, KnowsMetaservers):
-            # No metaserver issues capabilities now, so brokers are sent the token itself.
+            # No metaserver can issue capabilities at this point, so brokers are sent the token
+            # itself.
             network.add_metaservers(addresses)
         hosted_lists = await asyncio.gather(
             *(_read_hosted(network, address) for address in addresses)
@@ -109,7 +110,8 @@ async def _read_hosted(network: Network, address: str) -> PartitionStatusList:
 
 def read_rights_file(settings: MetaserverSettings, content: bytes, path: str) -> ImportedRights:
     """
-    Return the rights in a file of `keylane meta backup`; `settings` are those of the rebuild.
+    Return the rights in a file written by `keylane meta backup`. `settings` are those of the
+    rebuild.
 
     Raises:
         ConfigError: the file is damaged, or has another version.

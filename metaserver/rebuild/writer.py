@@ -1,10 +1,10 @@
-"""Writes a rebuilt cluster into an empty database. SQL, synchronous.
+"""Writes a rebuilt cluster into an empty database. Runs SQL synchronously.
 
 Invariants
     A database that has a subject is not changed.
     All rows are written in one transaction.
     No partition is granted before all earlier sessions have expired by their own clocks, because
-    their consumers may handle messages until then.
+    their consumers may still handle messages until then.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ from .rows import GonePartition, RebuiltCluster, RebuiltGroup, RebuiltOperation,
 
 def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_version: int) -> None:
     """
-    Write all rows of a rebuilt cluster; brokers count as silent until their next reports.
+    Write all rows of a rebuilt cluster. Brokers count as silent until their next reports.
 
     Args:
-        route_version: the version of every route, above every version that clients know.
+        route_version: the version of every route, which must be higher than every version that
+            clients know.
 
     Raises:
         ConfigError: the database is not empty.
@@ -86,14 +87,14 @@ def store_rebuilt(connection: Connection, cluster: RebuiltCluster, *, route_vers
             plan_removals(connection, partitions.c.partition_id.in_(replaced_ids))
         for group in subject.groups:
             _store_group(connection, ids[subject.name], group, subject.gone)
-        # The running operation gets the highest id, because it is the subject's latest one.
+        # The running operation gets the highest id, because it is the latest one of the subject.
         for operation in (subject.canceled_operation, *subject.fences, subject.operation):
             if operation is not None:
                 _store_operation(connection, ids[subject.name], operation)
 
 
 def check_empty(connection: Connection) -> None:
-    """Check that the database has no subject; it may have brokers. Raises ConfigError."""
+    """Check that the database has no subjects; it may have brokers. Raises ConfigError."""
     count = connection.execute(sa.select(sa.func.count()).select_from(subjects)).scalar_one()
     if count:
         raise ConfigError(
@@ -120,8 +121,8 @@ def _store_subject(connection: Connection, subject: RebuiltSubject, route_versio
 
 
 def _store_partitions(connection: Connection, cluster: RebuiltCluster, ids: dict[str, int]) -> None:
-    """Insert the partitions. Those with ids come first, so that the database assigns higher ids to
-    the others.
+    """Insert the partitions. Those that already have ids come first, so that the database assigns
+    higher ids to the others.
     """
     numbered_rows: list[dict[str, Any]] = []
     unnumbered_rows: list[dict[str, Any]] = []

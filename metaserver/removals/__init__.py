@@ -1,3 +1,3 @@
-"""Deletes subjects and consumer groups: brokers drop partitions and forget groups, and then the
+"""Deletes subjects and consumer groups: brokers drop partitions and forget groups, after which the
 rows are deleted.
 """

@@ -1,9 +1,10 @@
-"""Begins the deletion of a subject or a consumer group, and reports its progress. SQL, synchronous.
+"""Begins the deletion of a subject or a consumer group, and reports its progress. Runs SQL
+synchronously.
 
 Invariants
-    One transaction stores the mark, ends the sessions, and journals the removals for brokers. After
-    it no session begins, no route is returned, and the group is not announced to brokers.
-    A later group of the same name gets tokens above all those of the deleted group.
+    A single transaction stores the mark, ends the sessions, and journals the removals for brokers.
+    After it, no session begins, no route is returned, and the group is not announced to brokers.
+    A later group with the same name gets higher tokens than the deleted group had.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..sql.schema import groups, leases, operations, partitions, sessions, subje
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BegunDeletion:
-    """A deletion that this call or an earlier one has begun."""
+    """A deletion begun by this call or by an earlier one."""
 
     subject_id: int
     group_id: int = 0
@@ -47,7 +48,7 @@ def begin_subject_deletion(
     connection: Connection, name: str, request: DeleteSubject
 ) -> BegunDeletion:
     """
-    Mark a subject as being deleted. Does nothing if it is marked already, or if the subject with
+    Mark a subject as being deleted. Does nothing if it is already marked, or if the subject with
     the id `request.subject_id` no longer exists.
 
     Raises:
@@ -67,7 +68,7 @@ def begin_subject_deletion(
     if row.deleting:
         finish_deletions(connection)  # brokers may have nothing left
         return BegunDeletion(subject_id=row.subject_id)
-    # While a target is being cut, brokers are sent the hidden partitions as parents.
+    # While a target is being cut, its brokers are sent the hidden partitions as parents.
     target = sa.select(subjects.c.subject_id).where(subjects.c.name == row.hidden_for)
     unfinished_query = sa.select(operations.c.operation_id).where(
         sa.or_(
@@ -95,7 +96,7 @@ def begin_subject_deletion(
     deletion_columns = {"deleting": True, "route_version": subjects.c.route_version + 1}
     connection.execute(sa.update(subjects).where(this_subject).values(deletion_columns))
     is_partition = partitions.c.subject_id == row.subject_id
-    # The data folder of a lost partition is refused, so it never serves the partition again.
+    # The data folder of a lost partition is refused, so it will never serve the partition again.
     plan_removals(connection, sa.and_(is_partition, sa.not_(partitions.c.lost)))
     expired_column = {"state": PartitionState.EXPIRED}
     connection.execute(sa.update(partitions).where(is_partition).values(expired_column))
@@ -108,7 +109,7 @@ def begin_group_deletion(
     connection: Connection, subject: str, group: str, request: DeleteGroup
 ) -> BegunDeletion:
     """
-    Mark a consumer group as being deleted. Does nothing if it is marked already, or if the group
+    Mark a consumer group as being deleted. Does nothing if it is already marked, or if the group
     with the id `request.group_id` no longer exists.
 
     Raises:

@@ -1,11 +1,11 @@
-"""Deletes subjects and consumer groups: asks brokers to drop and forget, then ends the deletions.
-Network I/O around SQL.
+"""Deletes subjects and consumer groups: asks brokers to drop partitions and forget groups, then
+completes the deletions. Does network I/O and runs SQL.
 
     delete ─▶ marked and journaled ─▶ request to every broker ─▶ stored; at the end, rows deleted
                                           ▲        │ a broker is silent, or this process ends
                                           └────────┘ a periodic task of any metaserver retries
 
-Every step is idempotent: brokers and SQL change nothing the second time.
+Every step is idempotent: repeating it has no effect, neither at brokers nor in SQL.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ D = TypeVar("D", SubjectDeletion, GroupDeletion)
 
 CALL_TIMEOUT_MS = 2_000
 REMOVALS_MAX = 1_024
-"""Most removals in one batch; the next batch starts after them even if they were not done."""
+"""Maximum number of removals in one batch; the next batch starts after them, even if they could not
+be carried out.
+"""
 RETRY_PAUSE_S = 1.0
-"""Pause, in seconds, after a run in which a broker refused or was silent."""
+"""Pause, in seconds, after a run in which a broker refused a request or was silent."""
 
 
 class RemovalService:
@@ -65,7 +67,7 @@ class RemovalService:
 
     Args:
         after_step: called with the name of each finished step: marked, asked (brokers have done
-            their part, but SQL has not recorded it yet), removed.
+            their part, but this has not been recorded in SQL yet), removed.
     """
 
     def __init__(
@@ -84,15 +86,17 @@ class RemovalService:
         self._after_step = after_step
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._problems: dict[tuple[int, int], str] = {}
-        """(subject id, group id) → why a broker has not done its part in the last run."""
+        """Maps (subject id, group id) to the reason why a broker did not do its part in the last
+        run.
+        """
         self._next_run_s = 0.0
-        """Earliest time of the next run, in seconds of the event loop's clock, so that a broker
-        that refused gets a pause.
+        """Earliest time of the next run, in seconds on the event loop's clock. It gives a broker
+        that refused a request a pause.
         """
 
     async def delete_subject(self, name: str, request: DeleteSubject) -> SubjectDeletion:
         """
-        Delete a subject; returns the progress after one request to every broker.
+        Delete a subject. Return the progress after one request to every broker.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, BusyError: nothing was changed.
@@ -105,7 +109,7 @@ class RemovalService:
 
     async def delete_group(self, subject: str, group: str, request: DeleteGroup) -> GroupDeletion:
         """
-        Delete a consumer group; returns the progress after one request to every broker.
+        Delete a consumer group. Return the progress after one request to every broker.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, SubjectDeletedError, GroupUnknownError,
@@ -117,25 +121,27 @@ class RemovalService:
         return self._add_problem(view, deletion)
 
     async def _end_sessions_and_ask(self, deletion: BegunDeletion, why: str) -> None:
-        """End the deletion's sessions for a reason, and ask brokers once for all removals."""
+        """End the sessions of a deletion, giving the reason `why`, and ask brokers once for all
+        removals.
+        """
         self._after_step("marked")
         self._groups.end_sessions(deletion.ended_sessions, why=why)
         await self._ask_brokers()
 
     def _add_problem(self, view: D, deletion: BegunDeletion) -> D:
-        """Add to the view why a broker has not done its part."""
+        """Add to the view the reason why a broker has not done its part."""
         key = deletion.subject_id, deletion.group_id
         return replace(view, problem=self._problems.get(key, "") if view.left else "")
 
     async def run_once(self) -> None:
-        """Ask brokers for the pending removals, unless it is too early to retry. Raises
+        """Ask brokers to carry out the pending removals, unless it is too early to retry. Raises
         StorageError.
         """
         if asyncio.get_running_loop().time() >= self._next_run_s:
             await self._ask_brokers()
 
     async def _ask_brokers(self) -> None:
-        """Ask brokers for all pending removals, and record those that are done."""
+        """Ask brokers to carry out all pending removals and record those that are done."""
         self._problems.clear()
         last_key: Removal = (0, 0)
         while pending_batch := await self._database.read(
@@ -160,7 +166,7 @@ class RemovalService:
         )
 
     async def _send_removal(self, removal: PendingRemoval) -> int | None:
-        """Ask a broker to drop a partition or forget a group; returns the highest token that the
+        """Ask a broker to drop a partition or forget a group. Return the highest token that the
         broker now refuses, or None if it has not done its part.
         """
         if removal.is_obsolete:
@@ -187,7 +193,7 @@ class RemovalService:
             except KeylaneError as error:
                 is_absent = isinstance(error, PartitionUnknownError)
                 if is_absent and removal.state is not PartitionState.PLANNED:
-                    return removal.token  # without the partition it has nothing of the group
+                    return removal.token  # without the partition, it stores nothing about the group
                 problem = (
                     f"partition {removal.partition_id} on {removal.broker_group!r}: {error.message}"
                 )

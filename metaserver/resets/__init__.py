@@ -1,1 +1,1 @@
-"""Resets of a consumer group's cursors by an operator."""
+"""Resets the cursors of consumer groups on behalf of operators."""

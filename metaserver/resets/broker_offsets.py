@@ -1,4 +1,4 @@
-"""Asks brokers for the offsets of a partition and the progress of a group. Network I/O."""
+"""Asks brokers for the offsets of a partition and the progress of a group. Does network I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CALL_TIMEOUT_MS = 2_000
 
 
 def broker_at(network: Network, address: str | None, broker_group: str) -> BrokerClient:
-    """Return a client of a broker. Raises NotSentError if it is silent."""
+    """Return a client for a broker. Raises NotSentError if the broker is silent."""
     if address is None:
         raise NotSentError(f"broker group {broker_group!r} is silent")
     return BrokerClient(network, address, timeout_ms=CALL_TIMEOUT_MS)
@@ -27,7 +27,8 @@ async def read_offsets(
     Read the offsets of a partition from its broker.
 
     Args:
-        at_ms: also look up the first message stored at or after this time, milliseconds since 1970.
+        at_ms: also look up the first message stored at or after this time, in milliseconds since
+            1970.
 
     Raises:
         NotSentError: the broker does not respond; nothing was changed.

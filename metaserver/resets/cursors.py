@@ -1,16 +1,16 @@
-"""Computes the new cursor of each partition for a reset, and the order of setting them. Pure.
+"""Computes the new cursor of each partition for a reset, and the order in which they are set. Pure.
 
 Invariants
-    A group that handles a message again handles every later message of its queue again, in order:
-    if a partition is not acked to its end, its children begin at their first message, including
-    children that begin another queue.
-    An offset of a lost partition stands for the first message after the loss.
+    A group that handles a message again also handles every later message of its queue again, in
+    order. So if a partition is not fully acked, its children start at their first message,
+    including children that begin another queue.
+    An offset in a lost partition stands for the first message after the loss.
     A reset that has begun has a cursor for every remaining partition, because it can no longer be
     stopped.
-    A reset of one partition or queue sets only that one; the operator is responsible for the order
+    A reset of one partition or queue sets only that one. The operator is responsible for the order
     of keys that continue in others.
-    Children are set before their parents, so that an interrupted reset skips no message after a
-    repeated one.
+    Children are set before their parents, so that after an interrupted reset, no message is skipped
+    after a repeated one.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ PLACE_HINT = (
     "Nothing was changed. Give an offset from first_offset to next_offset, or reset to earliest, "
     "latest or a time."
 )
-"""Hint for an offset outside a queue or a partition; the error's default hint is for readers."""
+"""Hint for an offset outside a queue or partition; the error's default hint is meant for
+readers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
-    """The offsets of a partition at its broker, `[first_offset, next_offset)`."""
+    """The offsets of a partition at its broker, as `[first_offset, next_offset)`."""
 
     partition: Partition
     first_offset: int
     next_offset: int
     offset_at_time: int | None = None
-    """Offset of the first message at or after the requested time, if there is one."""
+    """Offset of the first message stored at or after the requested time, if there is one."""
     cursor: int | None = None
     """The group's current cursor; None if the broker does not know the group."""
     fence: int = 0
@@ -60,7 +62,7 @@ class PartitionOffsets:
 
     @property
     def is_drained(self) -> bool:
-        """True if the partition is sealed, and the group has acked it to its end."""
+        """True if the partition is sealed and the group has fully acked it."""
         return (
             self.partition.state is PartitionState.SEALED
             and self.current_offset >= self.next_offset
@@ -79,10 +81,10 @@ class PartitionOffsets:
 
 def check_request(request: ResetGroup, *, static: bool) -> None:
     """
-    Check that a request has exactly one meaning.
+    Check that a request is unambiguous.
 
     Raises:
-        InvalidRequestError: the text lists every problem.
+        InvalidRequestError: the message lists every problem.
     """
     problems = []
     if (request.to is ResetTo.OFFSET) != (request.offset is not None):
@@ -119,11 +121,12 @@ def compute_cursors(
     begun: bool = False,
 ) -> dict[int, int]:
     """
-    Return partition id → its new cursor.
+    Return a dict that maps each partition id to its new cursor.
 
     Args:
-        begun: True if some cursors may be set already. Then the nearest stored offset replaces one
-            that is no longer stored, and removed partitions are left out.
+        begun: True if some cursors may already have been set. In that case, an offset that is no
+            longer stored is replaced by the nearest one that is, and removed partitions are left
+            out.
 
     Raises:
         OffsetOutOfRangeError: the offset is not in the queue, or not in the partition.
@@ -160,7 +163,7 @@ def compute_cursors(
 def _queue_cursors(
     request: ResetGroup, all_offsets: Sequence[PartitionOffsets], begun: bool
 ) -> dict[int, int]:
-    """Return partition id → cursor for a request by queue."""
+    """Return a dict that maps each partition id to its cursor, for a request by queue."""
     cursors: dict[int, int] = {}
     for queue in sorted({offsets.partition.queue for offsets in all_offsets}):
         chain = [offsets for offsets in all_offsets if offsets.partition.queue == queue]
@@ -207,10 +210,10 @@ def _target_offset(
 
 def _clamp_to_queue(segments: Sequence[Segment], offset: int, begun: bool) -> int:
     """
-    Return a logic offset that the queue stores, or that it will assign next.
+    Return a logic offset that the queue stores or that it will assign next.
 
     Args:
-        begun: True if the reset has begun; then the nearest such offset is returned.
+        begun: True if the reset has begun, in which case the nearest such offset is returned.
 
     Raises:
         OffsetOutOfRangeError: the queue does not have the offset.
@@ -226,7 +229,7 @@ def _clamp_to_queue(segments: Sequence[Segment], offset: int, begun: bool) -> in
 
 
 def _clamp_to_partition(offsets: PartitionOffsets, offset: int, begun: bool) -> int:
-    """Do the same as `_clamp_to_queue` for an offset of one partition."""
+    """Like `_clamp_to_queue`, but for an offset in one partition."""
     low, high = offsets.first_offset, offsets.next_offset
     if begun:
         return min(max(offset, low), high)
@@ -258,7 +261,7 @@ def _physical_cursor(request: ResetGroup, offsets: PartitionOffsets, begun: bool
             return offsets.next_offset if offsets.offset_at_time is None else offsets.offset_at_time
         case ResetTo.SHIFT:
             assert request.shift is not None
-            if offsets.is_drained:  # its children are shifted, so that no message counts twice
+            if offsets.is_drained:  # its children are shifted, so that no message is counted twice
                 return offsets.next_offset
             return min(
                 max(offsets.current_offset + request.shift, offsets.first_offset),
@@ -273,7 +276,9 @@ def _physical_cursor(request: ResetGroup, offsets: PartitionOffsets, begun: bool
 
 
 def order_generations(partitions: Sequence[Partition]) -> list[list[int]]:
-    """Return the partition ids in groups, in the order of setting: children before parents."""
+    """Return the partition ids in groups, in the order in which they are set: children before
+    parents.
+    """
     depths: dict[int, int] = {}
     for partition in sorted(partitions, key=lambda partition: partition.partition_id):
         depths[partition.partition_id] = 1 + max(

@@ -1,5 +1,5 @@
-"""Resets a group's cursors while its consumers are alive: they first hand over all partitions, and
-then continue at the new cursors. Network I/O around SQL.
+"""Resets a group's cursors while it has live consumers: they first hand over all partitions, and
+then continue at the new cursors. Does network I/O and runs SQL.
 
     row ─▶ no session is granted anything, leases are withdrawn
         ─▶ all leases are handed over or expired
@@ -8,10 +8,10 @@ then continue at the new cursors. Network I/O around SQL.
     After a crash any metaserver continues.
 
 Invariants
-    Cursors are set while no session has a lease of the group; a late request of an earlier owner
-    has a token below the reset's.
-    Once the first cursor may be set, the group is granted nothing until all are set. If retention
-    removes messages meanwhile, the cursors are set to the nearest stored messages.
+    Cursors are set while no session of the group has a lease. A late request of an earlier owner
+    has a lower token than the reset.
+    Once the first cursor may have been set, the group is granted nothing until all are set. If
+    retention removes messages in the meantime, the cursors are set to the nearest stored messages.
 
 The rows of these resets:
 
@@ -21,10 +21,10 @@ The rows of these resets:
 Invariants
     A group has at most one row. While it has no answer, no session of the group is granted a
     partition.
-    A row that has begun is never abandoned or canceled: some metaserver stores its answer once all
-    cursors are set.
-    A canceled row stays until the next reset, so that a repeated cancellation, and a caller that
-    waits for the reset, get the outcome.
+    A reset that has begun is never abandoned or canceled: some metaserver stores its answer once
+    all cursors are set.
+    The row of a canceled reset is kept until the next reset, so that a repeated cancellation, and a
+    caller that is waiting for the reset, get the outcome.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from ..sql.schema import groups, live_resets, subjects
 from .service import ResetService
 
 _CANCELED = ""
-"""Value of the column `answer` of a canceled reset."""
+"""The value of the column `answer` for a canceled reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,12 @@ class LiveReset:
     group: str
     request: ResetGroup
     begun: bool
-    """True if some cursors may be set already."""
+    """True if some cursors may already have been set."""
     answer: GroupReset | None
-    """The new cursors, once all are set."""
+    """The new cursors, once all have been set."""
     canceled: bool
     owners: tuple[str, ...]
-    """Names of consumers that still hold partitions."""
+    """Names of the consumers that still hold partitions."""
 
 
 _lock_query = (
@@ -101,9 +101,9 @@ _pending_query = (
 
 def plan_live_reset(connection: Connection, group_id: int, request: ResetGroup) -> int:
     """
-    Begin to withdraw a group's partitions from its sessions; returns the reset id.
+    Begin to withdraw a group's partitions from its sessions. Return the id of the reset.
 
-    A repeat of a pending request returns the id of that reset.
+    If the same request is already pending, its id is returned.
 
     Raises:
         GroupUnknownError: the group was deleted.
@@ -141,15 +141,17 @@ _same_reset_query = (
 
 
 def find_same_reset(connection: Connection, subject: str, group: str, request: ResetGroup) -> int:
-    """Return the id of the pending reset that the same request has begun; 0 if there is none."""
+    """Return the id of the pending reset that an identical request has begun; 0 if there is
+    none.
+    """
     text = msgspec.json.encode(request).decode()
     parameters = {"of_subject": subject, "of_name": group, "of_ask": text}
     return connection.execute(_same_reset_query, parameters).scalar_one_or_none() or 0
 
 
 def read_live_reset(connection: Connection, reset_id: int) -> LiveReset | None:
-    """Return a reset; None if it was abandoned, if another reset followed its cancellation, or if
-    its group was deleted.
+    """Return a reset. Return None if it was abandoned, if its cancellation was followed by another
+    reset, or if its group was deleted.
     """
     row = connection.execute(_reset_query, {"of_reset": reset_id}).one_or_none()
     if row is None:
@@ -174,7 +176,7 @@ def pending_live_resets(connection: Connection) -> list[int]:
 
 
 def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> bool:
-    """Delete a reset, so that the group's sessions are granted partitions again; returns False if
+    """Delete a reset, so that the group's sessions can be granted partitions again. Return False if
     it has begun or has an answer.
     """
     connection.execute(_lock_query, {"of_group": group_id})
@@ -190,14 +192,15 @@ def abandon_live_reset(connection: Connection, reset_id: int, group_id: int) -> 
 
 def cancel_live_reset(connection: Connection, subject: str, group: str) -> tuple[int, ResetGroup]:
     """
-    Cancel a reset that still waits for the group's sessions; they are granted partitions again.
+    Cancel a reset that is still waiting for the group's sessions, which can then be granted
+    partitions again.
 
     Returns:
-        The group id, and the reset's request.
+        The id of the group, and the request that began the reset.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError
-        ConflictError: some cursors may be set already, or the group has no reset.
+        ConflictError: some cursors may already have been set, or the group has no reset.
     """
     group_id, _ = find_open_group(connection, subject, group)
     connection.execute(_lock_query, {"of_group": group_id})
@@ -236,7 +239,7 @@ log = logging.getLogger("keylane.metaserver")
 _RETRIED_REASONS = (Reason.GROUP_BUSY, Reason.RESET_UNFINISHED)
 """Reasons for which a live reset is retried."""
 CALL_TIMEOUT_MS = 20_000
-"""Milliseconds for which a call waits for its reset, which continues after that."""
+"""How long, in milliseconds, a call waits for its reset, which continues after that."""
 POLL_MS = 50
 """Pause, in milliseconds, between two checks of a waiting reset."""
 
@@ -247,7 +250,8 @@ class LiveResets:
 
     Args:
         resets: sets cursors.
-        settle: withdraws and grants the leases of a group, given its id, as the rules allow now.
+        settle: settles the leases of the group with the given id: withdraws and grants them
+            according to the current rules.
     """
 
     def __init__(
@@ -263,9 +267,9 @@ class LiveResets:
         self._settle = settle
         self._boot_ms = (clock or SystemClock()).boot_ms
         self._driven_ids: set[int] = set()
-        """Ids of resets that a call of this process drives."""
+        """Ids of the resets that are being driven by a call in this process."""
         self._logged_problems: dict[int, str] = {}
-        """Reset id → reason for waiting, as last logged; at most one entry."""
+        """Maps a reset id to the reason for waiting that was last logged; has at most one entry."""
 
     async def reset(self, subject: str, group: str, request: ResetGroup) -> GroupReset:
         """
@@ -273,14 +277,14 @@ class LiveResets:
 
         Raises:
             KeylaneError: any error of `ResetService.reset`.
-            UnfinishedError: a consumer has not handed over its partitions in time; the live reset
-                continues automatically.
+            UnfinishedError: a consumer did not hand over its partitions in time; the live reset
+                continues in the background.
             ConflictError: an operator has canceled the live reset.
         """
         if not request.live or request.dry_run:
             return await self._resets.reset(subject, group, request)
-        # A repeat of the request joins the pending reset, even if its plan would fail by now:
-        # another metaserver may be setting the cursors, and "nothing was done" would be wrong.
+        # A repeated request joins the pending reset, even if its plan would fail by now, because
+        # another metaserver may be setting the cursors, so "nothing was done" would be wrong.
         reset_id = await self._database.read(find_same_reset, subject, group, request)
         if not reset_id:
             try:
@@ -300,7 +304,7 @@ class LiveResets:
             self._driven_ids.discard(reset_id)
 
     async def _drive(self, reset_id: int) -> GroupReset:
-        """Advance a reset until it is done. Raises the reset's error, or UnfinishedError after
+        """Advance a reset until it is done. Raises any error of the reset, or UnfinishedError after
         CALL_TIMEOUT_MS.
         """
         deadline_ms = self._boot_ms() + CALL_TIMEOUT_MS
@@ -318,6 +322,9 @@ class LiveResets:
             await asyncio.sleep(POLL_MS / 1000)
 
     async def _read(self, reset_id: int) -> LiveReset:
+        """Return a reset. Raises UnfinishedError if it no longer exists, and ConflictError if it
+        was canceled.
+        """
         reset = await self._database.read(read_live_reset, reset_id)
         if reset is None:
             raise UnfinishedError(
@@ -331,11 +338,12 @@ class LiveResets:
 
     async def cancel(self, subject: str, group: str) -> CanceledReset:
         """
-        Cancel a reset that still waits for the group's consumers, which continue where they were.
+        Cancel a reset that is still waiting for the group's consumers, which continue where they
+        were.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, GroupUnknownError
-            ConflictError: some cursors may be set already, or the group has no reset.
+            ConflictError: some cursors may already have been set, or the group has no reset.
         """
         group_id, request = await self._database.write(cancel_live_reset, subject, group)
         await self._settle(group_id)
@@ -344,10 +352,11 @@ class LiveResets:
 
     async def _step(self, reset: LiveReset) -> str | None:
         """
-        Advance a reset as far as possible now; returns why it waits, or None if it may be done.
+        Advance a reset as far as currently possible. Return the reason why it is waiting, or None
+        if it may be done.
 
         Raises:
-            KeylaneError: the reset was abandoned, and nothing was changed.
+            KeylaneError: the reset was abandoned; nothing was changed.
         """
         await self._settle(reset.group_id)
         if reset.owners:
@@ -377,7 +386,7 @@ class LiveResets:
         return None
 
     async def resume(self) -> None:
-        """Continue resets whose metaserver has ended, or whose caller no longer waits."""
+        """Continue resets whose metaserver has stopped or whose caller is no longer waiting."""
         for reset_id in await self._database.read(pending_live_resets):
             reset = await self._database.read(read_live_reset, reset_id)
             is_done = reset is None or reset.canceled or reset.answer is not None

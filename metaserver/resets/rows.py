@@ -1,17 +1,18 @@
-"""Rows of a reset: its partitions, their new tokens, and which are drained afterwards. SQL,
-synchronous.
+"""Stores the rows of a reset: its partitions, their new tokens, and which of them are drained
+afterwards. Runs SQL synchronously.
 
 Invariants
-    A group with a live session is not reset, and no session begins during a reset. A live reset is
-    an exception: it begins once no session holds a lease, and while it is pending no session is
-    granted one.
-    A reset sets all partitions that the group could read when it began, except abandoned ones on
-    silent brokers. The reply lists these; they can be reset by id once their broker is back.
-    Rows of drained partitions are deleted before any cursor is set back, and inserted again after a
-    cursor was set to the end. Rows of a new group's start are deleted too: brokers refuse the token
-    of that cursor once they have seen the reset's.
-    An empty partition is always at its end, but counts as drained only if its parents are;
-    otherwise its children would be read too early.
+    A group with a live session is not reset, and no session begins during a reset. Live resets are
+    an exception: they begin once no session holds a lease, and no session is granted one while they
+    are pending.
+    A reset sets the cursors on all partitions that the group could read when it began, except
+    abandoned ones on silent brokers. The reply lists these; they can be reset by id once their
+    broker is back.
+    Rows of drained partitions are deleted before any cursor is set back, and are inserted again
+    after a cursor has been set to the end. Rows for the start of a new group are deleted too,
+    because brokers refuse the token of that cursor once they have seen the token of the reset.
+    The cursor on an empty partition is always at its end, but the partition counts as drained only
+    if its parents do. Otherwise its children would be read too early.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ from .cursors import check_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetScope:
-    """The group and the partitions that a reset concerns."""
+    """The group and the partitions that a reset affects."""
 
     group_id: int
     subject_id: int
@@ -70,15 +71,15 @@ class ResetScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     others: tuple[Partition, ...] = ()
-    """The subject's other partitions, if the reset concerns only a part of them."""
+    """The subject's other partitions, if the reset affects only some of them."""
     lineage: Mapping[PartitionId, tuple[PartitionId, ...]] = field(default_factory=dict)
-    """Partition id → its parents, including partitions whose data is gone; empty if the reset
-    concerns all partitions.
+    """Maps each partition id to its parents, including partitions whose data is gone. It is empty
+    if the reset affects all partitions.
     """
 
     def kept_children(self, partition: Partition) -> tuple[tuple[int, int], ...]:
         """
-        Return the ranges of a partition's nearest descendants that the reset does not change.
+        Return the ranges of the nearest descendants of a partition that the reset does not change.
 
         They may have adopted its parked messages through partitions that are reset too, or whose
         data is gone.
@@ -98,7 +99,7 @@ class ResetScope:
         return tuple(ranges)
 
     def kept_parents(self, partition: Partition) -> tuple[int, ...]:
-        """Return the ids of a partition's ancestors that the reset does not change."""
+        """Return the ids of those ancestors of a partition that the reset does not change."""
         other_ids = {each.partition_id for each in self.others}
         ancestors: set[PartitionId] = set()
         pending_ids = [partition.partition_id]
@@ -111,7 +112,7 @@ class ResetScope:
 
     @property
     def ids(self) -> list[int]:
-        """Sorted ids of the partitions to reset."""
+        """The ids of the partitions to reset, sorted."""
         return sorted(int(partition.partition_id) for partition in self.partitions)
 
 
@@ -122,7 +123,8 @@ def read_reset_scope(
     Return the partitions that a request selects.
 
     Args:
-        begun: True if some cursors may be set already, so that partitions may have expired since.
+        begun: True if some cursors may already have been set, in which case partitions may have
+            expired since then.
 
     Raises:
         InvalidRequestError, SubjectUnknownError, GroupUnknownError, NotFoundError,
@@ -179,9 +181,10 @@ def settable_partitions(
     partition_id: int | None = None,
 ) -> tuple[tuple[Partition, ...], tuple[Partition, ...]]:
     """
-    Return the selected partitions, by default all, and those that are left out.
+    Return the selected partitions, all by default, and those that are left out.
 
-    Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors count.
+    Parents whose data is gone are replaced by the nearest ancestors with data, whose cursors are
+    relevant instead.
     """
     abandoned_ids = set(connection.execute(_abandoned_query, {"of_subject": subject_id}).scalars())
     selected_partitions: list[Partition] = []
@@ -201,7 +204,7 @@ def settable_partitions(
 def _with_nearest_ancestors(
     connection: Connection, subject_id: int, served_partitions: Sequence[Partition]
 ) -> list[Partition]:
-    """Return the partitions, each with its nearest ancestors that have data as its parents."""
+    """Return the partitions with their parents replaced by the nearest ancestors that have data."""
     ids = {partition.partition_id for partition in served_partitions}
     if all(ids.issuperset(partition.parents) for partition in served_partitions):
         return list(served_partitions)
@@ -222,20 +225,21 @@ def begin_reset(
     reset_id: int = 0,
 ) -> dict[int, int] | None:
     """
-    Keep sessions from joining for `lease_ms`, and give each partition a token above all granted
-    ones.
+    Prevent sessions from joining for `lease_ms`, and give each partition a token higher than all
+    granted ones.
 
     Args:
-        fence: highest token that the brokers have seen, which is above the database's if this was
-            restored from a copy.
-        reset_id: id of the live reset, or 0.
+        fence: highest token that the brokers have seen; it exceeds those in the database if the
+            database was restored from a copy.
+        reset_id: id of the live reset; 0 if this is not a live reset.
 
     Returns:
-        Partition id → token; None if the scope has changed, so that the caller must plan again.
+        A dict that maps each partition id to its token; None if the scope has changed, so that the
+        caller must plan again.
 
     Raises:
         BusyError: the group has live sessions or, for a live reset, a session that holds a lease;
-            another reset is running or pending; or the database was just rebuilt.
+            another reset is running or pending; or the database has just been rebuilt.
     """
     group_id, ids = scope.group_id, scope.ids
     this_group = sa.and_(groups.c.group_id == group_id, sa.not_(groups.c.deleting))
@@ -269,7 +273,7 @@ def begin_reset(
     for table in (drained, starts):
         is_reset = sa.and_(table.c.group_id == group_id, table.c.partition_id.in_(ids))
         connection.execute(sa.delete(table).where(is_reset))
-    # The group may have to be announced to brokers of partitions that are no longer drained.
+    # The group may have to be announced to the brokers of partitions that are no longer drained.
     values = {"last_token": last_token + len(tokens), "told": False}
     connection.execute(sa.update(groups).where(this_group).values(values))
     mark_unsettled(connection, group_id)
@@ -290,8 +294,8 @@ _held_count_query = sa.select(sa.func.count()).where(
 
 
 def _check_reset_allowed(connection: Connection, group_id: int, reset_id: int) -> None:
-    """Check that no session or other reset prevents a reset, and that the database was not just
-    rebuilt. Raises BusyError.
+    """Check that a reset is not prevented by a session, by another reset, or by a recent rebuild of
+    the database. Raises BusyError.
     """
     remaining_ms = duty_left_ms(connection, rebuilt_duty(group_id))
     if remaining_ms:
@@ -336,14 +340,15 @@ def end_reset(
     parked_ids: Collection[int] = (),
 ) -> None:
     """
-    Let sessions join again, and store which partitions are drained.
+    Allow sessions to join again and store which partitions are drained.
 
     Args:
         tokens: the result of `begin_reset`.
-        cursors: partition id → cursor that its broker has set; empty if the reset is unfinished.
-        recorded_answer: id of the finished live reset, or 0, and its answer as JSON.
-        parked_ids: ids of partitions that leave parked messages to their children, according to
-            their brokers.
+        cursors: maps each partition id to the cursor that its broker has set; empty if the reset is
+            unfinished.
+        recorded_answer: id of the finished live reset (or 0), and its answer as JSON.
+        parked_ids: ids of the partitions that, according to their brokers, leave parked messages to
+            their children.
     """
     this_group = groups.c.group_id == group_id
     connection.execute(sa.select(groups.c.group_id).where(this_group).with_for_update()).one()
@@ -360,8 +365,8 @@ def end_reset(
     at_end_ids = [
         row.partition_id
         for row in sealed_rows
-        # With a newer token, a session was granted the partition since: it reads the same cursor
-        # from the broker, and reports the partition as drained.
+        # A newer token means that a session has been granted the partition since. It reads the same
+        # cursor from the broker, and will report the partition as drained.
         if (had_duty or row.token == tokens[row.partition_id])
         and cursors[row.partition_id] == row.end_offset
     ]
@@ -379,13 +384,14 @@ def record_drained(
     parked_ids: Collection[int] = (),
 ) -> None:
     """
-    Store that a locked group has drained these partitions, except those with undrained parents.
+    Record that a locked group has drained these partitions, except for those with undrained
+    parents.
 
     Partitions that adopt parked messages of ancestors are left out, because they first need an
     owner.
 
     Args:
-        at_end_ids: ids of sealed partitions at whose end the group is.
+        at_end_ids: ids of the sealed partitions whose end the group has reached.
         parked_ids: ids of those that leave parked messages to their children.
     """
     candidates = _filter_drained_after_parents(connection, group_id, at_end_ids)
@@ -413,7 +419,7 @@ _undrained_parents_query = (
         drained.c.partition_id.is_(None),
     )
 )
-"""The parents that block these partitions for a group; instead of a lost parent, the parent's own
+"""The parents that block these partitions for a group. In place of a lost parent, the parent's own
 parents block.
 """
 
@@ -421,7 +427,7 @@ parents block.
 def _filter_drained_after_parents(
     connection: Connection, group_id: int, at_end_ids: Sequence[int]
 ) -> list[int]:
-    """Return those of these partitions whose parents a group has drained too."""
+    """Return only those partitions whose parents the group has drained as well."""
     undrained_parents: dict[int, set[int]] = {}
     lost_ids: set[int] = set()
     pending_ids = set(at_end_ids)

@@ -1,16 +1,16 @@
-"""Sets a group's cursors for an operator: asks the brokers, plans, takes tokens, sets the cursors.
-Network I/O around SQL.
+"""Sets a group's cursors for an operator: asks the brokers, makes a plan, takes tokens, and sets
+the cursors. Does network I/O and runs SQL.
 
     scope, statuses ─▶ new cursors ─▶ SQL: group locked, tokens taken, rows of `drained` deleted
       ▲                                  │                     ─▶ brokers, children first
       └───── the partitions changed ─────┘                     ─▶ SQL: drained, group unlocked
 
 Invariants
-    Nothing is changed before the tokens are taken. A later failure has fate UNKNOWN, and the same
-    call finishes the reset.
-    While the reset's lease lasts, no session is granted a partition before the cursors are set. A
-    session that is granted one after the lease has a higher token, so its broker refuses the rest
-    of the reset.
+    Nothing is changed before the tokens are taken. Later failures have the fate UNKNOWN, and
+    repeating the call finishes the reset.
+    While the lease of the reset lasts, no session is granted a partition before the cursors are
+    set. A session that is granted one after the lease has expired has a higher token, so its broker
+    refuses the rest of the reset.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from .rows import ResetScope, begin_reset, end_reset, read_reset_scope
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most attempts to plan one reset while its partitions change."""
+"""Maximum number of attempts to plan a reset while its partitions keep changing."""
 OVERLOADED_PAUSES_MS = (20, 50, 100, 200, 400, 800, 800, 800)
-"""Backoff times, in milliseconds, for an overloaded broker; a flush takes milliseconds."""
+"""Delays, in milliseconds, before retrying an overloaded broker; a flush takes a few
+milliseconds.
+"""
 
 
 class ResetService:
@@ -50,8 +52,8 @@ class ResetService:
 
     Args:
         holder: this metaserver's unique id.
-        after_step: called with the name of each finished step: reset-begun, reset-generation
-            (partitions of equal depth are set), reset-told (all are set).
+        after_step: called with the name of each finished step: reset-begun, reset-generation (all
+            partitions of one depth are set), reset-told (all partitions are set).
     """
 
     def __init__(
@@ -79,8 +81,7 @@ class ResetService:
             InvalidRequestError, SubjectUnknownError, GroupUnknownError, NotFoundError,
             PartitionUnknownError, ConflictError, OffsetOutOfRangeError, BusyError
             NotSentError: a broker does not respond; nothing was changed.
-            UnfinishedError: some cursors are set, others may not be; the caller should repeat the
-                call.
+            UnfinishedError: some cursors are set, but others may not be; repeat the call.
         """
         if request.dry_run:
             plan, _ = await self.plan(subject, group, request)
@@ -100,13 +101,13 @@ class ResetService:
         Carry out a reset.
 
         Args:
-            reset_id: id of a live reset (see `live.py`), which allows live sessions without leases,
-                and whose row gets the answer; 0: it is not a live one.
-            begun: True if some cursors may be set already: then messages that retention has removed
-                since do not stop the reset.
+            reset_id: id of a live reset (see `live.py`), for which live sessions without leases are
+                allowed and whose row gets the answer; 0 if this is not a live reset.
+            begun: True if some cursors may already have been set. In that case, the reset continues
+                even if retention has removed messages since.
         """
         self._reset_count += 1
-        # A different holder for each reset, so that two resets of one process exclude each other.
+        # Each reset has a different holder, so that two resets in one process exclude each other.
         holder = f"{self._holder}.{self._reset_count}"
         scope, cursors, tokens = await self._plan_and_take_tokens(
             subject, group, request, holder, reset_id, begun
@@ -146,8 +147,8 @@ class ResetService:
         return result
 
     async def plan(self, subject: str, group: str, request: ResetGroup) -> tuple[GroupReset, int]:
-        """Return the cursors that the same call would set now without `dry_run`, and the group
-        id.
+        """Return the cursors that the same call without `dry_run` would set now, and the id of the
+        group.
         """
         scope = await self._database.read(read_reset_scope, subject, group, request)
         all_offsets = await self._read_offsets(scope, group, request)
@@ -171,6 +172,7 @@ class ResetService:
     async def _read_offsets(
         self, scope: ResetScope, group: str, request: ResetGroup
     ) -> list[PartitionOffsets]:
+        """Read the offsets of all partitions in the scope from their brokers."""
         return await asyncio.gather(
             *(
                 read_offsets(self._network, partition, group, at_ms=request.at_ms)
@@ -181,8 +183,8 @@ class ResetService:
     async def _plan_and_take_tokens(
         self, subject: str, group: str, request: ResetGroup, holder: str, reset_id: int, begun: bool
     ) -> tuple[ResetScope, dict[int, int], dict[int, int]]:
-        """Plan, and take the tokens; returns scope, cursors and tokens. Raises those errors of
-        `reset` after which nothing was changed.
+        """Make a plan and take the tokens. Return the scope, cursors and tokens. Raises those
+        errors of `reset` after which nothing was changed.
         """
         for _ in range(PLANS_MAX):
             scope = await self._database.read(
@@ -218,7 +220,8 @@ class ResetService:
 
         Args:
             ids: the partitions to set.
-            statuses: gets partition id → status of the group, for each partition that was set.
+            statuses: the status of the group on each partition that was set is added here under the
+                partition id.
 
         Raises:
             UnfinishedError: a broker has not set its cursor.
@@ -256,7 +259,7 @@ class ResetService:
             )
 
     async def _set_cursor(self, partition: Partition, request: SetCursor) -> PartitionStatus:
-        """Set a cursor, with some retries if the broker is overloaded."""
+        """Set a cursor, retrying a few times if the broker is overloaded."""
         for pause_ms in OVERLOADED_PAUSES_MS:
             try:
                 return await self._broker_client(partition).control(

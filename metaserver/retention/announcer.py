@@ -1,12 +1,12 @@
 """Announces consumer groups to the brokers of their partitions, so that retention waits for them.
-Network I/O around SQL.
+Does network I/O and runs SQL.
 
     a group is created ─▶ it is announced before the reply to its first consumer's join
     a broker was silent then ─▶ the group is announced when the broker returns
     a broker reports partitions whose groups it does not know ─▶ all their groups are announced
 
 Groups of a partition that opens later are announced before it opens: see `operations/driver.py`.
-The periodic run takes a lease, so two metaservers do not repeat each other's work.
+The periodic run takes a lease, so that two metaservers do not repeat each other's work.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ log = logging.getLogger("keylane.metaserver")
 DUTY = "announce"
 CALL_TIMEOUT_MS = 2_000
 NAMES_AT_ONCE_MAX = 1_000
-"""Number of group names at which a call gets no further partition; far below the body limit."""
+"""Number of group names after which no further partition is added to a call; far below the limit on
+the body size.
+"""
 
 
 class Announcer:
@@ -82,8 +84,8 @@ class Announcer:
         self._holder = holder
         self._slots = asyncio.Semaphore(HOSTED_AT_ONCE_MAX)
         self._next_run_s = 0.0
-        """Earliest time of the next periodic run, in seconds of the event loop's clock, so that a
-        broker that refused gets a pause.
+        """Earliest time of the next periodic run, in seconds on the event loop's clock. It gives a
+        broker that refused a request a pause.
         """
 
     async def announce(
@@ -97,12 +99,12 @@ class Announcer:
 
         Args:
             pending: the result of `pending_announcements` in the durable transaction that created
-                the group; None: it was not read.
-            finish: called in the transaction that stores the last replies, to settle the group; its
-                second argument is True if the group may be granted more than before.
+                the group; None if it was not read.
+            finish: called in the transaction that stores the last replies, in order to settle the
+                group. Its second argument is True if the group may be granted more than before.
 
         Returns:
-            The result of `finish`; None if no broker has replied, so that it was not called.
+            The result of `finish`; None if it was not called because no broker has replied.
 
         Raises:
             StorageError
@@ -122,7 +124,7 @@ class Announcer:
         )
 
     async def run_once(self) -> int:
-        """Announce groups to the brokers that lack them, and return the number of partitions whose
+        """Announce groups to the brokers that lack them. Return the number of partitions whose
         brokers have replied. Raises StorageError.
         """
         count = 0
@@ -144,8 +146,8 @@ class Announcer:
         return count
 
     async def _announce_all(self, announcements: Sequence[Announcement]) -> int:
-        """Announce groups, and store which brokers know them; returns the number of partitions
-        whose brokers have replied.
+        """Announce groups and record which brokers know them. Return the number of partitions whose
+        brokers have replied.
         """
         delivered_announcements = await self._send_all(announcements)
         if delivered_announcements:
@@ -153,7 +155,7 @@ class Announcer:
         return len(delivered_announcements)
 
     async def _send_all(self, announcements: Sequence[Announcement]) -> list[Announcement]:
-        """Send announcements to brokers; returns those that were delivered."""
+        """Send announcements to brokers. Return those that were delivered."""
         silent_addresses: set[str] = set()
         batches = _split_into_batches(announcements)
         delivered_ids = await asyncio.gather(
@@ -166,11 +168,11 @@ class Announcer:
         self, batch: Sequence[Announcement], silent_addresses: set[str]
     ) -> set[int]:
         """
-        Announce the groups of one broker's partitions in one call; returns the ids of the
-        partitions that know their groups now.
+        Announce the groups of one broker's partitions with one call. Return the ids of the
+        partitions whose groups are now known to the broker.
 
         Args:
-            silent_addresses: addresses of brokers that have not replied in this run.
+            silent_addresses: addresses of brokers that did not reply in this run.
         """
         first_announcement = batch[0]
         request = RegisterGroupsBatch(

@@ -1,19 +1,19 @@
-"""Removes sealed partitions from routes when retention has removed the last of their messages.
+"""Removes sealed partitions from routes after retention has removed the last of their messages.
 
     SEALED ─▶ EXPIRED ─▶ rows of `drained`, `heard` and free `leases` are deleted; the partition,
                          its lineage and its end stay
 
 Invariants
-    A partition expires only after its parents; otherwise a group that has not read the parents
+    A partition expires only after its parents. Otherwise a group that has not read the parents
     would skip them.
-    A partition that a session holds and has not drained does not expire, because the last messages
-    may still be handled.
+    A partition that is held by a session and not drained does not expire, because its last messages
+    may still be in the process of being handled.
     A lost partition keeps its rows, because groups may not have read its ancestors.
 
     SEALED, its parents EXPIRED ─▶ its broker: first offset = end? ─▶ EXPIRED, route + 1
                                                                    ─▶ its children may be next
 
-The run takes a lease, so two metaservers do not repeat each other's work.
+Each run takes a lease, so that two metaservers do not repeat each other's work.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from ..sql.schema import (
 )
 
 ROWS_AT_ONCE = 2_000
-"""Most rows of a table that one transaction deletes: statements on PostgreSQL time out after 10 s,
-and other writers wait.
+"""Maximum number of rows of a table that one transaction deletes: statements on PostgreSQL time out
+after 10 s, and other writers wait.
 """
 _parent = partitions.alias("parent")
 _unexpired_parent = (
@@ -101,8 +101,8 @@ _candidates = (
 def expiry_candidates(
     connection: Connection, *, after: int, limit: int
 ) -> list[tuple[Partition, int]]:
-    """Return the next partitions on live brokers that may expire, with their end offsets. The order
-    is by id, beginning above `after`.
+    """Return the next partitions on live brokers that may expire, with their end offsets, ordered
+    by id and starting above `after`.
     """
     rows = connection.execute(_candidates, {"after": after, "most": limit})
     end_offsets = {row.partition_id: row.end_offset for row in rows}
@@ -114,17 +114,17 @@ def expiry_candidates(
 
 def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Subject]:
     """
-    Mark partitions EXPIRED, and raise the versions of their routes.
+    Mark partitions as EXPIRED and raise the versions of their routes.
 
     Args:
-        ends: partition id → end offset, for partitions whose brokers have no message left.
+        ends: maps the ids of partitions whose brokers have no messages left to their end offsets.
 
     Returns:
         The subjects whose routes changed.
     """
     subject_ids = sa.select(partitions.c.subject_id).where(partitions.c.partition_id.in_(ends))
     lock_query = sa.select(subjects.c.subject_id).where(subjects.c.subject_id.in_(subject_ids))
-    # The lock order is that of beginning an operation: subjects by name, then partitions.
+    # The lock order is the same as when an operation begins: subjects by name, then partitions.
     connection.execute(lock_query.order_by(subjects.c.name).with_for_update()).all()
     changed_ids: set[int] = set()
     for partition_id, end_offset in sorted(ends.items()):
@@ -150,12 +150,15 @@ def mark_expired(connection: Connection, ends: Mapping[int, int]) -> Sequence[Su
 
 
 _is_free = sa.and_(leases.c.session.is_(None), leases.c.wanted.is_(None))
-"""A lease that no session holds and none is to get, so that no release can arrive any more."""
+"""True for a lease that no session holds or is waiting for, so that it can no longer be
+released.
+"""
 _PROGRESS = ((drained, sa.true()), (heard, sa.true()), (leases, _is_free))
-"""The tables with a row for each group and partition; each with the condition for deleting rows."""
+"""The tables with a row for each group and partition, each with the condition for deleting rows."""
 
 
 def _progress_on_removed(table: sa.Table, is_deletable: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """Select the deletable rows of a table that belong to removed partitions of some subjects."""
     return (
         sa.select(table.c.group_id, table.c.partition_id)
         .join(groups, groups.c.group_id == table.c.group_id)
@@ -192,7 +195,8 @@ _deletable_ids = sa.union_all(
         for table, is_deletable in _PROGRESS
     )
 )
-# Starts from the groups' rows, whose number is limited, unlike that of removed partitions.
+# Starts from the rows of groups, because their number is limited, unlike that of removed
+# partitions.
 _subjects_with_removed = (
     sa.select(subjects.c.name)
     .where(
@@ -211,8 +215,8 @@ _subjects_with_removed = (
 def subjects_with_removed_progress(
     connection: Connection, *, after: str, limit: int
 ) -> list[Subject]:
-    """Return the next subjects whose groups have deletable rows for removed partitions, by name,
-    beginning above `after`.
+    """Return the next subjects whose groups have deletable rows for removed partitions, ordered by
+    name and starting above `after`.
     """
     rows = connection.execute(_subjects_with_removed, {"after": after, "most": limit})
     return [Subject(name) for name in rows.scalars()]
@@ -220,11 +224,11 @@ def subjects_with_removed_progress(
 
 def delete_progress(connection: Connection, names: Sequence[Subject]) -> bool:
     """
-    Delete the progress of these subjects' groups on removed partitions; nothing depends on it any
-    more.
+    Delete the progress of these subjects' groups on removed partitions. Nothing depends on it any
+    longer.
 
     Returns:
-        True if more rows remain: the caller continues in another transaction.
+        True if more rows remain; the caller should continue in another transaction.
     """
     has_more = False
     for select_rows, delete_rows in _DELETIONS:
@@ -245,14 +249,14 @@ DUTY = "expiry"
 CALL_TIMEOUT_MS = 2_000
 CONCURRENT_CALLS_MAX = 8
 CANDIDATES_MAX = 256
-"""Most partitions in one round; the next round continues after them."""
+"""Maximum number of partitions in one round; the next round continues from there."""
 SUBJECTS_AT_ONCE = 100
-"""Number of subjects whose rows one statement deletes."""
+"""Number of subjects whose rows are deleted by one statement."""
 
 
 class PartitionExpirer:
     """
-    Expires partitions without messages.
+    Expires partitions that have no messages left.
 
     Args:
         holder: this metaserver's unique id.
@@ -275,7 +279,7 @@ class PartitionExpirer:
         self._after = 0
 
     async def run_once(self) -> int:
-        """Expire the partitions that can expire, and return their number. Raises StorageError."""
+        """Expire the partitions that can expire and return their number. Raises StorageError."""
         has_duty = await self._database.renew(
             take_duty, DUTY, holder=self._holder, lease_ms=self._lease_ms
         )
@@ -286,6 +290,7 @@ class PartitionExpirer:
         return expired_count
 
     async def _expire(self) -> int:
+        """Expire empty partitions page by page, until a page has none. Return their number."""
         expired_count = 0
         while True:
             candidates = await self._database.read(
@@ -310,8 +315,8 @@ class PartitionExpirer:
             log.info("expired: partitions %s", ", ".join(map(str, sorted(ends))))
 
     async def _delete_progress(self) -> None:
-        """Delete the progress of groups on removed partitions, including partitions that an
-        interrupted earlier run has marked.
+        """Delete the progress of groups on removed partitions, including partitions that were
+        marked by an earlier run that was interrupted.
         """
         last_name, is_full_page = "", True
         while is_full_page:
@@ -327,7 +332,7 @@ class PartitionExpirer:
     async def _is_empty(
         self, partition: Partition, end_offset: int, slots: asyncio.Semaphore
     ) -> bool:
-        """Return whether a sealed partition has no message left, according to its broker."""
+        """Return True if a sealed partition has no messages left, according to its broker."""
         if partition.address is None:
             return False
         broker = BrokerClient(self._network, partition.address, timeout_ms=CALL_TIMEOUT_MS)

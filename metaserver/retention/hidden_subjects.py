@@ -1,9 +1,9 @@
-"""Deletes hidden subjects that are neither filled nor published for `hidden_expires_ms`.
+"""Deletes hidden subjects that have been neither filled nor published for `hidden_expires_ms`.
 
 Invariants
     A hidden subject's idle time restarts when the subject is created, requested again, or found
     with more messages than before.
-    Idle times are measured by the database's clock, and restart with that clock.
+    Idle times are measured with the database's clock, and start again when that clock restarts.
 
     idle for the whole time ─▶ count the messages at its brokers
         more than before ─▶ the idle time restarts
@@ -60,7 +60,7 @@ _idle = (
 
 
 def start_hidden_idle_times(connection: Connection) -> None:
-    """Start the idle time of hidden subjects that have none yet."""
+    """Start the idle times of those hidden subjects that have none yet."""
     connection.execute(_start_idle_time)
 
 
@@ -90,10 +90,10 @@ CALL_TIMEOUT_MS = 2_000
 
 class HiddenExpirer:
     """
-    Deletes hidden subjects that are idle for `hidden_expires_ms`.
+    Deletes hidden subjects that have been idle for `hidden_expires_ms`.
 
     Args:
-        delete: deletes a subject by its name.
+        delete: deletes the subject with the given name.
         holder: this metaserver's unique id.
     """
 
@@ -116,7 +116,7 @@ class HiddenExpirer:
         self._holder = holder
 
     async def run_once(self) -> int:
-        """Delete expired subjects, and return their number. Does nothing if `hidden_expires_ms` is
+        """Delete expired subjects and return their number. Does nothing if `hidden_expires_ms` is
         0. Raises StorageError.
         """
         if not self._expires_ms:

@@ -1,18 +1,19 @@
-"""Removes the cluster's history after `history_retention_ms`: rows of deletions, publications and
-done operations.
+"""Removes the cluster's history after `history_retention_ms`: the rows of deletions, publications
+and finished operations.
 
 Invariants
-    A row's age counts from the check that first finds it. The age is the sum of the times between
-    checks of one metaserver, so it does not grow while none runs, nor when a clock jumps.
-    Rows of unfinished work stay. A deletion is finished when every broker has done its part, or its
-    loss is accepted.
-    A canceled operation stays as long as its subject, because its steps show which partitions were
-    never opened.
-    A publication stays while its operation is unfinished or canceled, so that a repeat gets the
-    outcome.
+    The age of a row is counted from the check that first finds it. It is the sum of the times
+    between checks by a single metaserver, so it does not grow while no metaserver is running, nor
+    when a clock jumps.
+    Rows of unfinished work are kept. A deletion is finished when every broker has either done its
+    part or been accepted as lost.
+    A canceled operation is kept as long as its subject, because its steps show which partitions
+    were never opened.
+    A publication is kept while its operation is unfinished or canceled, so that a repeated call
+    gets the outcome.
     A row whose age restarts after it was selected is not removed.
-    A subject's operations stay while a hidden subject exists for it, because the publication needs
-    those of its cut.
+    A subject's operations are kept while a hidden subject exists for it, because the publication
+    needs those of its cut.
 
 deleted, published, done ─▶ found by a check ─▶ old enough: removed, a batch in each transaction
 """
@@ -34,8 +35,8 @@ from ..sql.duties import take_duty
 from ..sql.schema import deletions, facts, operations, publications, steps, subjects
 
 ROWS_AT_ONCE = 5_000
-"""Most rows of each table that one transaction changes: statements on PostgreSQL time out after
-10 s, and other writers wait.
+"""Maximum number of rows of each table that one transaction changes: statements on PostgreSQL time
+out after 10 s, and other writers wait.
 """
 AGE = "age of the history"
 """Name of the fact that stores the age of the history, in milliseconds."""
@@ -62,18 +63,20 @@ _FINISHED: tuple[tuple[sa.Table, sa.ColumnElement[bool]], ...] = (
     (publications, _published),
     (operations, operations.c.state == OperationState.DONE),
 )
-"""Each table, with the condition for rows of finished work."""
+"""Each table, with the condition for the rows of finished work."""
 
 
 def count_age(connection: Connection, elapsed_ms: int) -> int:
-    """Add the time since the last check to the history's age, and return it in milliseconds."""
+    """Add the time since the last check to the age of the history and return the age in
+    milliseconds.
+    """
     age_ms = int(connection.execute(_age).scalar_one_or_none() or 0) + elapsed_ms
     insert_or_replace(connection, facts, {"name": AGE, "value": str(age_ms)})
     return age_ms
 
 
 def start_row_ages(connection: Connection, age_ms: int) -> bool:
-    """Start the ages of a batch of finished rows, and return whether more remain."""
+    """Start the ages of a batch of finished rows. Return True if more remain."""
     has_more = False
     for table, is_finished in _FINISHED:
         batch = _select_batch(table, sa.and_(table.c.ended_at.is_(None), is_finished))
@@ -83,8 +86,8 @@ def start_row_ages(connection: Connection, age_ms: int) -> bool:
 
 
 def remove_old_rows(connection: Connection, before_ms: int) -> bool:
-    """Remove a batch of rows that were found before the age `before_ms`, and return whether more
-    remain.
+    """Remove a batch of rows that were found before the history had the age `before_ms`. Return
+    True if more remain.
     """
     has_more = False
     for table, is_finished in _FINISHED:
@@ -152,12 +155,12 @@ class HistoryExpirer:
         self._now_ms = now_ms
         self._next_check_at_ms = 0
         self._last_counted_ms: int | None = None
-        """Time up to which this metaserver has counted the age; None: another metaserver may have
-        counted since.
+        """Time up to which this metaserver has counted the age; None if another metaserver may have
+        counted since then.
         """
 
     async def run_once(self) -> None:
-        """Check the history, unless it is too early for the next check. Raises StorageError."""
+        """Check the history, unless the next check is not due yet. Raises StorageError."""
         now_ms = self._now_ms()
         if now_ms < self._next_check_at_ms:
             return
@@ -169,7 +172,7 @@ class HistoryExpirer:
             self._last_counted_ms = None
             return
         since_ms = now_ms if self._last_counted_ms is None else self._last_counted_ms
-        # After a longer pause, another metaserver may have counted and released the duty.
+        # After a longer pause, another metaserver may have counted the age and released the duty.
         elapsed_ms = min(now_ms - since_ms, self._lease_ms)
         self._last_counted_ms = None
         age_ms = await self._database.write(count_age, elapsed_ms)

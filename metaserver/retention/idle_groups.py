@@ -1,13 +1,15 @@
-"""Deletes consumer groups without consumers after `group_expires_ms`, with an earlier warning.
+"""Deletes consumer groups that have had no consumers for `group_expires_ms`, after logging a
+warning.
 
 Invariants
-    A group's idle time starts when a check first finds it without a session. A session that begins
-    or ends, or a reset, clears it.
-    Idle times are measured by the database's clock, and restart with that clock.
+    A group's idle time starts when a check first finds the group without a session. It is cleared
+    by a session that begins or ends, and by a reset.
+    Idle times are measured with the database's clock, and start again when that clock restarts.
 
     idle ─▶ 90 % of the time: a warning ─▶ 100 %: deleted, as `keylane group delete` does
 
-A refused deletion, for example because a consumer has joined meanwhile, changes nothing.
+If the deletion is refused, for example because a consumer has joined in the meantime, nothing is
+changed.
 """
 
 from __future__ import annotations
@@ -68,10 +70,11 @@ _idle = (
 
 
 def start_idle_times(connection: Connection) -> None:
-    """Start the idle time of groups that have no session now."""
+    """Start the idle times of groups that currently have no session."""
     ids = list(connection.execute(_newly_idle).scalars())
     for portion in split_ids(ids):
-        # Check again under the locks: a join that held one may have begun a session.
+        # Check again under the locks, because a join that held one of them may have begun a
+        # session.
         is_still_idle = sa.and_(groups.c.group_id.in_(portion), _without_session)
         connection.execute(sa.update(groups).where(is_still_idle).values(idle_since=now_ms()))
 
@@ -91,7 +94,7 @@ DUTY = "group expiry"
 
 class GroupExpirer:
     """
-    Deletes groups that are idle for `group_expires_ms`.
+    Deletes groups that have been idle for `group_expires_ms`.
 
     Args:
         delete: deletes a group, given the names of its subject and of the group.
@@ -112,10 +115,10 @@ class GroupExpirer:
         self._delete = delete
         self._holder = holder
         self._warned: set[int] = set()
-        """Ids of groups about whose deletion a warning was logged."""
+        """Ids of the groups for which a warning about their deletion has been logged."""
 
     async def run_once(self) -> int:
-        """Delete expired groups, and return their number. Does nothing if `group_expires_ms` is 0.
+        """Delete expired groups and return their number. Does nothing if `group_expires_ms` is 0.
         Raises StorageError.
         """
         if not self._expires_ms:
@@ -145,7 +148,7 @@ class GroupExpirer:
         return deleted_count
 
     async def _expire(self, subject: str, group: str, group_id: int) -> bool:
-        """Delete a group; returns False if the deletion is refused, for example because a consumer
+        """Delete a group. Return False if the deletion is refused, for example because a consumer
         has joined.
         """
         log.warning(

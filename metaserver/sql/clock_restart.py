@@ -1,9 +1,11 @@
-"""Restarts the stored times after the database's clock restarted or jumped. SQL, synchronous.
+"""Restarts the stored times after the database's clock has restarted or jumped. Runs SQL
+synchronously.
 
-On SQLite, times are those of the machine's boot-time clock, and are meaningless after a reboot. On
-PostgreSQL they are wall-clock times, which people and time servers may set (`clock_watch.py`). In
-both cases every live session and broker gets a full ttl from now, so no lease ends early. A broker
-whose loss was accepted stays silent. Refused brokers, metaservers and duties are deleted.
+With SQLite, times come from the machine's boot-time clock and are meaningless after a reboot. With
+PostgreSQL, they are wall-clock times, which people and time servers may set (see `clock_watch.py`).
+In both cases, every live session and broker gets a full ttl from now, so no lease ends early. A
+broker whose loss was accepted remains silent. The rows of refused brokers, metaservers and duties
+are deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ BOOT = "boot"
 
 def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms: int) -> bool:
     """
-    Restart the stored times if they belong to another boot.
+    Restart the stored times if they belong to an earlier boot.
 
     Args:
         boot: id of the current boot; "" if unknown.
@@ -47,7 +49,7 @@ def restart_times_after_boot(connection: Connection, boot: str, *, broker_ttl_ms
 
 
 def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
-    """Restart every ttl, and end all leases of duties and operations."""
+    """Restart all ttls and end all leases of duties and operations."""
     connection.execute(sa.update(sessions).values(expires_at=now_ms() + sessions.c.ttl_ms))
     is_lost = sa.exists().where(lost_folders.c.broker_id == brokers.c.broker_id)
     expires_at = sa.case((is_lost, 0), else_=now_ms() + broker_ttl_ms)
@@ -55,6 +57,6 @@ def restart_times(connection: Connection, *, broker_ttl_ms: int) -> None:
     connection.execute(sa.update(groups).values(idle_since=None, ended_at=None))
     connection.execute(sa.update(subjects).values(hidden_since=None))
     connection.execute(sa.update(operations).values(driven_until=now_ms()))
-    connection.execute(sa.delete(refused_brokers))  # a refused broker reports itself again
-    connection.execute(sa.delete(metaservers))  # each registers itself again
+    connection.execute(sa.delete(refused_brokers))  # a refused broker sends its report again
+    connection.execute(sa.delete(metaservers))  # each of them registers itself again
     forget_duties(connection)

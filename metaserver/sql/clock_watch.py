@@ -1,11 +1,12 @@
-"""Detects jumps of the database's clock with this machine's boot-time clock, which never jumps.
-Pure.
+"""Detects jumps of the database's clock by means of this machine's boot-time clock, which never
+jumps. Pure.
 
-The database reads its clock at some moment between request and reply, so the time between two
-readings is known except for both round trips. The database's clock must have advanced by the same
-time, except for drift.
+The database reads its clock at some moment between the request and the reply, so the time between
+two readings is known to within both round trips. Apart from drift, the database's clock must have
+advanced by the same amount.
 
-A jump below the tolerance, or while no metaserver runs, is not detected.
+Jumps that are smaller than the tolerance, or that happen while no metaserver is running, are not
+detected.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import NamedTuple
 
 TOLERANCE_MS = 50
 DRIFT_SHARE = 10
-"""A time server may slew a clock by at most one part in this many."""
+"""Reciprocal of the maximum rate at which a time server may slew a clock."""
 
 
 class ClockReading(NamedTuple):
-    """The database's time, and this machine's boot time before and after, in milliseconds."""
+    """The database's time, and this machine's boot time before and after it was read, in
+    milliseconds.
+    """
 
     sent_ms: int
     database_ms: int
@@ -33,10 +36,10 @@ class ClockWatch:
 
     def jump_ms(self, reading: ClockReading) -> int:
         """
-        Return the minimum number of milliseconds by which the database's clock has jumped; negative
-        if it jumped back, 0 if it did not jump.
+        Return the minimum number of milliseconds by which the database's clock has jumped. The
+        result is negative if the clock jumped back, and 0 if it did not jump.
 
-        Without a jump, later readings are compared with this one.
+        If there was no jump, later readings are compared with this one.
         """
         last_reading = self._last_reading
         if last_reading is not None:
@@ -55,5 +58,5 @@ class ClockWatch:
         return 0
 
     def restart(self) -> None:
-        """Forget earlier readings, because the stored times were adapted to a jump."""
+        """Forget earlier readings, because the stored times have been adapted to a jump."""
         self._last_reading = None

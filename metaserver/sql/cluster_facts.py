@@ -1,10 +1,10 @@
-"""Stores the name of the cluster to which a database belongs, and the cluster's version. SQL,
-synchronous.
+"""Stores the name of the cluster to which a database belongs, and the cluster's version. Runs SQL
+synchronously.
 
 Invariants
-    The first metaserver with a name in its settings writes it; it never changes.
-    The version only rises. A program that is incompatible with it changes nothing, not even the
-    schema.
+    The name is written by the first metaserver that has one in its settings, and never changes.
+    The version never decreases. A program that is incompatible with it changes nothing, not even
+    the schema.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .schema import facts
 
 CLUSTER, CLUSTER_VERSION = "cluster", "cluster version"
 OF_CLUSTER = (CLUSTER, CLUSTER_VERSION)
-"""Names of the facts that hold the cluster's name and version."""
+"""Names of the facts that store the cluster's name and version."""
 _facts_query = sa.select(facts.c.name, facts.c.value).where(facts.c.name.in_(OF_CLUSTER))
 
 
@@ -41,7 +41,9 @@ def read_facts(connection: Connection) -> ClusterFacts:
 
 
 def build_facts(values: Mapping[str, str]) -> ClusterFacts:
-    """Build the cluster's name and version from stored facts (name → value)."""
+    """Build the cluster's name and version from stored facts, given as a dict from names to
+    values.
+    """
     version = values.get(CLUSTER_VERSION)
     cluster_version = parse_version(version) if version else FIRST_RELEASE
     return ClusterFacts(values.get(CLUSTER, ""), cluster_version)
@@ -55,17 +57,18 @@ def open_cluster(
     before: Callable[[Connection], None] = lambda _connection: None,
 ) -> None:
     """
-    Check that a program may use the database, and bring its schema up to date.
+    Check that a program may use the database and bring its schema up to date.
 
     Args:
         program: the version of keylane that opens the database.
         cluster: the cluster's name in its settings; "" accepts any.
-        before: called with an existing database before anything is changed.
+        before: called if the database already exists, before anything is changed.
 
     Raises:
         ConflictError: the database belongs to another cluster.
         VersionError: the program is incompatible with the cluster's version.
-        ConfigError: the database was written by a newer keylane, and this one cannot use it.
+        ConfigError: the database was written by a newer version of keylane and cannot be used by
+            this one.
     """
     lock_schema(connection)
     is_new = not sa.inspect(connection).has_table(facts.name)
@@ -82,7 +85,7 @@ def open_cluster(
 
 
 def check_cluster(expected: str, actual: str, location: str) -> None:
-    """Check that two names of the cluster agree, if both are known. Raises ConflictError.
+    """Check that two names of the cluster are equal, if both are known. Raises ConflictError.
 
     Args:
         location: where the actual name was read, for the error message.

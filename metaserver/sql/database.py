@@ -1,14 +1,14 @@
-"""Opens and migrates the database, and runs short transactions on it. I/O: SQL.
+"""Opens and migrates the database, and runs short transactions on it.
 
     work(connection, …) ──▶ write         durable when it returns; on SQLite, queued writes share a
                                           transaction
                         ──▶ write_urgent   like `write`, but before other queued writes
                         ──▶ renew         like `write_urgent`; on SQLite it survives a crash of the
-                                          process, but perhaps not of the machine
+                                          process, but possibly not of the machine
                         ──▶ read          sees a consistent state
 
-Work is a synchronous function that takes a connection, so a simulation can run it inline. A lost
-renewal does no harm, because every session gets a full ttl after a reboot.
+Work is a synchronous function that takes a connection, so that a simulation can run it inline.
+Losing a renewal is harmless, because every session gets a full ttl after a reboot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 log = logging.getLogger("keylane.metaserver")
 FILE = "meta.db"
 BROKER_FILE = "identity.json"
-"""A file that only exists in the data folder of a broker."""
+"""A file that exists only in the data folder of a broker."""
 SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 PRIVATE_MODE, PRIVATE_FOLDER_MODE = 0o600, 0o700
 READERS = 2
@@ -59,30 +59,32 @@ class Database(Protocol):
     async def write(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` in a transaction, and return its result. Raises its errors, and
-        StorageError.
+        """Run `work` in a transaction and return its result. Raises StorageError and any error of
+        `work`.
         """
         ...
 
     async def write_urgent(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write` does, but before other queued writes. For heartbeats, because a
-        late reply costs the session.
+        """Run `work` like `write`, but before other queued writes. Intended for heartbeats, because
+        a late reply would cost the session.
         """
         ...
 
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write_urgent` does, for changes that a machine's crash may undo."""
+        """Run `work` like `write_urgent`, for changes that may be undone by a crash of the
+        machine.
+        """
         ...
 
     async def read(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work`, which only reads, and return its result. Raises its errors, and
-        StorageError.
+        """Run `work`, which only reads, and return its result. Raises StorageError and any error of
+        `work`.
         """
         ...
 
@@ -112,8 +114,8 @@ class SqliteDatabase:
         self._file = path, path.stat().st_ino
 
     def lost_file(self) -> str:
-        """Return a message if the file was removed or replaced, so that all writes will be lost
-        when it is closed; else "".
+        """Return a message if the file was removed or replaced, in which case all writes will be
+        lost when it is closed; otherwise "".
         """
         if self._file is None:
             return ""
@@ -134,7 +136,7 @@ class SqliteDatabase:
         return result
 
     write_long = write
-    """The same as `write`, because statements have no time limit on SQLite; PostgreSQL needs a
+    """The same as `write`, because SQLite has no time limit for statements. PostgreSQL needs a
     separate method for migrations and rebuilds.
     """
 
@@ -195,9 +197,9 @@ async def open_database(
     Args:
         folder: the folder of the SQLite file; ignored if there is a `url`.
         url: the URL of a database server, or None for SQLite.
-        clock: its boot time is the database's time on SQLite.
+        clock: with SQLite, its boot time is the time of the database.
         boot: id of the current boot.
-        broker_ttl_ms: ttl that live brokers get if the stored times must be restarted.
+        broker_ttl_ms: the ttl that live brokers get if the stored times must be restarted.
         cluster: the name of the cluster to which the database must belong; "" accepts any.
         program: the version of keylane that opens the database.
         before: called with an existing database before anything is changed.
@@ -212,7 +214,7 @@ async def open_database(
         database = _create_database(location, clock, broker_ttl_ms=broker_ttl_ms)
     except (ImportError, SQLAlchemyError) as error:
         raise ConfigError(f"cannot use database_url: {error}") from error
-    except ValueError:  # its text may contain part of the password
+    except ValueError:  # its message may contain part of the password
         raise ConfigError(f"cannot use database_url: {UNREADABLE_URL}") from None
     try:
         if database.name == "sqlite":
@@ -231,8 +233,8 @@ async def open_database(
 
 
 def _embedded_url(folder: Path) -> URL:
-    """Return the URL of the embedded database. Checks that it can be opened, because after a failed
-    attempt of the driver its thread would leak.
+    """Return the URL of the embedded database. Checks first that it can be opened, because a failed
+    attempt of the driver would leak its thread.
     """
     if (folder / BROKER_FILE).exists() and not (folder / FILE).exists():
         raise DataFolderError(
@@ -253,9 +255,9 @@ def _embedded_url(folder: Path) -> URL:
 
 def _restrict_access(path: Path) -> None:
     """
-    Restrict access to the database to its user. SQLite creates its other files with the same mode.
+    Restrict access to the database to its owner. SQLite creates its other files with the same mode.
 
-    The folder is restricted too, unless it contains other files.
+    Access to the folder is also restricted, unless it contains other files.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_MODE))
@@ -269,13 +271,13 @@ def _restrict_access(path: Path) -> None:
         if {file.name for file in path.parent.iterdir()} <= {file.name for file in existing_files}:
             path.parent.chmod(PRIVATE_FOLDER_MODE)
     except OSError as error:
-        # Not fatal: SQLite will report if the database cannot be used.
+        # This is not fatal: SQLite will report an error if the database cannot be used.
         log.warning("cannot restrict the file mode of %s: %s", path, error.strerror or error)
 
 
 async def _enable_write_ahead_log(path: str) -> None:
-    """Set the journal mode, with retries, because SQLite's busy timeout does not apply while
-    another metaserver changes it.
+    """Set the journal mode. This is retried, because SQLite's busy timeout does not apply while
+    another metaserver is changing the mode.
     """
     for _ in range(BUSY_MS // LOCKED_PAUSE_MS):
         try:
@@ -284,13 +286,13 @@ async def _enable_write_ahead_log(path: str) -> None:
             return
         except sqlite3.Error as error:
             if "locked" not in str(error):
-                return  # whoever uses the file next reports the error
+                return  # reported by whoever uses the file next
         await asyncio.sleep(LOCKED_PAUSE_MS / 1000)
 
 
 def _create_database(url: URL, clock: Clock, *, broker_ttl_ms: int) -> SqlDatabase:
     if url.get_backend_name() == "postgresql":
-        # Imported here, because it loads parts of SQLAlchemy that SQLite does not need.
+        # Imported here because it loads parts of SQLAlchemy that are not needed for SQLite.
         from .postgres import PostgresDatabase
 
         return PostgresDatabase(url, clock, broker_ttl_ms=broker_ttl_ms)

@@ -1,12 +1,12 @@
-"""Hides the differences between SQLite and PostgreSQL: clocks, snapshots, upserts, the setup of
-connections, and limits on parameters.
+"""Hides the differences between SQLite and PostgreSQL: clocks, snapshots, upserts, connection
+setup, and limits on the number of parameters.
 
 Invariants
-    `now_ms()` is the database's own clock. On PostgreSQL it is `clock_timestamp()`, which advances
-    within a transaction. On SQLite it is the machine's boot-time clock, registered on every
-    connection: it includes suspended time and never jumps.
-    A long list of ids is divided among several statements in one transaction: PostgreSQL allows
-    32,767 parameters in a statement, SQLite 32,766.
+    `now_ms()` is the database's own clock. In PostgreSQL it is `clock_timestamp()`, which advances
+    within a transaction. In SQLite it is the machine's boot-time clock, registered on every
+    connection; it includes time spent suspended and never jumps.
+    A long list of ids is divided among several statements in one transaction, because PostgreSQL
+    allows 32,767 parameters in a statement, and SQLite 32,766.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 BUSY_MS = 5_000
-"""Longest time in milliseconds that a writer waits for another process on the same SQLite file."""
+"""Maximum time, in milliseconds, that a writer waits for another process that uses the same SQLite
+file.
+"""
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  a function in SQL
@@ -56,7 +58,8 @@ def begin_snapshot(connection: Connection) -> None:
     Make all statements of a read-only transaction see the same snapshot. Must be called before the
     first statement.
 
-    Otherwise, on PostgreSQL, each statement sees a new snapshot; SQLite always has one.
+    Otherwise each statement sees a new snapshot in PostgreSQL; in SQLite, a transaction always has
+    a single snapshot.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
@@ -67,8 +70,8 @@ class SqliteVersion:
     """A version of the database as seen by one connection, and the time at which it was read."""
 
     commits: tuple[int, int]
-    """Counters that equal those of an earlier version on the same connection only if nothing was
-    written since.
+    """Counters that equal those of an earlier version on the same connection only if nothing has
+    been written since.
     """
     now_ms: int
     """The database's time in milliseconds."""
@@ -76,9 +79,9 @@ class SqliteVersion:
 
 def read_sqlite_version(connection: Connection) -> SqliteVersion | None:
     """
-    Return the version of the database that this transaction sees; None on PostgreSQL.
+    Return the version of the database that this transaction sees; None with PostgreSQL.
 
-    It bypasses SQLAlchemy, which would take ten times as long.
+    This bypasses SQLAlchemy, which would take ten times as long.
     """
     if connection.dialect.name != "sqlite":
         return None
@@ -95,7 +98,7 @@ Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
-    """Insert the rows whose keys do not exist yet. For a single row, return 1 if it was inserted,
+    """Insert those rows whose keys do not exist yet. For a single row, return 1 if it was inserted,
     else 0.
     """
     if not rows:
@@ -104,7 +107,9 @@ def insert_new(connection: Connection, table: sa.Table, rows: Rows) -> int:
 
 
 def insert_or_replace(connection: Connection, table: sa.Table, rows: Rows) -> None:
-    """Insert complete rows; replace all other columns of rows whose primary key exists."""
+    """Insert complete rows. If the primary key of a row exists, all of its other columns are
+    replaced.
+    """
     if rows:
         connection.execute(_build_upsert(connection.dialect.name, table), rows)
 
@@ -144,9 +149,9 @@ def prepare_sqlite(
 
     Args:
         clock: its boot time becomes the database's time.
-        durable: a commit returns when it is on disk; otherwise it survives a crash of the process,
-            but perhaps not of the machine.
-        read_only: transactions only read, and do not wait for writers.
+        durable: a commit returns only when it is on disk; otherwise it survives a crash of the
+            process, but possibly not of the machine.
+        read_only: transactions only read and do not wait for writers.
     """
     synchronous = "FULL" if durable else "NORMAL"
 
@@ -155,7 +160,7 @@ def prepare_sqlite(
         try:
             configure(connection)
         except BaseException:
-            connection.close()  # otherwise its driver's thread would leak, unknown to the pool
+            connection.close()  # otherwise the driver's thread would leak, unknown to the pool
             raise
 
     def configure(connection: Any) -> None:
@@ -171,7 +176,8 @@ def prepare_sqlite(
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    # A deferred transaction may fail when it begins to write; an immediate one waits at its start.
+    # A deferred transaction may fail when it begins to write, whereas an immediate one waits at its
+    # start.
     begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
 
     def do_begin(dbapi_connection: PoolProxiedConnection) -> None:
@@ -179,8 +185,8 @@ def prepare_sqlite(
         cursor.execute(begin)
         cursor.close()
 
-    # Not a listener for "begin", which would slow down every statement of the engine. The dialect
-    # belongs to this engine only.
+    # This is not a listener for "begin", which would slow down every statement of the engine. The
+    # dialect is not shared with other engines.
     engine.dialect.do_begin = do_begin  # type: ignore[method-assign]
 
 
@@ -191,7 +197,7 @@ def skip_ids(connection: Connection, table: sa.Table, highest_id: int) -> None:
         sequence = sa.func.pg_get_serial_sequence(table.name, column.name)
         connection.execute(sa.select(sa.func.setval(sequence, highest_id)))
         return
-    # SQLite stores the highest id that it has ever assigned in a special table.
+    # SQLite stores the highest id it has ever assigned in a special table.
     sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
     is_of_table = sequences.c.name == table.name
     assigned_id = connection.execute(sa.select(sequences.c.seq).where(is_of_table)).scalar() or 0
@@ -207,7 +213,7 @@ IDS_PER_STATEMENT = 5_000
 
 
 def split_ids(ids: Collection[Id]) -> Iterator[list[Id]]:
-    """Yield the distinct ids in chunks of at most `IDS_PER_STATEMENT`, ascending, so that rows are
+    """Yield the distinct ids in ascending chunks of at most `IDS_PER_STATEMENT`, so that rows are
     always locked in the same order.
     """
     sorted_ids = sorted(set(ids))
@@ -218,6 +224,8 @@ def split_ids(ids: Collection[Id]) -> Iterator[list[Id]]:
 def read_in_chunks(
     connection: Connection, query: Executable, ids: Collection[Id]
 ) -> Iterator[Row[Any]]:
-    """Yield the rows of a query with a parameter `ids`, executed once for each chunk of ids."""
+    """Yield the rows of a query that has a parameter `ids` and is executed once per chunk of
+    ids.
+    """
     for chunk in split_ids(ids):
         yield from connection.execute(query, {"ids": chunk})

@@ -1,7 +1,7 @@
-"""Leases duties to metaservers. SQL, synchronous.
+"""Leases duties to metaservers. Runs SQL synchronously.
 
-A duty is a named lease under which only one of several metaservers does a piece of work. It
-prevents duplicate work, or excludes others for a limited time. It expires by the database's clock.
+A duty is a named lease that lets only one of several metaservers do a piece of work. It prevents
+duplicate work, or excludes others for a limited time. It expires according to the database's clock.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _release = (
     .returning(duties.c.held_until > now_ms())
 )
 DUTY_LEFT_MS = sa.select(duties.c.held_until - now_ms()).where(_by_name)
-"""Remaining time of the lease `of_name` in milliseconds; negative if it has expired."""
+"""Remaining time, in milliseconds, of the lease `of_name`; negative if it has expired."""
 
 
 def take_duty(connection: Connection, name: str, *, holder: str, lease_ms: int) -> bool:
-    """Take or renew a lease for `lease_ms`; return False if another holder has it."""
+    """Take or renew a lease for `lease_ms`. Return False if another holder has it."""
     insert_new(connection, duties, {"name": name, "holder": "", "held_until": 0})
     parameters = {"of_name": name, "of_holder": holder, "for_ms": lease_ms}
     return connection.execute(_take, parameters).rowcount == 1
 
 
 def release_duty(connection: Connection, name: str, *, holder: str) -> bool:
-    """Release a lease; return False if it had expired or another holder has it."""
+    """Release a lease. Return False if it had expired or another holder has it."""
     was_held = connection.execute(
         _release, {"of_name": name, "of_holder": holder}
     ).scalar_one_or_none()
@@ -65,7 +65,7 @@ def reset_duty(group_id: int) -> str:
 
 
 def rebuilt_duty(group_id: int) -> str:
-    """Return the name of the lease that prevents grants to a group after a rebuild, while sessions
-    from before may still be active.
+    """Return the name of the lease that prevents grants to a group after a rebuild, while earlier
+    sessions may still be active.
     """
     return f"rebuilt:{group_id}"

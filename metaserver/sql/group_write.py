@@ -1,4 +1,4 @@
-"""Serializes the writes of an SQLite database, or of a consumer group: queued work shares a
+"""Serializes the writes to an SQLite database, or to a consumer group. Queued work shares a
 transaction, separated by savepoints.
 
     urgent work ─┐                ┌─ SAVEPOINT ─ work ─ RELEASE
@@ -9,15 +9,15 @@ Heartbeats are urgent: a session that is not renewed in time ends, even if many 
 
 Invariants
     A caller gets its result after the commit of its work.
-    Failed work does not affect other work: if the shared transaction fails, each item is retried in
+    Failed work does not affect other work. If the shared transaction fails, each item is retried in
     a transaction of its own.
     Urgent work runs before all other work. It waits for at most one transaction, which starts no
     more work after `TRANSACTION_MS_MAX`.
-    Normal work does not starve: each transaction runs at least one item of it, and more if there is
+    Normal work does not starve. Each transaction runs at least one item of it, and more if there is
     time.
 
-This is group commit, as in the brokers' logs: a flush takes milliseconds, a savepoint a hundredth
-of that.
+This is group commit, as in the logs of brokers: a flush takes milliseconds, and a savepoint a
+hundredth of that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .transactions import ending_error
 
 BATCH_MAX = 128
 TRANSACTION_MS_MAX = 100
-"""Time in milliseconds after which a transaction starts no more work. It is well below a third of
+"""Time, in milliseconds, after which a transaction starts no more work. It is well below a third of
 the shortest ttl, but longer than a flush, so that transactions are still shared.
 """
 ROW_LOCKED = "another transaction holds the row of this consumer group in the database"
@@ -46,6 +46,8 @@ Work = Callable[[Connection], Any]
 
 @dataclass(frozen=True, slots=True)
 class _QueuedWork:
+    """Work that is waiting in the queue, and the future that gets its result."""
+
     work: Work
     durable: bool
     urgent: bool
@@ -55,6 +57,8 @@ class _QueuedWork:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """The error of an item of work, in place of a result."""
+
     error: Exception
 
 
@@ -75,8 +79,8 @@ class GroupCommitWriter:
         Args:
             run: runs work in a transaction, and raises StorageError if the transaction fails; its
                 second argument is `durable`.
-            boot_ms: the clock; by default that of the system.
-            wait_ms_max: time in milliseconds after which queued work is not started any more, and
+            boot_ms: the clock; by default the system clock.
+            wait_ms_max: time, in milliseconds, after which queued work is no longer started and
                 fails with a StorageError; None means no limit.
             on_idle: called when the queue becomes empty.
         """
@@ -91,11 +95,11 @@ class GroupCommitWriter:
 
     async def submit(self, work: Work, *, durable: bool, urgent: bool = False) -> Any:
         """
-        Run `work`, and return its result after its commit.
+        Run `work` and return its result after it has been committed.
 
         Args:
             durable: wait until the commit is on disk.
-            urgent: run before all work that is not urgent.
+            urgent: run this before all work that is not urgent.
 
         Raises:
             StorageError: the transaction failed, or the work was not started in time.
@@ -111,7 +115,7 @@ class GroupCommitWriter:
         return await future
 
     async def close(self) -> None:
-        """Refuse new work, and wait until the queued work is done."""
+        """Refuse new work and wait until the queued work is done."""
         self._closed = True
         while self._task is not None:
             await asyncio.wait([self._task])
@@ -127,12 +131,13 @@ class GroupCommitWriter:
             self._on_idle()
 
     def _is_late(self, queued: _QueuedWork) -> bool:
+        """Return True if the work has waited too long to be started."""
         waited_ms = self._boot_ms() - queued.queued_ms
         return self._wait_ms_max is not None and waited_ms >= self._wait_ms_max
 
     def _take_batch(self) -> list[_QueuedWork]:
-        """Remove the work of the next transaction from the queues: urgent work, then normal work,
-        of which at least one item is taken if there is any.
+        """Remove the work for the next transaction from the queues: urgent work first, then at
+        least one item of normal work, if there is any.
         """
         batch: list[_QueuedWork] = []
         for queue, count_max in (
@@ -150,7 +155,7 @@ class GroupCommitWriter:
         return batch
 
     async def _run_batch(self, batch: Sequence[_QueuedWork]) -> Sequence[_QueuedWork]:
-        """Run a batch, and return the work that was not started for lack of time."""
+        """Run a batch. Return the work that was not started for lack of time."""
         if len(batch) > 1:
             durable = any(queued.durable for queued in batch)
             try:
@@ -158,8 +163,8 @@ class GroupCommitWriter:
                     lambda connection: self._run_in_savepoints(connection, batch), durable
                 )
             except StorageError as error:
-                # Each item is retried separately, because only one of them may have failed. But if
-                # the database was locked, each retry would wait as long again.
+                # Each item is retried separately, because only one of them may have failed.
+                # However, if the database was locked, each retry would wait just as long again.
                 is_locked = error.details.get("operation") == "lock"
                 failed_work = [queued for queued in batch if is_locked or self._is_late(queued)]
                 for queued in failed_work:
@@ -182,10 +187,10 @@ class GroupCommitWriter:
 
     def _run_in_savepoints(self, connection: Connection, batch: Sequence[_QueuedWork]) -> list[Any]:
         """
-        Run a batch in the connection's transaction, and return the result or error of each item
-        that was started.
+        Run a batch in the connection's transaction. Return the result or error of each item that
+        was started.
 
-        Urgent work and the first normal item always run; further items only if there is time.
+        Urgent work and the first normal item always run; further items run only if there is time.
         """
         results: list[Any] = []
         deadline_ms = self._boot_ms() + TRANSACTION_MS_MAX
@@ -206,6 +211,7 @@ class GroupCommitWriter:
 
 
 def _resolve(future: asyncio.Future[Any], result: Any) -> None:
+    """Pass a result or error on to the caller that is waiting for it."""
     if future.done():  # the caller was cancelled, but its work is committed
         return
     if isinstance(result, _Failure):

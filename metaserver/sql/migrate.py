@@ -1,4 +1,5 @@
-"""Creates the schema, or migrates it with Alembic, in the caller's transaction. SQL, synchronous.
+"""Creates the schema, or migrates it with Alembic, in the caller's transaction. Runs SQL
+synchronously.
 
     no tables ─▶ all tables are created at HEAD, without Alembic; tests compare them with the
                  migrations
@@ -7,7 +8,8 @@
     revision of a newer keylane ─▶ used unchanged if the stored oldest reader allows this version;
                                    otherwise refused
 
-Therefore a metaserver of the previous version can still start while a cluster is being upgraded.
+As a result, a metaserver with the previous version can still start while a cluster is being
+upgraded.
 """
 
 from __future__ import annotations
@@ -26,24 +28,24 @@ from .dialect import insert_or_replace
 from .schema import facts, metadata
 
 if TYPE_CHECKING:
-    from alembic.config import Config  # loaded only where there is something to migrate
+    from alembic.config import Config  # loaded only if there is something to migrate
 
 HEAD = "0200"
-"""The newest revision; with this constant, opening an up-to-date database need not import
-Alembic.
+"""The newest revision. Thanks to this constant, Alembic need not be imported to open an up-to-date
+database.
 """
 OLDEST_READER = "0.2"
-"""The oldest minor version whose programs can use a schema at HEAD. Migrations that only add
-tables, or columns that are nullable or have a default, do not change it. A migration that removes,
-renames or narrows something must come one minor version after the last program that needs the old
-form, and raises it.
+"""The oldest minor version whose programs can use a schema at HEAD. It is not changed by migrations
+that only add tables, or columns that are nullable or have a default. A migration that removes,
+renames or narrows something raises it, and must come one minor version after the last program that
+needs the old form.
 """
 HEAD_OF = {"0.2": "0200"}
-"""Minor version → its revision. A test checks that the migrations after that of OLDEST_READER only
-add.
+"""Maps each minor version to its revision. A test checks that the migrations after that of
+OLDEST_READER only add things.
 """
 READER = "oldest reader of the schema"
-"""Name of the fact that holds the oldest reader."""
+"""Name of the fact that stores the oldest reader."""
 log = logging.getLogger("keylane.metaserver")
 _LOCK = 0x6B65796C616E65
 _revisions = sa.Table(
@@ -60,14 +62,14 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
     Create the schema, or migrate it to HEAD.
 
     Does nothing if the schema is at HEAD, or if a newer program has migrated it and this one can
-    use it.
+    still use it.
 
     Args:
         program: the version of keylane that opens the database.
 
     Raises:
-        ConfigError: the database was written by a keylane before the first release, or by a newer
-            one whose schema this one cannot use.
+        ConfigError: the database was written before the first release of keylane, or by a newer
+            version whose schema this one cannot use.
     """
     lock_schema(connection)
     revision = _read_revision(connection)
@@ -89,14 +91,14 @@ def migrate(connection: Connection, *, program: str = VERSION) -> None:
 
 
 def _has_no_tables(connection: Connection) -> bool:
-    """Return whether the database has neither keylane's tables nor Alembic's."""
+    """Return True if the database has neither keylane's tables nor Alembic's."""
     tables = set(sa.inspect(connection).get_table_names())
     return tables.isdisjoint({*metadata.tables, _revisions.name})
 
 
 def _create_tables(connection: Connection) -> None:
-    """Create all tables without Alembic, which would occupy memory as long as the metaserver
-    runs.
+    """Create all tables without Alembic, which would occupy memory as long as the metaserver is
+    running.
     """
     metadata.create_all(connection, checkfirst=False)
     _revisions.create(connection)
@@ -109,7 +111,7 @@ def _read_oldest_reader(connection: Connection) -> str | None:
 
 
 def _check_released(connection: Connection, revision: str) -> None:
-    """Check that the schema was written by a released program, which stores the oldest reader.
+    """Check that the schema was written by a released version, which stores the oldest reader.
     Raises ConfigError.
     """
     reader = (
@@ -145,9 +147,9 @@ def _check_reader(connection: Connection, program: str, error: Exception) -> Non
 
 
 def lock_schema(connection: Connection) -> None:
-    """Make other programs that open the database wait until the transaction ends; idempotent."""
+    """Make other programs that open the database wait until the transaction ends. Idempotent."""
     if connection.dialect.name == "postgresql":
-        # Two metaservers may start concurrently; on SQLite, writers wait for each other anyway.
+        # Two metaservers may start concurrently. In SQLite, writers wait for each other anyway.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
 
 

@@ -1,4 +1,6 @@
-"""Checks whether the process can open more files, because SQLite's errors do not tell."""
+"""Checks whether the process can open more files, because this cannot be seen from SQLite's
+errors.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ import os
 
 FILES_OF_DATABASE = 8
 """Number of file descriptors that must be free. A connection needs up to 3, some of which it has
-closed again by the time its error is reported; and several connections may be opened at the same
+already closed by the time its error is reported, and several connections may be opened at the same
 time.
 """
 
 
 def lacks_file_descriptors() -> bool:
-    """Return whether a connection may have failed because too few files can be opened."""
+    """Return True if a connection may have failed because the process cannot open enough files."""
     descriptors: list[int] = []
     try:
         first_descriptor = os.open(os.devnull, os.O_RDONLY)

@@ -1,5 +1,5 @@
 """Runs transactions on PostgreSQL, which several metaservers may share, and detects jumps of its
-clock. I/O: SQL.
+clock.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 CONNECTIONS = 8
 CONCURRENT_WRITES_MAX = CONNECTIONS - 3
-"""Maximum number of concurrent writes; the other connections are reserved for reads and heartbeats,
+"""Maximum number of concurrent writes. The other connections are reserved for reads and heartbeats,
 because hundreds of joins may arrive at the same time.
 """
 RENEWING_CONNECTIONS = 2
-"""Number of connections that only renewals use, so that they are not delayed by other work that
-waits for the database or for a row.
+"""Number of connections that are used only for renewals, so that these are not delayed by other
+work that is waiting for the database or for a row.
 """
 IDLE_MS = 5_000
-"""Time in milliseconds after which PostgreSQL ends an idle transaction of a metaserver, which
+"""Time, in milliseconds, after which PostgreSQL ends an idle transaction of a metaserver, which
 releases its locks.
 """
 _SETTINGS = {
     "idle_in_transaction_session_timeout": str(IDLE_MS),
-    # Required, because a statement that has waited for a row must read what was stored meanwhile;
-    # the database or the role may have another default.
+    # Required because a statement that has waited for a row must read what was stored in the
+    # meantime; the database or the role may have another default.
     "default_transaction_isolation": "read committed",
 }
 _SETTINGS_LONG = _SETTINGS | {"statement_timeout": "0", "lock_timeout": "0"}
 """Settings for migrations and rebuilds, which must not depend on the server's defaults."""
 ANSWER_S = 10.0
-"""Time limit in seconds of a statement, except in `write_long`. After it the connection is closed:
-the server may have vanished, and the kernel would only give up after a quarter of an hour. The
-limit is longer than IDLE_MS, for which another metaserver may hold a row, and a third of the
-default ttl, so that the next heartbeat is in time to keep a lease.
+"""Time limit, in seconds, for a statement, except in `write_long`. After this time the connection
+is closed, because the server may have vanished, and the kernel would only give up after a quarter
+of an hour. The limit is longer than IDLE_MS, for which another metaserver may hold a row. It is
+also a third of the default ttl, so that the next heartbeat is in time to keep a lease.
 """
 _now_query = sa.select(now_ms())
 
@@ -84,12 +84,12 @@ _DRIVER_PARAMETERS = frozenset(
 
 def _create_engine(url: URL, *, settings: dict[str, str], **options: Any) -> AsyncEngine:
     """
-    Create an engine for a URL, whose query may contain the libpq parameters that asyncpg supports,
+    Create an engine for a URL whose query may contain any libpq parameters that asyncpg supports,
     such as `sslmode` and `sslrootcert`.
 
-    asyncpg only reads these from a URL, but SQLAlchemy would pass them as arguments, which causes a
-    TypeError; so they are passed in a separate `dsn`. Unknown parameters are sent to the server,
-    which refuses them.
+    asyncpg reads these only from a URL, whereas SQLAlchemy would pass them as arguments, which
+    causes a TypeError. So they are passed in a separate `dsn`. Unknown parameters are sent to the
+    server, which rejects them.
     """
     query = {name: values for name, values in url.query.items() if name not in _DRIVER_PARAMETERS}
     arguments: dict[str, Any] = {"server_settings": settings, "timeout": ANSWER_S}
@@ -105,9 +105,10 @@ def _discard_connection(context: ExceptionContext) -> None:
     """
     Discard a connection whose statement timed out, or that is read-only.
 
-    After a timeout, a rollback would hang as well. The pool's idle connections are most likely dead
-    too, so all are replaced. A read-only connection may have been opened while the database was
-    read-only, or lead to a server that was demoted since, unlike a new connection.
+    After a timeout, a rollback would hang as well. The idle connections in the pool are most likely
+    dead too, so all of them are replaced. A read-only connection may have been opened while the
+    database was read-only, or may lead to a server that has since been demoted; a new connection
+    may be writable.
     """
     error = context.original_exception
     if isinstance(error, TimeoutError) or getattr(error, "sqlstate", None) == READ_ONLY:
@@ -130,14 +131,14 @@ def _create_pool(url: URL, connections: int) -> AsyncEngine:
 
 
 SESSION_CHECKS = 3
-"""Number of times that each of two connections queries its server process."""
+"""Number of times that two connections are each asked for the process that serves them."""
 _session_query = sa.text(
     "SELECT pg_backend_pid() AS process, "
     "current_setting('idle_in_transaction_session_timeout') AS idle"
 )
 SHARED_SESSION_STATES = frozenset({"26000", "42P05"})
-"""SQLSTATEs of errors caused by prepared statements of another session: unknown, or already
-defined.
+"""SQLSTATEs of errors that occur if prepared statements belong to another session: unknown, or
+already defined.
 """
 SHARED_SESSIONS = (
     "a pooler such as PgBouncer is in front of the database, and connections share sessions and "
@@ -146,7 +147,7 @@ SHARED_SESSIONS = (
     f"{','.join(_SETTINGS_LONG)}"
 )
 POOLER_ERRORS = ("unsupported startup parameter", "statement pooling mode")
-"""Substrings of PgBouncer's errors about startup parameters and transactions."""
+"""Substrings of the errors that PgBouncer reports about startup parameters and transactions."""
 SETTINGS_DROPPED = (
     "a pooler in front of the database drops the settings of new connections, so that a stopped "
     "metaserver may hold rows for a long time: ALTER ROLE … SET "
@@ -156,10 +157,10 @@ SETTINGS_DROPPED = (
 
 def shares_sessions(observed_processes: Sequence[tuple[int, int]]) -> bool:
     """
-    Return whether connections share server sessions.
+    Return True if connections share server sessions.
 
     Args:
-        observed_processes: (connection, server process) of successive transactions.
+        observed_processes: the (connection, server process) pairs of successive transactions.
     """
     distinct = set(observed_processes)
     connections, processes = ({pair[side] for pair in distinct} for side in (0, 1))
@@ -170,9 +171,9 @@ class PostgresDatabase:
     """
     PostgreSQL, with a pooled connection for each transaction. See `Database` for the contract.
 
-    Its wall clock may be set by people. A writing transaction reads the clock before and after its
-    work, a reading one only after it. If the clock jumped, the transaction is rolled back, the
-    stored times are restarted, and the work is repeated.
+    Its wall clock may be set by people. Writing transactions read the clock before and after their
+    work, and reading ones only after it. If the clock has jumped, the transaction is rolled back,
+    the stored times are restarted, and the work is repeated.
     """
 
     name = "postgresql"
@@ -190,8 +191,8 @@ class PostgresDatabase:
         self._restart_count = 0
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Register a callback that is called before a new connection is used; it may lead to
-        another server than before.
+        """Register a callback to be called before a new connection is used, because it may lead to
+        a different server than before.
         """
         for engine in (self._engine, self._renewal_engine):
             sa.event.listen(engine.sync_engine, "connect", lambda *_connection: call())
@@ -201,7 +202,7 @@ class PostgresDatabase:
         Check that connections keep their settings and prepared statements.
 
         Raises:
-            ConfigError: connections share sessions, because of a pooler.
+            ConfigError: connections share sessions because of a pooler.
             StorageError
         """
         observed_processes: list[tuple[int, int]] = []
@@ -243,10 +244,10 @@ class PostgresDatabase:
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """
-        See `Database.renew`. Work that may wait for a row must use `write_urgent`.
+        See `Database.renew`. Work that may have to wait for a row must use `write_urgent`.
 
-        Unlike on SQLite, the change is durable: the clock advances while a crashed server is down,
-        so a lost renewal would end the session.
+        Unlike in SQLite, the change is durable, because the clock advances while a crashed server
+        is down, so a lost renewal would end the session.
         """
         return await self._write_with(self._renewal_engine, work, *args, **kwargs)
 
@@ -257,6 +258,8 @@ class PostgresDatabase:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        """Run a writing transaction that checks the clock before and after its work."""
+
         def checked(connection: Connection) -> T:
             self._check_clock(connection)
             return self._run_checked(connection, work, *args, **kwargs)
@@ -266,7 +269,7 @@ class PostgresDatabase:
     async def write_long(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` as `write` does, but without time limits, for migrations and rebuilds."""
+        """Run `work` like `write`, but without time limits, for migrations and rebuilds."""
         engine = _create_engine(self._url, settings=_SETTINGS_LONG, poolclass=sa.NullPool)
         try:
             return await self._transactions.run(
@@ -290,7 +293,7 @@ class PostgresDatabase:
     async def _run(
         self, engine: AsyncEngine, work: Callable[[Connection], T], *, read_only: bool = False
     ) -> T:
-        """Run a transaction, and repeat it after each jump of the clock."""
+        """Run a transaction, repeating it after each jump of the clock."""
         while True:
             restarts_before = self._restart_count
             try:
@@ -316,6 +319,7 @@ class PostgresDatabase:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
+        """Run `work` and check the clock afterwards, even if it fails."""
         try:
             result = work(connection, *args, **kwargs)
         except KeylaneError:

@@ -13,16 +13,16 @@
 
 Invariants
     Ids of subjects, partitions, operations and groups are never reused, not even after a deletion.
-    `groups.last_token` only rises, and every grant takes the next token, so no two grants of a
-    group share one.
-    `expires_at` is in milliseconds of the database's clock, and is only compared with that clock.
+    `groups.last_token` never decreases, and every grant takes the next token, so no two grants of a
+    group have the same one.
+    `expires_at` is in milliseconds on the database's clock, and is only compared with that clock.
 
-`name_limits` has limits that subjects of a name or pattern share; see `access/quota_rows.py` and
-`cluster/subjects.py`.
+`name_limits` stores limits shared by all subjects that match a name or pattern; see
+`access/quota_rows.py` and `cluster/subjects.py`.
 
-`deletions` and `publications` are the history. Their rows, and those of finished operations, are
-deleted after some time. `ended_at` is the age of the history, a fact that the database counts, at
-which the end of a row was noticed; NULL until then. See `retention/history.py`.
+`deletions` and `publications` form the history. Their rows, and those of finished operations, are
+deleted after some time. `ended_at` is the age of the history, as counted in a fact, at the time
+when the end of a row was noticed; NULL until then. See `retention/history.py`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ metadata = MetaData(
     }
 )
 
-# SQLite only generates ids if the column type is exactly INTEGER, which also holds 64 bits.
+# SQLite generates ids only if the column type is exactly INTEGER, which also has 64 bits.
 BigId = BigInteger().with_variant(Integer(), "sqlite")
 
 facts = Table(
@@ -475,7 +475,7 @@ drained = Table(
 heard = Table(
     "heard",
     metadata,
-    # No foreign key: an operation must not wait for a lock of the group's row.
+    # There is no foreign key, because an operation must not wait for a lock on the group's row.
     Column("group_id", BigId, primary_key=True, autoincrement=False),
     Column("partition_id", ForeignKey(partitions.c.partition_id), primary_key=True, index=True),
 )

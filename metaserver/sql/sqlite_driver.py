@@ -1,11 +1,11 @@
-"""Runs transactions on SQLite through aiosqlite, each of them entirely in the connection's thread.
+"""Runs transactions on SQLite through aiosqlite, each entirely in the thread of its connection.
 
     SQLAlchemy's asyncio with aiosqlite      begin ⇄   each statement ⇄ ⇄ ⇄ ⇄   commit ⇄
     this module                              begin, all statements, commit ⇄
 
-Each hop (⇄) waits for another thread, which takes long on a busy machine, and a transaction has a
-dozen statements. Work must only use its connection and arguments, because it runs in another thread
-than the event loop.
+Each hop (⇄) waits for another thread, which takes a long time on a busy machine, and a transaction
+has a dozen statements. Work may only use its connection and its arguments, because it does not run
+in the thread of the event loop.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 STATEMENTS_MAX = 1_000
 """Size of the statement caches of SQLAlchemy and SQLite, larger than any connection needs."""
 CHUNK_ROWS = 64
-"""A required parameter of aiosqlite, for iteration, which is not used here."""
+"""A required parameter of aiosqlite for iteration, which is not used here."""
 
 
 class ThreadedConnection(aiosqlite.Connection):
     """An aiosqlite connection whose thread can run arbitrary functions."""
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Call `function` in the connection's thread, and return its result. It continues if the
-        caller is cancelled.
+        """Call `function` in the connection's thread and return its result. The function continues
+        to run if the caller is cancelled.
         """
         result: T = await self._execute(function)  # type: ignore[no-untyped-call]
         return result
@@ -46,7 +46,8 @@ class ThreadedConnection(aiosqlite.Connection):
 
 class SqliteTransactions:
     """
-    Runs transactions on a single connection, one at a time, in the order of the calls.
+    Runs transactions on a single connection, one at a time, in the order in which they are
+    submitted.
 
     Args:
         prepare: configures the engine before its first transaction.
@@ -60,12 +61,14 @@ class SqliteTransactions:
             poolclass=StaticPool,
             query_cache_size=STATEMENTS_MAX,
         )
-        """Used only in the connection's thread; sqlite3 refuses others."""
+        """Used only in the connection's thread; sqlite3 rejects other threads."""
         prepare(self.engine)
         self._connection: ThreadedConnection | None = None
         self._sqlite: sqlite3.Connection | None = None
         self._transaction_connection: Connection | None = None
-        """The engine's connection for all transactions; used only in the connection's thread."""
+        """The engine's connection for all transactions; used only in the thread of the SQLite
+        connection.
+        """
         self._open_lock = asyncio.Lock()
         self._closed = False
         self.pending = 0
@@ -78,7 +81,7 @@ class SqliteTransactions:
         **kwargs: P.kwargs,
     ) -> T:
         """
-        Run `work` in a transaction, and return its result. The transaction completes even if the
+        Run `work` in a transaction and return its result. The transaction completes even if the
         caller is cancelled.
 
         Raises:
@@ -91,7 +94,8 @@ class SqliteTransactions:
         try:
             connection = self._connection
             if connection is None:
-                # Shielded, because a connection would leak if the caller were cancelled now.
+                # Shielded because a connection would leak if the caller were cancelled at this
+                # point.
                 connection = await shield(self._open())
             return await connection.run(partial(self._transact, work, *args, **kwargs))
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
@@ -105,14 +109,14 @@ class SqliteTransactions:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Run a transaction; called in the connection's thread."""
+        """Run a transaction. Must be called in the connection's thread."""
         if self._transaction_connection is None:
             self._transaction_connection = self.engine.connect()
         with self._transaction_connection.begin():
             return work(self._transaction_connection, *args, **kwargs)
 
     async def _open(self) -> ThreadedConnection:
-        """Return the connection, which is opened on first use."""
+        """Return the connection, opening it on first use."""
         async with self._open_lock:
             if self._closed:
                 raise ending_error()
@@ -125,7 +129,7 @@ class SqliteTransactions:
             return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        """Open the SQLite connection; called in the connection's thread."""
+        """Open the SQLite connection. Must be called in the connection's thread."""
         self._sqlite = sqlite3.connect(self._url.database or "", cached_statements=STATEMENTS_MAX)
         return self._sqlite
 
@@ -134,14 +138,14 @@ class SqliteTransactions:
         return self._sqlite
 
     def _close_connection(self) -> None:
-        """Close the connection for transactions; called in the connection's thread."""
+        """Close the connection for transactions. Must be called in the connection's thread."""
         if self._transaction_connection is not None:
             self._transaction_connection.close()
         self.engine.dispose()
 
     async def close(self) -> None:
-        """Refuse new transactions, wait `CLOSE_S` for the running ones, then interrupt them, and
-        close the connection.
+        """Refuse new transactions, wait up to `CLOSE_S` for the running ones, then interrupt them
+        and close the connection.
         """
         self._closed = True
         async with self._open_lock:

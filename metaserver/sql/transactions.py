@@ -1,5 +1,5 @@
-"""Runs transactions, with retries if the database requests them; a writing transaction completes
-even if its caller is cancelled. I/O: SQL.
+"""Runs transactions, with retries if the database requests them. A writing transaction completes
+even if its caller is cancelled.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ T = TypeVar("T")
 ATTEMPTS = 3
 CLOSE_S = 2.0
 ORPHANED_READ_S = 0.5
-"""Longest time in seconds that a read may continue after its caller was cancelled. Cancelling it at
-once would cost its connection.
+"""Maximum time, in seconds, that a read may continue after its caller has been cancelled.
+Cancelling it immediately would cost its connection.
 """
 _RETRY_STATES = {"40001", "40P01"}  # serialization failure, deadlock
 READ_ONLY = "25006"
-"""SQLSTATE of writes to a PostgreSQL standby, or with default_transaction_read_only."""
+"""SQLSTATE of writes to a PostgreSQL standby, or with `default_transaction_read_only`."""
 
 
 class TransactionRunner:
@@ -37,9 +37,10 @@ class TransactionRunner:
     Runs transactions on asyncio engines.
 
     A transaction continues if its caller is cancelled, because otherwise its connection would be
-    lost; one that only reads is cancelled after `ORPHANED_READ_S`. Its error is dropped.
+    lost; one that only reads is cancelled after `ORPHANED_READ_S`. Errors of such transactions are
+    ignored.
 
-    `close` also waits for such transactions, so every connection is closed.
+    `close` also waits for these transactions, so that every connection is closed.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,8 @@ class TransactionRunner:
         read_only: bool = False,
     ) -> T:
         """
-        Run `work` in a transaction, and return its result. Raises its errors, and StorageError.
+        Run `work` in a transaction and return its result. Raises StorageError and any error of
+        `work`.
 
         Args:
             read_only: `work` only reads.
@@ -75,10 +77,10 @@ class TransactionRunner:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as retrieved: the caller may have been cancelled
+            task.exception()  # mark it as retrieved, because the caller may have been cancelled
 
     async def close(self) -> None:
-        """Refuse new transactions, wait `CLOSE_S` for the running ones, then cancel them."""
+        """Refuse new transactions, wait up to `CLOSE_S` for the running ones, then cancel them."""
         self._closed = True
         if not self._tasks:
             return
@@ -91,11 +93,11 @@ class TransactionRunner:
 
 async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) -> T:
     """
-    Run `work` in a transaction, and return its result. After a serialization failure or a deadlock
-    it is retried, up to `ATTEMPTS` attempts in all.
+    Run `work` in a transaction and return its result. After a serialization failure or a deadlock,
+    it is retried, with up to `ATTEMPTS` attempts in total.
 
     Raises:
-        StorageError: nothing was changed; or, with fate UNKNOWN, the connection broke during the
+        StorageError: nothing was changed or, with fate UNKNOWN, the connection was lost during the
             commit.
         Exception: any error of `work`.
     """
@@ -121,7 +123,7 @@ async def run_transaction(engine: AsyncEngine, work: Callable[[Connection], T]) 
 
 
 def _transaction_error(error: Exception, url: URL, *, committing: bool) -> StorageError:
-    """Build the error of a transaction; a commit without a reply may have taken effect."""
+    """Build the error of a transaction. A commit without a reply may have taken effect."""
     storage_failure = storage_error(error, url)
     has_reply = getattr(getattr(error, "orig", None), "sqlstate", None) is not None
     if committing and not has_reply:
@@ -133,7 +135,7 @@ def _transaction_error(error: Exception, url: URL, *, committing: bool) -> Stora
 
 
 async def _close_without_rollback(connection: AsyncConnection) -> None:
-    """Close the connection of a cancelled transaction, without a rollback, which would hang if the
+    """Close the connection of a cancelled transaction without a rollback, which would hang if the
     database is frozen.
     """
     raw_connection = await connection.get_raw_connection()
@@ -153,7 +155,7 @@ def ending_error() -> StorageError:
 def storage_error(error: Exception, url: URL) -> StorageError:
     """Convert a driver's error to a StorageError whose message says what to do."""
     lines = str(getattr(error, "orig", None) or error).splitlines()
-    # A TimeoutError has no text.
+    # A TimeoutError has no message.
     text = (
         lines[0] if lines else "no answer in time, or another transaction holds a row that it needs"
     )

@@ -1,13 +1,13 @@
-"""Monitors whether the database is writable and responds, by the results of transactions and
-probes. I/O: SQL.
+"""Monitors whether the database is writable and responsive, based on the results of transactions
+and probes.
 
     a write fails ─▶ not writable, until a probe succeeds
     no write for QUIET_MS, or not writable ─▶ a health check probes, at most once every PROBE_MS
 
     a transaction is open, and none has ended for SILENT_MS ─▶ silent, until the next one ends
 
-If the database can be read but not written (full disk, standby), routes are served, but leases
-cannot be renewed.
+If the database can be read but not written to (full disk, standby), routes are still served, but
+leases cannot be renewed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUIET_MS = 5_000
 PROBE_MS = 500
 PROBE_TIMEOUT_S = 2.0
 SILENT_MS = 2_000
-"""Time in milliseconds after which a database that does not respond counts as silent."""
+"""Time, in milliseconds, after which an unresponsive database counts as silent."""
 PROBE_FACT = "written"
 
 
@@ -44,15 +44,15 @@ class WatchedDatabase:
         self._boot_ms = clock.boot_ms
         self._problem = ""
         self._last_write_ms = clock.boot_ms()
-        """Boot time in milliseconds of the last successful write; opening the database counts as
-        one.
+        """Time of the last successful write, in milliseconds since boot; opening the database
+        counts as a write.
         """
         self._last_probe_ms = 0
         self._open_count = 0
         """Number of open transactions."""
         self._silent_since_ms: int | None = None
-        """Boot time in milliseconds since which transactions are open and none has ended; None if
-        none is open.
+        """Time, in milliseconds since boot, since which transactions have been open and none has
+        ended; None if none is open.
         """
         self._probe_task: asyncio.Task[None] | None = None
 
@@ -62,7 +62,7 @@ class WatchedDatabase:
         return self._database.name
 
     def on_new_connection(self, call: Callable[[], None]) -> None:
-        """Register a callback for each new connection to a database server; unused with SQLite."""
+        """Register a callback for new connections to a database server. Not used with SQLite."""
         if not isinstance(self._database, SqliteDatabase):
             self._database.on_new_connection(call)
 
@@ -91,7 +91,7 @@ class WatchedDatabase:
         return await self._watch_response(self._database.read(work, *args, **kwargs))
 
     async def _watch_response(self, transaction: Awaitable[T]) -> T:
-        """Await a transaction, and record whether the database responds."""
+        """Await a transaction and record whether the database responds."""
         if self._silent_since_ms is None:
             self._silent_since_ms = self._boot_ms()
         self._open_count += 1
@@ -107,25 +107,27 @@ class WatchedDatabase:
                 self._silent_since_ms = self._boot_ms() if self._open_count else None
 
     def describe_silence(self) -> str:
-        """Return for how long the database has not responded, as text, or ""."""
+        """Return a text that says for how long the database has not responded, or ""."""
         if self._silent_since_ms is None:
             return ""
         silent_ms = self._boot_ms() - self._silent_since_ms
         return f"nothing for {silent_ms // 1000} s" if silent_ms >= SILENT_MS else ""
 
     async def _watch_write(self, transaction: Awaitable[T]) -> T:
-        """Await a writing transaction, and record whether it succeeds."""
+        """Await a writing transaction and record whether it succeeds."""
         try:
             result = await self._watch_response(transaction)
         except StorageError as error:
             self._report_problem(error.message)
             raise
-        # This does not clear a problem, because many transactions do not change anything.
+        # A success does not clear a problem, because many transactions do not change anything.
         self._last_write_ms = self._boot_ms()
         return result
 
     async def problem(self) -> str:
-        """Return why the database cannot be written, or ""; may write a probe to find out."""
+        """Return the reason why the database cannot be written to, or "". May write a probe to find
+        out.
+        """
         if isinstance(self._database, SqliteDatabase) and (
             lost_file_problem := self._database.lost_file()
         ):
@@ -147,7 +149,7 @@ class WatchedDatabase:
         return self._problem
 
     async def _write_probe(self) -> None:
-        """Write a fact to find out whether the database is writable."""
+        """Write a fact in order to find out whether the database is writable."""
         try:
             await self._database.write_urgent(_write_fact, str(self._boot_ms()))
         except StorageError as error:
@@ -166,7 +168,7 @@ class WatchedDatabase:
         self._problem = reason
 
     async def close(self) -> None:
-        """Cancel the probe; the database itself is closed by whoever opened it."""
+        """Cancel the probe. The database itself must be closed by whoever opened it."""
         if self._probe_task is not None:
             self._probe_task.cancel()
             await asyncio.wait([self._probe_task])

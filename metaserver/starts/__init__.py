@@ -1,1 +1,1 @@
-"""The starts of new consumer groups."""
+"""Determines and stores where new consumer groups start."""

@@ -1,4 +1,4 @@
-"""Plans the offsets at which a new consumer group begins in the partitions. Pure."""
+"""Plans the offsets at which a new consumer group starts on each partition. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..resets.cursors import PartitionOffsets, compute_cursors
 
 
 def check_start(start: GroupStart) -> None:
-    """Check that a start has a time and cursors if, and only if, its kind needs them. Raises
+    """Check that a start has a time or cursors if, and only if, its kind requires them. Raises
     InvalidRequestError.
     """
     if (start.at in {StartAt.TIME, StartAt.CURSORS}) != (start.at_ms is not None):
@@ -31,20 +31,21 @@ def compute_start_cursors(
     history: Sequence[PartitionHistory] = (),
 ) -> dict[int, int]:
     """
-    Return partition id → offset of the first message that the group reads; an empty result means
-    the first message of each partition.
+    Return a dict that maps each partition id to the offset of the first message that the group
+    reads. An empty dict means the first message of each partition.
 
-    A group whose tokens brokers have seen is not new: the database has lost it, and it continues
-    where it was.
+    If brokers have already seen tokens of the group, it is not new: the database has lost it, and
+    it continues where it was.
 
     Args:
-        expired_ends: id of a partition whose data is gone → its end offset.
-        history: every partition of the subject; needed for a start at cursors.
+        expired_ends: maps the id of each partition whose data is gone to its end offset.
+        history: all partitions the subject has ever had; only needed for a start at cursors.
 
     Raises:
-        PartitionUnknownError: cursors name a partition that the subject never had.
+        PartitionUnknownError: a cursor refers to a partition that the subject never had.
         JobError: a publication replaced messages on both sides of a cursor.
-        OffsetOutOfRangeError: messages after a cursor are gone, or a cursor is after the end.
+        OffsetOutOfRangeError: messages after a cursor have been removed, or a cursor is beyond the
+            end of its partition.
     """
     if start.at is StartAt.EARLIEST or any(offsets.fence for offsets in all_offsets):
         return {}
@@ -64,8 +65,8 @@ def _backfill_cursors(
     *,
     static: bool,
 ) -> dict[int, int]:
-    """Return the same as `compute_start_cursors` for a group that continues where a backfill ended,
-    so that no message in between is missing or repeated.
+    """Like `compute_start_cursors`, but for a group that continues where a backfill ended, so that
+    no message in between is missing or repeated.
     """
     parents = {int(entry.partition.partition_id): entry.partition.parents for entry in history}
     end_offsets = {int(entry.partition.partition_id): entry.end_offset for entry in history}

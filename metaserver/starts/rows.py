@@ -1,4 +1,4 @@
-"""Rows of new groups that do not begin at the earliest message. SQL, synchronous.
+"""Stores the rows of new groups that do not start at the earliest message. Runs SQL synchronously.
 
     no group
         ─▶ group, and a row of `starts` for each partition: one transaction fixes every cursor
@@ -7,8 +7,8 @@
 Invariants
     The transaction that inserts a group fixes its start on every existing partition; no later
     transaction changes it.
-    A partition is not granted while it has a row: see groups/leases.py.
-    Children of a resize that are opened later have no row, and begin at their first message.
+    A partition is not granted while it has a row; see `groups/leases.py`.
+    Children of a resize that are opened later have no row, and are read from their first message.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ..sql.schema import brokers, groups, partitions, starts, subjects
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartScope:
-    """A group's subject, with the group's id and settings if the group exists, else with the
-    partitions on which it will begin.
+    """A group's subject. If the group exists, also its id and settings; otherwise, the partitions
+    on which it will start.
     """
 
     subject: SubjectRow
@@ -47,7 +47,7 @@ class StartScope:
     left_out: tuple[Partition, ...] = ()
     """Abandoned partitions on silent brokers."""
     expired_ends: Mapping[int, int | None] = field(default_factory=dict)
-    """Ids of partitions whose data is gone → end offset."""
+    """Maps the id of each partition whose data is gone to its end offset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class PendingStart:
     """True if the partition has expired, so that there is nothing to store."""
     broker_group: str
     address: str | None
-    """The broker's host:port; None if it is silent."""
+    """The `host:port` of the broker; None if it is silent."""
 
 
 _expired_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).where(
@@ -76,7 +76,7 @@ _expired_query = sa.select(partitions.c.partition_id, partitions.c.end_offset).w
 
 def read_start_scope(connection: Connection, subject: str, group: str) -> StartScope:
     """
-    Return the rows that creating a group needs.
+    Return the rows needed to create a group.
 
     Raises:
         InvalidRequestError, SubjectUnknownError
@@ -122,16 +122,16 @@ def begin_group(
     fence: int = 0,
 ) -> bool:
     """
-    Insert a group, and fix its start.
+    Insert a group and fix its start.
 
     Args:
-        cursors: partition id → offset of the first message that the group reads; empty: the first
-            message of every partition.
+        cursors: maps each partition id to the offset of the first message that the group reads; if
+            empty, every partition is read from its first message.
         fence: highest token of the group that the brokers have seen.
 
     Returns:
-        False if the partitions have changed, or the group was created meanwhile, so that the caller
-        must plan again.
+        False if the partitions have changed or the group has been created in the meantime, so that
+        the caller must plan again.
 
     Raises:
         SubjectUnknownError, OverloadedError, GroupDeletedError
@@ -199,8 +199,8 @@ _pending_query = (
 def pending_starts(
     connection: Connection, *, limit: int, after: tuple[int, int] = (0, 0)
 ) -> list[PendingStart]:
-    """Return the next starts that brokers, even silent ones, still have to store. The order is by
-    (group id, partition id), beginning above `after`.
+    """Return the next starts that brokers, including silent ones, still have to store, ordered by
+    (group id, partition id) and starting above `after`.
     """
     parameters = {"after_group": after[0], "after_partition": after[1], "most": limit}
     return [
@@ -235,7 +235,7 @@ def complete_starts(
     Record that brokers have stored a group's starts, so that the group may be granted these
     partitions.
 
-    Starts whose rows a reset or a deletion has removed meanwhile are skipped.
+    Starts whose rows have since been removed by a reset or a deletion are skipped.
     """
     tokens = {start.partition_id: start.token for start in stored_starts}
     mark_unsettled(connection, group_id)

@@ -1,4 +1,4 @@
-"""Creates consumer groups, and has brokers store their starts. Network I/O around SQL.
+"""Creates consumer groups and has brokers store where they start. Does network I/O and runs SQL.
 
     ends of the partitions ─▶ SQL: group, cursors fixed ─▶ brokers: fence and cursor ─▶ SQL: ready,
                                     │                                 partition by partition
@@ -7,9 +7,9 @@
 
 Invariants
     Nothing is stored before every broker has replied with its offsets. After the transaction,
-    repeats and other members change no cursor.
-    Messages from the cursors on are kept for the group: its brokers store the cursors before
-    `create` returns, and then retention waits for the group.
+    repeated calls and other members do not change any cursor.
+    Messages from the cursors on are retained for the group: the brokers store the cursors before
+    `create` returns, and from then on retention waits for the group.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from .rows import (
 
 log = logging.getLogger("keylane.metaserver")
 PLANS_MAX = 5
-"""Most attempts to plan one creation while its partitions change."""
+"""Maximum number of attempts to plan a creation while its partitions keep changing."""
 STORE_PAUSES_MS = (20, 50, 100, 200, 400, 800)
-"""Backoff times, in milliseconds, of `create` while a broker does not store a start; a flush takes
-milliseconds.
+"""Delays, in milliseconds, before `create` asks a broker again to store a start; a flush takes a
+few milliseconds.
 """
 PENDING_MAX = 1_024
-"""Most partitions in one batch of `resume`."""
+"""Maximum number of partitions in one batch of `resume`."""
 
 
 class StartService:
@@ -87,12 +87,12 @@ class StartService:
 
     async def create(self, subject: str, group: str, request: CreateGroup) -> GroupSettings:
         """
-        Create a group; a repeat changes nothing. The group will get every message that is stored
-        after this call.
+        Create a group. Repeating the call has no effect. The group will get every message that is
+        stored after this call.
 
         Raises:
             InvalidRequestError, SubjectUnknownError, OverloadedError, GroupDeletedError
-            ConflictError: it exists with another start or strategy.
+            ConflictError: the group exists with another start or strategy.
             BusyError: the partitions keep changing; nothing was changed.
             NotSentError: a broker does not respond; nothing was changed.
             UnfinishedError: the start is fixed, but a broker has not stored it.
@@ -127,7 +127,7 @@ class StartService:
 
     async def begin(self, subject: str, group: str, request: CreateGroup) -> None:
         """
-        Create a group unless it exists, and ask its brokers to store its start.
+        Create a group, if it does not exist, and ask the brokers to store its start.
 
         Raises:
             KeylaneError: any error of `create` after which nothing was changed.
@@ -175,6 +175,7 @@ class StartService:
         )
 
     async def _store_new_group(self, subject: str, group: str) -> None:
+        """Announce a new group to its brokers and have them store where it starts."""
         scope = await self._database.read(read_start_scope, subject, group)
         if scope.group_id is not None:
             await self._announce(scope.group_id)
@@ -199,6 +200,7 @@ class StartService:
     async def _read_offsets(
         self, scope: StartScope, group: str, request: CreateGroup
     ) -> list[PartitionOffsets]:
+        """Read the offsets of all partitions, unless the group starts at the earliest message."""
         if request.start.at is StartAt.EARLIEST:
             return []
 
@@ -211,7 +213,7 @@ class StartService:
         return await asyncio.gather(*map(read, scope.partitions))
 
     async def _store_starts(self, pending_batch: Sequence[PendingStart]) -> None:
-        """Ask brokers to store cursors, and record those that are stored."""
+        """Ask brokers to store cursors and record which ones have been stored."""
         results = await asyncio.gather(*map(self._store_start, pending_batch))
         starts_by_group: dict[int, list[PendingStart]] = {}
         for start, is_stored in zip(pending_batch, results, strict=True):
@@ -221,7 +223,7 @@ class StartService:
             await self._database.write(complete_starts, group_id, starts)
 
     async def _store_start(self, start: PendingStart) -> bool:
-        """Ask a broker to store a cursor; returns whether that is done or not needed."""
+        """Ask a broker to store a cursor. Return True if it has been stored or need not be."""
         if start.expired:
             return True
         request = SetCursor(
@@ -233,7 +235,8 @@ class StartService:
                 try:
                     await broker.control(endpoints.SET_CURSOR, request, id=start.partition_id)
                 except OffsetOutOfRangeError as error:
-                    # The broker runs on an older copy of its folder, which ends before the cursor.
+                    # The broker is running on an older copy of its folder, which ends before the
+                    # cursor.
                     log.warning("partition %d: %s", start.partition_id, error.message)
                     request_at_end = replace(request, cursor=error.next_offset or 0)
                     await broker.control(

@@ -1,1 +1,1 @@
-"""Compares the database with the brokers; nothing is changed."""
+"""Compares the database with the brokers, without changing anything."""

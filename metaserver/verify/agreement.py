@@ -1,15 +1,15 @@
 """Detects that the database lacks partitions or changes that brokers have, after a failover that
-lost commits or a restore of an older copy. Network I/O around `checks.py`.
+lost commits or the restore of an older copy. Does network I/O and runs SQL.
 
     a start, a new connection to the database,
     a broker that returns, or has a higher id
       ─▶ read the database ─▶ ask the brokers ─▶ read the database: something is missing
-      (`find_differences`) ─▶ the same result again: the fact BEHIND is stored, so that calls create
-      nothing, and
+         (`find_differences`)
+      ─▶ the same result again: the fact BEHIND is stored, so that calls create nothing, and
          readiness and a metric show it
       ─▶ nothing is missing any more: the fact is deleted
 
-Losses that concern no broker are not detected.
+Losses that do not affect any broker are not detected.
 """
 
 from __future__ import annotations
@@ -29,41 +29,43 @@ from .service import read_views
 
 log = logging.getLogger("keylane.metaserver")
 CHECK_INTERVAL_S = 5.0
-"""Interval, in seconds, of reading the fact and, while it is stored, of asking the brokers."""
+"""Interval, in seconds, at which the fact is read and, while it is stored, the brokers are
+asked.
+"""
 CONFIRM_S = 1.0
-"""Pause, in seconds, between the two comparisons that must have the same result."""
+"""Pause, in seconds, between the two comparisons, which must have the same result."""
 PAUSE_FACTOR = 4
-"""Ratio of the pause after a check to the check's duration: requests come in bursts, for example
-when all brokers were late.
+"""Ratio of the pause after a check to the duration of the check. Requests come in bursts, for
+example when all brokers were late.
 """
 CALL_TIMEOUT_MS = 3_000
 SETTLE_TIMEOUT_S = 4.0
-"""Seconds for which a call that changes partitions waits for the comparison after a start or a new
-connection.
+"""How long, in seconds, a call that changes partitions waits for the comparison after a start or a
+new connection.
 """
 
 
 class AgreementWatch:
-    """Compares the database with brokers on request, and stores whether the database lacks
-    something.
+    """Compares the database with brokers on request, and records whether the database lacks
+    anything.
     """
 
     def __init__(self, database: Database, network: Network) -> None:
         self._database = database
         self._network = network
         self._pending_groups: set[str] | None = None
-        """Broker groups to ask in the next comparison; None: all."""
+        """Broker groups to ask in the next comparison; None means all of them."""
         self._requested = asyncio.Event()
         self._requested.set()  # for the comparison at the start
         self._settled = asyncio.Event()
         self._ahead_groups: frozenset[str] = frozenset()
-        """Broker groups that had more than the database when they last replied."""
+        """Broker groups that, according to their last reply, had more than the database."""
         self._logged_behind = False
         """True if the log last reported that the database lacks something."""
 
     def request_comparison(self, broker_group: str | None = None) -> None:
-        """Request a comparison with a broker group. None requests one with all groups, for which
-        calls that create something wait.
+        """Request a comparison with a broker group. None requests one with all groups, which calls
+        that create something wait for.
         """
         if broker_group is None:
             self._pending_groups = None
@@ -73,7 +75,7 @@ class AgreementWatch:
         self._requested.set()
 
     async def wait_until_settled(self) -> None:
-        """Wait until the comparison for which creations wait is done, at most
+        """Wait until the comparison that creations wait for is done, for at most
         `SETTLE_TIMEOUT_S`.
         """
         if not self._settled.is_set():
@@ -81,7 +83,7 @@ class AgreementWatch:
                 async with asyncio.timeout(SETTLE_TIMEOUT_S):
                     await self._settled.wait()
             except TimeoutError:
-                pass  # a broker or the database does not respond; the call itself will notice
+                pass  # a broker or the database does not respond, as the call itself will find out
 
     async def run(self) -> None:
         """Compare on request, until cancelled."""
@@ -102,8 +104,8 @@ class AgreementWatch:
             await asyncio.sleep(min(CHECK_INTERVAL_S, PAUSE_FACTOR * (clock() - started_s)))
 
     async def check(self) -> None:
-        """Read the fact, ask the brokers if the fact is stored or a comparison is requested, and
-        store or delete the fact. Raises StorageError.
+        """Read the fact, ask the brokers if the fact is stored or a comparison has been requested,
+        and store or delete the fact. Raises StorageError.
         """
         missing_data = await self._database.read(read_missing_data)
         if not missing_data and not self._requested.is_set():
@@ -133,14 +135,14 @@ class AgreementWatch:
             self._settled.set()
 
     async def _compare(self, groups: Collection[str] | None) -> set[Difference]:
-        """Return everything that these broker groups have and the database lacks; None: all
+        """Return everything that these broker groups have and the database lacks. None means all
         groups.
         """
         views = await read_views(
             self._database, self._network, broker_groups=groups, timeout_ms=CALL_TIMEOUT_MS
         )
         rows = {row.broker_group: row for row in views.before.brokers}
-        # A broker that does not respond will be compared when it reports itself.
+        # A broker that does not respond will be compared when it sends its next report.
         answers = [each for each in views.answers if _is_from(rows[each.broker_group], each)]
         differences = set(find_differences(Index(replace(views, answers=answers))))
         # A group that does not respond now may still be ahead, unless its row was deleted.
@@ -152,7 +154,7 @@ class AgreementWatch:
         return differences
 
     def _log_change(self, missing_data: str) -> None:
-        """Log that the fact was stored or deleted, by this or another metaserver."""
+        """Log that the fact was stored or deleted by this or another metaserver."""
         if bool(missing_data) == self._logged_behind:
             return
         self._logged_behind = bool(missing_data)
@@ -164,7 +166,9 @@ class AgreementWatch:
 
 
 def _is_from(broker: BrokerRow, answer: BrokerAnswer) -> bool:
-    """Return whether the broker of this row answered, and not another one at its address."""
+    """Return True if the answer is from the broker in this row, and not from another one at its
+    address.
+    """
     hosted = answer.hosted
     return (
         hosted is not None
@@ -174,7 +178,7 @@ def _is_from(broker: BrokerRow, answer: BrokerAnswer) -> bool:
 
 
 def _describe(differences: Collection[Difference]) -> str:
-    """Return a sentence with the first difference and the number of further ones."""
+    """Return a sentence with the first difference and the number of others."""
     first, *others = sorted(differences)
     suffix = f", and {counted(len(others), 'difference')} more" if others else ""
     return f"{first.text}{suffix}"

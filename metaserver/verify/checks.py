@@ -1,8 +1,8 @@
-"""Checks that compare the database with the brokers, each with a code and a name. Pure.
+"""Defines the checks that compare the database with the brokers, each with a code and a name. Pure.
 
-A check is a function that yields a sentence for each violation of its claim. Its input is snapshots
-of the database and the brokers' replies. A broker that does not respond violates only V03; the
-other checks skip its partitions.
+A check is a function that yields a sentence for each violation of its claim. Its input consists of
+snapshots of the database and the replies of the brokers. A broker that does not respond violates
+only V03; all other checks skip its partitions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupRow:
     tokens: Mapping[int, int] = field(default_factory=dict)
     drained_ids: Collection[int] = ()
     announced_ids: Collection[int] = ()
-    """Ids of partitions whose brokers have the group on their disks."""
+    """Ids of the partitions whose brokers have stored the group."""
     deleting: bool = False
     """True while brokers are forgetting the group."""
 
@@ -63,7 +63,7 @@ class OperationRow:
     running: bool
     """True if it blocks other operations on the subject."""
     idle_ms: int
-    """Milliseconds without a driver; 0 or less while it has a driver."""
+    """For how many milliseconds it has had no driver; 0 or less while it has one."""
     problem: str = ""
     steps: Mapping[int, StepAction] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class SqlView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerAnswer:
-    """The partitions that a broker hosts; if it did not respond, `hosted` is None and `problem` is
+    """The partitions that a broker hosts. If it did not respond, `hosted` is None and `problem` is
     the reason.
     """
 
@@ -106,8 +106,8 @@ class Views:
     """
     A snapshot of the database, the brokers' replies, and a later snapshot of the database.
 
-    A broker must have everything that the first snapshot has, and the second snapshot must have
-    everything that the broker has. So changes between the snapshots are not violations.
+    A broker must have everything in the first snapshot, and the second snapshot must have
+    everything that the broker has. So changes between the snapshots do not count as violations.
     """
 
     before: SqlView
@@ -118,7 +118,7 @@ class Views:
 OPEN, SEALED, PLANNED = PartitionState.OPEN, PartitionState.SEALED, PartitionState.PLANNED
 VIOLATIONS_MAX = 100
 IDLE_MS_MAX = 30_000
-"""Milliseconds after which an operation without a driver counts as stuck."""
+"""Time, in milliseconds, after which an operation without a driver counts as stuck."""
 
 
 class Difference(NamedTuple):
@@ -132,7 +132,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check; `find` yields a sentence for each violation of its claim."""
+    """A check. `find` yields a sentence for each violation of its claim."""
 
     code: str
     name: str
@@ -158,18 +158,18 @@ class Index:
                 self.at_broker[answer.broker_group, status.partition_id] = status
 
     def status(self, view: PartitionView) -> PartitionStatus | None:
-        """Return a partition's status at its broker group; None if the broker does not host it or
-        did not respond.
+        """Return a partition's status at its broker group. Return None if the broker does not host
+        it or did not respond.
         """
         partition = view.partition
         return self.at_broker.get((partition.broker_group, partition.partition_id))
 
     def answered(self, broker_group: str) -> bool:
-        """Return whether a broker group has replied."""
+        """Return True if a broker group has replied."""
         return broker_group in self._answered
 
     def was_known(self, subject_id: int, name: str) -> bool:
-        """Return whether the first snapshot has a consumer group, which may have been deleted
+        """Return True if the first snapshot has a consumer group, even if it has been deleted
         since.
         """
         return any((row.subject_id, row.name) == (subject_id, name) for row in self.before.groups)
@@ -183,7 +183,7 @@ class Index:
 
 
 def verify(views: Views) -> Verification:
-    """Run all checks, and return their results in order."""
+    """Run all checks and return their results in order."""
     index = Index(views)
     results = []
     for check in CHECKS:
@@ -260,7 +260,7 @@ def keep_visible_parents(
     partitions: Mapping[int, PartitionView], child: PartitionView
 ) -> Partition:
     """
-    Return a partition with only those parents that readers see.
+    Return a partition with only those parents that readers can see.
 
     A partition with two parents of the same range was created by a cut: one parent belongs to the
     hidden subject, and replaces the other when it is published.
@@ -287,8 +287,8 @@ def keep_visible_parents(
 
 
 def _same_subject(view: SqlView, parent: PartitionView, child: PartitionView) -> bool:
-    """Return whether parent and child belong to the same subject, or one of them to a hidden
-    subject that was created for the other's.
+    """Return True if parent and child belong to the same subject, or if one of them belongs to a
+    hidden subject that was created for the subject of the other.
     """
     if parent.subject_id == child.subject_id:
         return True
@@ -338,9 +338,9 @@ def _gone_parents(
     index: Index, status: PartitionStatus, partition: Partition
 ) -> frozenset[PartitionId]:
     """
-    Return the parents that the broker still has, although SQL no longer has rows for them.
+    Return the parents that the broker still has even though there are no longer any rows for them.
 
-    They belonged to a deleted hidden subject, or were replaced before the database was rebuilt.
+    These belonged to a deleted hidden subject, or were replaced before the database was rebuilt.
     """
     facts = () if status.facts is None else status.facts.partition.parents
     known_ids = index.before.partitions.keys() | index.after.partitions.keys()
@@ -353,8 +353,8 @@ def _compare_facts(
     status: PartitionStatus,
     gone_parents: Collection[PartitionId],
 ) -> Iterator[tuple[str, object, object]]:
-    """Yield (name, value in SQL, value at the broker) for each fact that differs; `gone_parents`
-    are ids of parents that no longer exist.
+    """Yield (name, value in SQL, value at the broker) for each fact that differs. `gone_parents`
+    are the ids of parents that no longer exist.
     """
     if status.facts is None:
         expected_facts: dict[str, object] = {"subject": subject.hosted_name, "name": partition.name}
@@ -410,11 +410,11 @@ def _check_unknown_partitions(index: Index) -> Iterator[str]:
 
 
 def _find_missing_partitions(index: Index) -> Iterator[Difference]:
-    """Yield the partitions that brokers host, and that SQL does not know or assigns to other
+    """Yield the partitions that brokers host but that SQL does not know or assigns to other
     brokers.
     """
     for (group, partition_id), status in index.at_broker.items():
-        # A partition that only the first snapshot has was dropped after its broker's reply.
+        # A partition that is only in the first snapshot was dropped after its broker had replied.
         row = index.after.partitions.get(partition_id) or index.before.partitions.get(partition_id)
         if row is None:
             text = (
@@ -432,8 +432,8 @@ def _find_missing_partitions(index: Index) -> Iterator[Difference]:
 
 
 def _find_missing_seals(index: Index) -> Iterator[Difference]:
-    """Yield the partitions that are open in SQL but sealed at their brokers, although no operation
-    seals them.
+    """Yield the partitions that are open in SQL but sealed at their brokers, even though no
+    operation is sealing them.
     """
     sealing_ids = {
         partition_id
@@ -452,7 +452,7 @@ def _find_missing_seals(index: Index) -> Iterator[Difference]:
 
 
 def _find_missing_removals(index: Index) -> Iterator[Difference]:
-    """Yield the partitions that both snapshots have, but that their brokers do not host."""
+    """Yield the partitions that are in both snapshots but that their brokers do not host."""
     for row in index.before.partitions.values():
         partition = row.partition
         later_row = index.after.partitions.get(partition.partition_id)
@@ -471,13 +471,13 @@ def find_differences(index: Index) -> Iterator[Difference]:
     """
     Yield the partitions, seals and removals that brokers have and the database lacks.
 
-    Only a database that lost commits lacks any, because a change is committed before a broker is
-    asked to apply it.
+    Only a database that has lost commits lacks any of these, because a change is committed before a
+    broker is asked to apply it.
     """
     known_ids = index.before.partitions.keys() | index.after.partitions.keys()
     highest_id = max(known_ids, default=0)
     for each in _find_missing_partitions(index):
-        # An unknown but not higher id belongs to a deleted partition in an older copy of a data
+        # An unknown id that is not higher belongs to a deleted partition in an older copy of a data
         # folder.
         if each.partition_id in known_ids or each.partition_id > highest_id:
             yield each
@@ -587,7 +587,7 @@ def _check_drained(index: Index) -> Iterator[str]:
 
 def _has_changed(index: Index, group: GroupRow, partition_id: int) -> bool:
     """
-    Return whether a row of `drained` has changed since the first snapshot.
+    Return True if a row of `drained` has changed since the first snapshot.
 
     A reset deletes such rows and grants new tokens; expiry deletes those of removed partitions.
     """
@@ -731,13 +731,13 @@ CHECKS = (
         _check_announced_groups,
     ),
 )
-"""All checks; the meaning of a code never changes."""
+"""All checks. The meaning of a code never changes."""
 
 
 def find_early_drains(view: SqlView, group: GroupRow) -> Iterator[str]:
     """
-    Yield a sentence for each partition that a group has drained before a parent, so that children
-    could be read before the parent.
+    Yield a sentence for each partition that a group has drained before one of its parents, so that
+    children could be read before that parent.
 
     A parent that has expired or was abandoned does not block children, nor does one that was
     published after the child was drained. A parent with a higher token was granted later, or was
@@ -767,10 +767,10 @@ def find_unknown_groups(
     subject: SubjectRow, row: PartitionView, status: PartitionStatus, groups: list[GroupRow]
 ) -> Iterator[str]:
     """
-    Yield a sentence for each group that the partition's broker does not know, so that it may remove
-    messages that the group has not read.
+    Yield a sentence for each group that the partition's broker does not know, because the broker
+    may then remove messages that the group has not read.
 
-    If retention is by time only, a grant does not wait until the broker knows the group.
+    With purely time-based retention, a grant does not wait until the broker knows the group.
 
     Args:
         groups: the subject's groups in the first snapshot.
@@ -799,8 +799,8 @@ def find_unknown_groups(
 def find_broken_chain(
     partitions: Mapping[int, PartitionView], partition: Partition
 ) -> Iterator[str]:
-    """Yield a sentence for each gap between a static subject's partition and its parent;
-    `partitions` maps id → partition.
+    """Yield a sentence for each gap between a static subject's partition and its parent.
+    `partitions` maps each id to its partition.
     """
     if len(partition.parents) > 1:
         parent_count = len(partition.parents)

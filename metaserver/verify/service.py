@@ -1,5 +1,5 @@
-"""Reads the database, asks every broker, reads the database again, and runs the checks. Network I/O
-and SQL around `checks.py`.
+"""Reads the database, asks every broker, reads the database again, and runs the checks. Does
+network I/O and runs SQL.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from .checks import (
 
 
 def read_sql_view(connection: Connection) -> SqlView:
-    """Read one snapshot of the database; must be the first read of its transaction."""
+    """Read one snapshot of the database. Must be the first read of its transaction."""
     begin_snapshot(connection)
     return SqlView(
         subjects={subject.subject_id: subject for subject in all_subjects(connection)},
@@ -139,7 +139,7 @@ CONCURRENT_CALLS_MAX = 16
 
 
 async def verify_cluster(database: Database, network: Network) -> Verification:
-    """Run all checks; a broker that does not respond is a violation, not an error. Raises
+    """Run all checks. A broker that does not respond is a violation, not an error. Raises
     StorageError.
     """
     return await asyncio.to_thread(verify, await read_views(database, network))
@@ -156,7 +156,7 @@ async def read_views(
     Read the database, ask brokers for their partitions, and read the database again.
 
     Args:
-        broker_groups: the broker groups to ask; None: all.
+        broker_groups: the broker groups to ask; None means all.
 
     Raises:
         StorageError

@@ -14,8 +14,8 @@ branch_labels = None
 depends_on = None
 
 _BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-"""The type of generated ids, with 64 bits on every database: SQLite generates ids only for a column
-of the exact type INTEGER.
+"""The type of generated ids, which have 64 bits in every database. SQLite generates ids only for
+columns whose type is exactly INTEGER.
 """
 
 TABLES = (

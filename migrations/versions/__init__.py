@@ -1,1 +1,1 @@
-"""One file for each version of the schema; the first creates the schema of 0.2.0."""
+"""One file per version of the schema; the first one creates the schema of 0.2.0."""

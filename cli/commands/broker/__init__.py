@@ -1,1 +1,3 @@
-"""`keylane broker`: broker groups known to the metaserver, and data folders of stopped brokers."""
+"""`keylane broker`: broker groups known to the metaserver, and the data folders of stopped
+brokers.
+"""

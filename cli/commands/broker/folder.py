@@ -50,7 +50,7 @@ SCHEDULED_FIELDS = (
     *("segment", "position", "kind", "scheduled_ids", "delivery", "subject", "logical"),
     *("deliver_at_ms", "sent_at_ns", "value_bytes", "subject_id", "value", "properties", "damage"),
 )
-"""Fields of the records that the log and the schedule journal have; no record has all."""
+"""The fields of records in the log and in the schedule journal; no record has all of them."""
 
 
 @contextmanager
@@ -58,13 +58,13 @@ def locked_folder(
     folder: Path, output: OutputFormat, *, writes: bool = False
 ) -> Iterator[RealFiles]:
     """
-    Lock the folder and yield its files; print errors and exit with status 1.
+    Lock the folder and yield its files. If this fails, print the error and exit with status 1.
 
     A read-only folder is rejected if the caller `writes` to it.
     """
     files = make_files(str(folder))
     try:
-        read_identity(files)  # before the lock, which would create a missing folder
+        read_identity(files)  # checked before locking, which would create a missing folder
         _lock(files, folder, writes=writes)
         yield files
     except KeylaneError as error:
@@ -75,7 +75,7 @@ def locked_folder(
 
 
 def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
-    """Lock the folder; raise DataFolderError if a broker uses it."""
+    """Lock the folder. Raises DataFolderError if a broker is using it."""
     try:
         if writes:
             files.lock()
@@ -92,7 +92,7 @@ def _lock(files: RealFiles, folder: Path, *, writes: bool) -> None:
 
 
 def verify_folder(folder: Path, output: OutputFormat) -> None:
-    """Check every checksum of a data folder; exit status 1 if anything is wrong."""
+    """Check every checksum in a data folder. Exit with status 1 if anything is wrong."""
     with (
         locked_folder(folder, output) as files,
         _showing_position("checking the log", files) as reached,
@@ -122,7 +122,9 @@ def verify_folder(folder: Path, output: OutputFormat) -> None:
 
 @contextmanager
 def _showing_position(what: str, files: Files) -> Iterator[Callable[[int], None]]:
-    """Show how much of the log is read; yield the function that takes the position."""
+    """Show how much of the log has been read. Yields the function to call with each new
+    position.
+    """
     start, end = log_bounds(files)
     reached = start
 
@@ -135,7 +137,7 @@ def _showing_position(what: str, files: Files) -> Iterator[Callable[[int], None]
 
 
 class _StopWalk(Exception):  # noqa: N818 - not an error
-    """Ends a walk over records after enough were printed."""
+    """Raised to end a walk over records after enough of them have been printed."""
 
 
 def dump_folder(
@@ -226,7 +228,7 @@ def dump_scheduled(folder: Path, output: OutputFormat, *, limit: int, messages: 
 
 
 def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dict[str, Any]:
-    """Return a journal record as field names and values."""
+    """Return a journal record as a dict of fields."""
     fields: dict[str, Any] = {
         "segment": location.segment,
         "position": location.position,
@@ -259,7 +261,7 @@ def _scheduled_fields(location: Place, record: Record, *, messages: bool) -> dic
 
 
 def _record_fields(header: Header, body: memoryview, *, messages: bool) -> dict[str, Any]:
-    """Return a log record as field names and values."""
+    """Return a log record as a dict of fields."""
     kind = Kind(header.kind).name
     record: dict[str, Any] = {
         "position": header.position,
@@ -352,7 +354,7 @@ def rebuild(folder: Path, index: str, output: OutputFormat) -> None:
 
 
 def switch(folder: Path, to: str, output: OutputFormat) -> None:
-    """Convert the index to this kind from the other one."""
+    """Convert the index from the other kind to this one."""
     _check_kind(to)
     _run_on_indexes(
         folder, output, "converting the index", lambda files, _reached: [switch_index(files, to)]
@@ -360,11 +362,12 @@ def switch(folder: Path, to: str, output: OutputFormat) -> None:
 
 
 def verify(folder: Path, output: OutputFormat) -> None:
-    """Compare all indexes with the log; exit with status 1 if anything differs."""
+    """Compare all indexes with the log. Exit with status 1 if anything differs."""
     _run_on_indexes(folder, output, "comparing indexes with the log", verify_indexes)
 
 
 def _check_kind(index: str) -> None:
+    """Raise BadParameter unless `index` is a kind of index."""
     if index not in INDEX_KINDS:
         raise click.BadParameter(f"{index!r} is neither {' nor '.join(INDEX_KINDS)}")
 
@@ -375,6 +378,7 @@ def _run_on_indexes(
     what: str,
     work: Callable[[Files, Callable[[int], None]], list[IndexReport]],
 ) -> None:
+    """Run `work` on the indexes of a folder and show its reports."""
     with (
         locked_folder(folder, output, writes=True) as files,
         _showing_position(what, files) as reached,

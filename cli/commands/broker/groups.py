@@ -1,5 +1,5 @@
-"""`keylane broker` list, cordon, uncordon and accept, which ask the metaserver, and health, which
-asks the broker.
+"""`keylane broker` list, cordon, uncordon and accept, which query the metaserver, and health, which
+queries the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...screen import make_table, show_data, show_line, show_table
 
 
 async def list_brokers(meta: str, output: OutputFormat) -> None:
-    """Show every broker group that has ever reported."""
+    """Show every broker group that has ever sent a report."""
     async with open_admin(meta) as admin:
         broker_list = await admin.list_brokers()
     if output is not OutputFormat.TABLE:
@@ -71,7 +71,7 @@ def show_cordon(view: BrokerView) -> None:
 
 
 def show_accepted(accepted: RefusedBroker, *, dry_run: bool) -> None:
-    """Show that a broker serves an outdated data folder, and which messages are given up."""
+    """Show that a broker may serve an outdated data folder, and which messages are given up."""
     verb = "would continue" if dry_run else "continues"
     show_line(
         f"{accepted.broker_group} {verb} with the data folder at {accepted.address}, which was "
@@ -90,13 +90,12 @@ async def show_outdated(meta: str, *, group: str, address: str) -> None:
 
 TIMEOUT_MS = 5_000
 TIME_LABELS = {"next_ms": "next at"}
-"""Field with a time in milliseconds since 1970 → its label in a table."""
+"""Maps each field that contains a time in milliseconds since 1970 to its label in a table."""
 
 
 async def show_health(address: str, output: OutputFormat) -> None:
     """
-    Show a broker's health; exit with status 1 if it accepts no writes or the metaserver refuses
-    it.
+    Show a broker's health. Exit with status 1 if it accepts no writes or the metaserver refuses it.
 
     Raises:
         ConfigError, NotSentError
@@ -114,7 +113,7 @@ async def show_health(address: str, output: OutputFormat) -> None:
 
 
 def health_rows(details: Mapping[str, object]) -> list[tuple[str, str | None]]:
-    """Return table rows of label and value; mappings and lists become one row per element."""
+    """Return table rows of a label and a value. Mappings and lists become one row per element."""
     rows: list[tuple[str, str | None]] = []
     for name, value in sorted(details.items()):
         label = name.replace("_", " ")
@@ -136,7 +135,7 @@ def _format_cell(name: object, value: object) -> str | None:
 
 
 def format_value(value: object) -> str | None:
-    """Format a JSON value as a table cell, in words and numbers; None is shown as a dash."""
+    """Format a JSON value as a table cell, in words and numbers. None is shown as a dash."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):

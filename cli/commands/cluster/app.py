@@ -1,4 +1,4 @@
-"""The commands `keylane cluster …`."""
+"""`keylane cluster`: the options and help of its commands."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 397
-"""Validity in days, the limit of public authorities: a renewal that is due only after years would
-be forgotten.
+"""Validity in days, which is the limit of public authorities. A renewal that is only due after
+several years would be forgotten.
 """
 LEEWAY = dt.timedelta(days=1)
-"""How far a certificate's validity is backdated: a host whose clock is behind can then start, and
-`keylane cluster check` reports it.
+"""How far a certificate's validity is backdated, so that a host whose clock is slow can start and
+is reported by `keylane cluster check`.
 """
 
 
@@ -35,7 +35,7 @@ class CertificatePair:
 
 
 class CertificateAuthority:
-    """A new authority, valid from `now`; its private key exists only in this object."""
+    """A new authority that is valid from `now`. Its private key exists only in this object."""
 
     def __init__(self, name: str, now: dt.datetime) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
@@ -62,7 +62,7 @@ class CertificateAuthority:
 
         Args:
             names: host names and addresses; the first is also the common name.
-            start: start of the validity; None: the authority's `now`.
+            start: start of the validity; by default the authority's `now`.
             days: validity in days.
         """
         key = ec.generate_private_key(ec.SECP256R1())

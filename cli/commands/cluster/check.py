@@ -1,4 +1,4 @@
-"""`keylane cluster check`: queries every server of a cluster, and shows problems with advice.
+"""`keylane cluster check`: queries every server of a cluster and shows problems with advice.
 
 metaservers ─▶ their brokers ─▶ each: reachable?  ready?  certificate?  metrics (GET /metrics)
                              ─▶ findings (`judge_reports`)
@@ -40,11 +40,11 @@ TIMEOUT_MS = 5_000
 
 async def check_cluster(meta: str, output: OutputFormat) -> None:
     """
-    Check every server, and show the reports and findings.
+    Check every server and show the reports and findings.
 
     Raises:
         ConfigError: an address or a TLS file cannot be used.
-        click.exceptions.Exit: there are findings; the status is 1.
+        click.exceptions.Exit: there are findings; the exit status is 1.
     """
     addresses = parse_addresses(meta)
     tls = tls_of_environment()
@@ -75,7 +75,7 @@ async def check_cluster(meta: str, output: OutputFormat) -> None:
 
 
 async def _broker_addresses(addresses: Sequence[str], findings: list[Finding]) -> list[str]:
-    """Return the addresses of the brokers known to the metaservers; add a finding for each broker
+    """Return the addresses of the brokers known to the metaservers. Adds a finding for each broker
     that is not available.
     """
     try:
@@ -142,7 +142,7 @@ async def _fetch_report(
 
 
 async def _fetch_health(network: HttpNetwork, address: str) -> Health:
-    """Fetch a server's health; raise KeylaneError if it does not answer."""
+    """Fetch a server's health. Raises KeylaneError if it does not respond."""
     text, _date = await network.get_text(
         address, READY.path, timeout_ms=TIMEOUT_MS, statuses=(200, 503)
     )
@@ -187,8 +187,8 @@ def _parse_metrics(text: str) -> _Metrics:
 async def _fetch_certificate(
     address: str, tls: TlsSettings | None
 ) -> tuple[float | None, tuple[str, ...]]:
-    """Return the expiry, in seconds since 1970, and the names of a server's certificate, which an
-    earlier connection has validated.
+    """Return the expiry, in seconds since 1970, and the names of a server's certificate, which has
+    been validated by an earlier connection.
     """
     if tls is None:
         return None, ()

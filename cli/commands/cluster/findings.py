@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 
 CLOCK_DIFFERENCE_S_MAX = 2.0
-"""Tolerated clock difference in seconds: servers report their time in whole seconds."""
+"""Tolerated clock difference in seconds. Servers report their time in whole seconds."""
 EXPIRES_SOON_S = 30 * 86_400
 DISK_FREE_SHARE_MIN = 0.1
 
 
 class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server reported to this host; `failure` says why it could not be reached."""
+    """What a server reported to this host. `failure` is the reason why it could not be reached."""
 
     program: str
     address: str
@@ -23,18 +23,18 @@ class ServerReport(msgspec.Struct, frozen=True, kw_only=True):
     clock_difference_s: float | None = None
     """The server's clock minus this host's clock, in seconds."""
     certificate_ends_s: float | None = None
-    """Expiry of the certificate in seconds since 1970; None without TLS."""
+    """Expiry of the certificate, in seconds since 1970; None without TLS."""
     certificate_names: tuple[str, ...] = ()
     insecure_network: bool = False
     access_off: bool = False
     not_ready: str = ""
-    """The reason why the server is not ready; "" if it is."""
+    """The reason why the server is not ready; "" if it is ready."""
     not_ready_advice: str = ""
     disk_bytes: int | None = None
     disk_free_bytes: int | None = None
 
     def row(self) -> tuple[object, ...]:
-        """Return the server's row in the table."""
+        """Return the row for the server in the table."""
         if self.failure:
             return self.address, self.program, "not reached", None, None, None
         difference_s, expires_s = self.clock_difference_s, self.certificate_ends_s
@@ -55,7 +55,7 @@ def _format_difference(difference_s: float) -> str:
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A problem, and what to do about it."""
+    """A problem and what to do about it."""
 
     problem: str
     advice: str

@@ -24,7 +24,7 @@ OWN_NAMES = ("localhost", "127.0.0.1")
 
 def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: OutputFormat) -> None:
     """
-    Write the files, and show what to do with them.
+    Write the files and show what to do with them.
 
     Raises:
         ConfigError: the folder is not empty or cannot be written; its content was not changed.
@@ -46,7 +46,7 @@ def init_cluster(folder: Path, plan: ClusterPlan, *, keylane: str, output: Outpu
 
 
 def _remove_contents(folder: Path) -> None:
-    """Remove the written files, because the next run needs an empty folder."""
+    """Remove the files written so far, because the next run needs an empty folder."""
     for path in list(folder.iterdir()):
         with contextlib.suppress(OSError):
             if path.is_dir():
@@ -56,7 +56,7 @@ def _remove_contents(folder: Path) -> None:
 
 
 def _create_folder(folder: Path) -> None:
-    """Create the folder; raise ConfigError if that fails or it is not empty."""
+    """Create the folder. Raises ConfigError if this fails or if the folder is not empty."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         existing = next(folder.iterdir(), None)
@@ -85,7 +85,7 @@ def _render_files(
         yield f"{host}/ca.pem", authority_pair.certificate, PUBLIC
         yield f"{host}/server.pem", pair.certificate, PUBLIC
         yield f"{host}/server.key", pair.key, SECRET
-        # With PostgreSQL, it contains the database password.
+        # With PostgreSQL, this file contains the database password.
         yield f"{host}/{SETTINGS_FILE}", plan.settings_of(host, tokens).encode(), SECRET
         if host in plan.hosts:
             token = tokens.of_broker[plan.group_of(host)]
@@ -95,7 +95,9 @@ def _render_files(
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Create a file with this mode from the start, so a secret is never readable by others."""
+    """Create a file with the given mode from the start, so that a secret is never readable by
+    others.
+    """
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
-"""Builds the settings files, systemd units and tokens for the hosts of a new cluster; writes
-nothing.
+"""Builds the settings files, systemd units and tokens for the hosts of a new cluster. Writes
+nothing to disk.
 
-The administrator and each broker get a token; metaservers get only the hashes.
+The administrator and each broker get a token; metaservers get only the hashes of the tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ....protocol.errors import ConfigError
 from ....protocol.text import PORT_MAX, parse_number, url_problem
 
 BROKER_FILE = "broker.token"
-"""Name of the file with the token of a host's broker, next to the settings."""
+"""Name of the file that contains the token of a host's broker, next to the settings."""
 
 
 class ClusterTokens:
     """
-    New tokens. The one of `admin` is shown once and never written to a file.
+    The tokens of a new cluster. The token of `admin` is shown once and never written to a file.
 
     Args:
         brokers: names of the broker groups.
@@ -36,7 +36,7 @@ class ClusterTokens:
 
     @property
     def for_metaservers(self) -> dict[str, object]:
-        """A metaserver's access settings."""
+        """The access settings of a metaserver."""
         hashes = [f"{name}:{token_hash(token)}" for name, token in self.of_broker.items()]
         return {
             "access": "on",
@@ -46,7 +46,7 @@ class ClusterTokens:
 
     @property
     def for_brokers(self) -> dict[str, object]:
-        """A broker's access settings."""
+        """The access settings of a broker."""
         return {"access": "on", "token_file": BROKER_FILE}
 
 
@@ -61,24 +61,26 @@ class ClusterPlan:
     The hosts, ports and folders of a new cluster.
 
     Raises:
-        ConfigError: it lists all invalid or repeated hosts and all other invalid values.
+        ConfigError: some values are invalid, or a host is repeated; the message lists all problems.
     """
 
     hosts: Sequence[str]
     """Names or addresses at which the hosts are reached."""
     postgresql: str | None
-    """URL of the metaservers' database. None: one metaserver, on the first host, with an embedded
-    database.
+    """URL of the metaservers' database. If None, the only metaserver runs on the first host, with
+    an embedded database.
     """
     data: str
     """Folder for stored data, on each host."""
     meta_port: int
     broker_port: int
     meta_only: Sequence[str] = ()
-    """Hosts with a metaserver and no broker; if there are any, `hosts` have only brokers."""
+    """Hosts with a metaserver but no broker. If there are any, the hosts in `hosts` have only
+    brokers.
+    """
     name: str = ""
-    """Name of the cluster, which prevents mixing programs and databases of different clusters; ""
-    for none.
+    """Name of the cluster, which prevents programs and databases of different clusters from being
+    mixed up; "" for none.
     """
 
     def __post_init__(self) -> None:
@@ -118,7 +120,7 @@ class ClusterPlan:
 
     @property
     def meta_hosts(self) -> Sequence[str]:
-        """The hosts with a metaserver: several if they share a database, otherwise one."""
+        """The hosts with a metaserver: several if they share a database, otherwise only one."""
         if self.meta_only:
             return self.meta_only
         return self.hosts if self.postgresql else self.hosts[:1]
@@ -175,7 +177,7 @@ class ClusterPlan:
         return {"cluster": self.name} if self.name else {}
 
     def units_of(self, host: str, keylane: str) -> dict[str, str]:
-        """Return a host's systemd units by file name; `keylane` is the path of the command."""
+        """Return a host's systemd units by file name. `keylane` is the path of the command."""
         hosts = {"broker": self.hosts, "metaserver": self.meta_hosts}
         programs = [name for name, members in hosts.items() if host in members]
         return {
@@ -188,8 +190,8 @@ def _address(host: str, port: int) -> str:
 
 
 def _listen_settings(host: str) -> dict[str, object]:
-    """Return the settings for listening: on the host's address, or on all addresses if the host is
-    given by name, because a name may have several.
+    """Return the settings for listening: on the address of the host, or on all addresses if the
+    host is given by name, because a name may have several.
     """
     try:
         ip_address(host)
@@ -253,7 +255,7 @@ WantedBy=multi-user.target
 
 
 def _database_problems(url: str) -> list[str]:
-    """Return what a database URL lacks that all hosts of a cluster need."""
+    """Return a list of what a database URL lacks to be usable by all hosts of a cluster."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     if "\0" in unquote(url):

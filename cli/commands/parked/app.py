@@ -1,4 +1,4 @@
-"""`keylane parked`, and `keylane dead`: the same commands for dead letters."""
+"""`keylane parked` and `keylane dead`, which has the same commands for dead letters."""
 
 from __future__ import annotations
 

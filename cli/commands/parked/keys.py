@@ -25,8 +25,8 @@ COLUMNS = (
 ERRORS_SHOWN = 20
 """Maximum number of errors shown per partition for unordered messages."""
 BY_ERROR_MAX = 100_000
-"""Maximum number of unordered messages to group by error; for more, only their number and last
-failure are shown.
+"""Maximum number of unordered messages that are grouped by error. If there are more, only their
+number and last failure are shown.
 """
 
 
@@ -57,7 +57,7 @@ async def redrive_parked(
     selection: Selection,
     options: RedriveOptions,
 ) -> None:
-    """Redrive the selected parked keys; if no key is named, ask for confirmation."""
+    """Redrive the selected parked keys. If no key is named, ask for confirmation first."""
     key = selection.selected_key()
     all_dead = selection.key is None and selection.among_dead is True
     if options.all_keys and selection.is_limited:
@@ -115,12 +115,14 @@ def parked_table(title_prefix: str, views: Sequence[ParkedKeyView]) -> Table:
 
 
 def _group_key(view: ParkedKeyView) -> tuple[int, bytes | None, int | None, ParkState]:
-    """Return the grouping key of views: the same key, or the same kind of unordered messages."""
+    """Return the key by which views are grouped: the same order key, or the same kind of unordered
+    messages.
+    """
     return view.partition_id, view.key, view.tries, view.state
 
 
 def _state_text(view: ParkedKeyView) -> str:
-    """Return the text of the state column; for unordered messages, why they are parked."""
+    """Return the text of the state column; for unordered messages, it says why they are parked."""
     if view.state is not ParkState.PARKED:
         return view.state
     if view.tries:
@@ -146,7 +148,9 @@ def _row(view: ParkedKeyView) -> tuple[object, ...]:
 
 
 def _count_text(views: Sequence[ParkedKeyView]) -> str:
-    """Format the number of messages with an order key, and of each kind of unordered messages."""
+    """Format the number of messages with an order key, and the number of each kind of unordered
+    messages.
+    """
     keyed = [view for view in views if view.key]
     dead = [view for view in views if view.key is None and not view.tries]
     keyless = [view for view in views if view.key == b""]

@@ -41,7 +41,7 @@ EDITOR_DEFAULT = "vi"
 
 def edit_in_editor(value: bytes) -> bytes | None:
     """
-    Let the user edit a value in $VISUAL or $EDITOR; return None if it was not changed.
+    Let the user edit a value in $VISUAL or $EDITOR. Return None if it was not changed.
 
     Raises:
         ConfigError: the value is not text, or the editor cannot be started or fails.
@@ -65,7 +65,7 @@ def edit_in_editor(value: bytes) -> bytes | None:
                 f"the editor exited with status {process.returncode}: nothing was changed"
             )
         edited_value = path.read_bytes()
-    # Editors add a line end to the last line, which may have had none.
+    # Editors add a line end to the last line, which may not have had one.
     if not original.endswith("\n"):
         edited_value = edited_value.removesuffix(b"\n")
     return None if edited_value == value else edited_value
@@ -82,7 +82,7 @@ SKIPPED_SHOWN = 10
 async def show_parked(
     meta: str, output: OutputFormat, subject: str, group: str, selection: Selection, *, first: int
 ) -> None:
-    """Show the oldest parked messages of each selected key; raise NotFoundError."""
+    """Show the oldest parked messages of each selected key. Raises NotFoundError."""
     if not (selection.is_limited or selection.among_dead):
         raise ConfigError(f"select messages: {OPTIONS}")
     async with open_admin(meta) as admin:
@@ -110,7 +110,7 @@ async def skip_parked(
     options: SkipOptions,
 ) -> None:
     """
-    Skip parked messages of each selected key, after asking.
+    Skip parked messages of each selected key, after asking for confirmation.
 
     Raises:
         NotFoundError
@@ -172,12 +172,12 @@ async def edit_parked(
     edit: EditOptions,
 ) -> None:
     """
-    Replace the value or the properties of a parked message, and show it as consumers will get it.
+    Replace the value or the properties of a parked message and show it as consumers will get it.
 
     Raises:
         ConfigError: there is nothing to change, or no message is named.
         InputError: the file cannot be read.
-        The errors of `Admin.edit_parked`.
+        Any error of `Admin.edit_parked`.
     """
     new_value, properties = edit.new_value, parse_headers(edit.header or ()) or None
     arguments = options.arguments
@@ -189,7 +189,7 @@ async def edit_parked(
             if new_value is None and properties is None:
                 show_line("not changed")
                 return
-            # The oldest message of the key may have changed meanwhile.
+            # The oldest message of the key may have changed in the meantime.
             arguments = {"partition_id": original.partition_id, "offset": original.offset}
         edited = await admin.edit_parked(
             subject, group, **arguments, value=new_value, properties=properties
@@ -208,8 +208,8 @@ async def _messages(
 
 
 def message_table(title: str, messages: Sequence[ParkedMessage]) -> Table:
-    """Build a table with one parked message per row; unordered messages have their own failures,
-    and unreadable ones the reason.
+    """Build a table with one parked message per row. Unordered messages have failures of their own;
+    for unreadable messages, the reason is shown.
     """
     has_failures = any(each.failure is not None for each in messages)
     columns = (*COLUMNS, *FAILURE_COLUMNS) if has_failures else COLUMNS

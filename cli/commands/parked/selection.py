@@ -1,5 +1,5 @@
-"""The options of `keylane parked` and `keylane dead`: they select keys and messages, describe
-edits, and confirm.
+"""The options of `keylane parked` and `keylane dead`, which select keys and messages, describe
+edits, and ask for confirmation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Selection:
         ),
     ] = None
     among_dead: bool | None = None
-    """True: only dead letters; False: all but dead letters; None: both."""
+    """True selects only dead letters, False everything except dead letters, and None both."""
 
     def selected_key(self) -> bytes | EllipsisType | None:
         """
@@ -71,7 +71,7 @@ class Selection:
         key is named.
 
         Raises:
-            ConfigError: several of the options are given, or the key is invalid.
+            ConfigError: more than one of the options was given, or the key is invalid.
         """
         options = [self.key is not None, self.key_hex is not None, self.no_key, self.dead]
         if sum(options) > 1:
@@ -90,7 +90,7 @@ class Selection:
 
     @property
     def older_than_ms(self) -> int | None:
-        """The minimum age in milliseconds; raises ConfigError."""
+        """The minimum age in milliseconds. Raises ConfigError."""
         if self.older_than is None:
             return None
         age_ms = parse_ago_ms(f"-{self.older_than}")
@@ -105,7 +105,7 @@ class Selection:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments for the calls of an admin client; raises ConfigError."""
+        """The arguments for calls of the admin client. Raises ConfigError."""
         return {
             "key": self.selected_key(),
             "dead": self.among_dead,
@@ -151,7 +151,9 @@ class DeadRedriveOptions(RedriveOptions):
 
 @dataclass(frozen=True, slots=True)
 class SkipOptions:
-    """The options of `skip` besides the selection: how many messages of each key are skipped."""
+    """The options of `skip` besides the selection, which say how many messages of each key are
+    skipped.
+    """
 
     first: Annotated[
         int | None,
@@ -166,8 +168,8 @@ class SkipOptions:
 
     @property
     def count(self) -> int | None:
-        """The number of messages of each key to skip; None for all. Raises ConfigError if both
-        options are given.
+        """The number of messages to skip per key; None for all. Raises ConfigError if both options
+        were given.
         """
         if self.all_messages and self.first is not None:
             raise ConfigError("--all means every message: remove --first")
@@ -208,7 +210,7 @@ class MessageOptions:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments for the calls of an admin client; raises ConfigError."""
+        """The arguments for calls of the admin client. Raises ConfigError."""
         key = Selection(self.key, self.key_hex).selected_key()
         if isinstance(key, EllipsisType) or key is None:
             if self.partition is None or self.offset is None:
@@ -247,15 +249,17 @@ class EditOptions:
             help="A property; all given ones replace those of the message; may be repeated.",
         ),
     ] = None
-    """Properties as `name=value`, which replace all existing ones; without any, those are kept."""
+    """Properties as `name=value`, which replace all existing ones; if there are none, the existing
+    ones are kept.
+    """
 
     @property
     def new_value(self) -> bytes | None:
         """
-        The new value; None if it is unchanged or comes from the editor.
+        The new value; None if it is unchanged or to be entered in the editor.
 
         Raises:
-            ConfigError: there is nothing to change, or several options give the value.
+            ConfigError: there is nothing to change, or the value is given by more than one option.
             InputError: the file cannot be read.
         """
         if (self.value is not None) + (self.value_file is not None) + self.in_editor > 1:
@@ -309,7 +313,7 @@ def failure_fields(failure: Failure | None) -> dict[str, object] | None:
 
 
 def key_fields(view: ParkedKeyView) -> dict[str, object]:
-    """Return a parked key as JSON fields, without `key` for dead letters of any key and for
+    """Return a parked key as JSON fields. `key` is omitted for dead letters of any key and for
     retries.
     """
     from ....protocol.http.message_json import bytes_field
@@ -330,7 +334,7 @@ def key_fields(view: ParkedKeyView) -> dict[str, object]:
 
 def confirm(question: str, *, yes: bool) -> None:
     """
-    Ask on a terminal, and exit with status 1 if the answer is no.
+    Ask the user for confirmation, and exit with status 1 if they decline.
 
     Raises:
         ConfigError: the input is not a terminal, and `yes` is False.

@@ -16,7 +16,7 @@ spark_app = CommandGroup()
 
 
 class OnError(enum.StrEnum):
-    """What happens to a message for which a job's function fails."""
+    """What to do with a message for which the function of a job fails."""
 
     FAIL = "fail"
     PARK = "park"

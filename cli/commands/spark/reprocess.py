@@ -56,8 +56,8 @@ class ReprocessOptions:
 
 
 def reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
-    """Run the command and return its exit status: 0, 1 after an error, 2 if outputs differ, 3 if
-    messages are parked.
+    """Run the command and return its exit status: 0, 1 after an error, 2 if the outputs differ, or
+    3 if messages are parked.
     """
     from ....spark.failure import parse_error
 
@@ -110,7 +110,7 @@ def _reprocess(output: OutputFormat, command: ReprocessOptions) -> int:
 
 
 def _check_comparison(compare: str) -> None:
-    """Check the argument of --compare before the job runs; raise its errors."""
+    """Check the argument of --compare before the job runs. Raises the errors that it causes."""
     from ....protocol.ids import check_name
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, read_complete_manifest
@@ -126,7 +126,7 @@ def _parse_target(command: ReprocessOptions) -> tuple[str, JobTarget | None]:
     Return the output folder and the target subject, which is None for Parquet.
 
     Raises:
-        ConfigError: the options conflict.
+        ConfigError: the options contradict each other.
     """
     from ....spark.reprocess.target import JobTarget
     from ....spark.writing.job import parse_write_options
@@ -268,8 +268,8 @@ def _run(
 def _progress_bars(
     folder: OutputFolder, *, is_visible: bool
 ) -> Iterator[Callable[[JobPlan], None]]:
-    """Show a progress bar per partition that follows the files in the folder; yield a function that
-    adds the bars for a plan.
+    """Show a progress bar per partition, updated from the files in the folder. Yields a function
+    that adds the bars for a plan.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -311,7 +311,7 @@ def _progress_bars(
 
 
 def _compare(output: OutputFormat, command: ReprocessOptions, folder: OutputFolder) -> bool:
-    """Show where the two outputs differ; return True if they do."""
+    """Show where the two outputs differ. Return True if they do."""
     from ....spark.reprocess.folder import OutputFolder
     from ....spark.reprocess.outputs import SUBJECT, compare_outputs, read_complete_manifest
 

@@ -1,1 +1,1 @@
-"""`keylane subject`: subjects, and changes of their partitions."""
+"""`keylane subject`: subjects, and changes to their partitions."""

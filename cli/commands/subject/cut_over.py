@@ -1,11 +1,11 @@
-"""Replaces a subject's messages with the rows of a job, and finds where its consumer groups
+"""Replaces a subject's messages with the rows of a job, and determines where its consumer groups
 continue.
 
 Producers may keep running: the job has sealed the messages that it reads, and new messages are
-stored after both those and the rows. The groups' cursors must not change between reading them here
-and the publication, which is refused if a group has live consumers, was reset, or had a consumer in
-the meantime. Reading the rows may take minutes; if a group was reset or had a consumer meanwhile,
-they are read again.
+stored after both these messages and the rows. The groups' cursors must not change between the time
+when they are read here and the publication, which is refused if a group has live consumers, or if
+it was reset or had a consumer in the meantime. Reading the rows may take minutes; if a group was
+reset or had a consumer during this time, the cursors are read again.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ class CutOver:
     """The arguments of a publication that replaces messages with rows."""
 
     starts: dict[str, dict[int, int]] | None = None
-    """Consumer group → partition id of the hidden subject → first offset that the group has not
-    handled; None if the subject is already published.
+    """Maps each consumer group to a dict that maps each partition id of the hidden subject to the
+    first offset that the group has not handled. None if the subject is already published.
     """
     ends: dict[int, int]
-    """Partition id of the subject → end offset of the messages from which the rows were made."""
+    """Maps each partition id of the subject to the end offset of the messages from which the rows
+    were made.
+    """
     revisions: dict[str, str] = field(default_factory=dict)
-    """Consumer group → its revision before its cursors were last read."""
+    """Maps each consumer group to its revision before its cursors were last read."""
     subject_id: int = 0
     """Id of the hidden subject that the job filled."""
 
@@ -53,14 +55,14 @@ async def cut_over(
     wait: bool,
 ) -> tuple[dict[str, dict[int, int]] | None, Publication]:
     """
-    Replace messages with rows; plan again if a group changed after its cursors were read.
+    Replace messages with rows. The plan is repeated if a group changes after its cursors were read.
 
     Returns:
         Where the groups continue (see `CutOver.starts`), and the publication.
 
     Raises:
         PublishError: the groups keep changing.
-        The errors of `plan_cut_over` and `Admin.publish_subject`.
+        Any error of `plan_cut_over` and `Admin.publish_subject`.
     """
     attempts_left = ATTEMPTS_MAX
     while True:
@@ -88,13 +90,13 @@ async def plan_cut_over(
     admin: Admin, metaserver_address: str, hidden_subject: str, subject: str, job_folder: str
 ) -> CutOver:
     """
-    Map the consumer groups' cursors in the messages to offsets in the rows.
+    Convert the consumer groups' cursors in the messages to offsets in the rows.
 
     Raises:
-        JobError: the manifest is missing, incomplete, or describes other subjects or rows; messages
-            would be missing; or the cursors keep changing.
+        JobError: the manifest is missing or incomplete, or describes other subjects or rows;
+            messages would be missing; or the cursors keep changing.
         RowsError: retention has removed some of the rows.
-        NotSentError: a broker does not answer.
+        NotSentError: a broker does not respond.
     """
     from ....arrow.reading import read
     from ....protocol.reprocess.manifest import live_offsets
@@ -148,7 +150,7 @@ async def plan_cut_over(
 
 
 async def _fetch_ends(admin: Admin, hidden_subject: str) -> dict[int, int]:
-    """Return the end offset of each partition of the hidden subject; raise SubjectUnknownError,
+    """Return the end offset of each partition of the hidden subject. Raises SubjectUnknownError,
     NotSentError or RowsError.
     """
     from ....spark.writing.hidden import check_not_removed
@@ -169,7 +171,9 @@ async def _fetch_ends(admin: Admin, hidden_subject: str) -> dict[int, int]:
 def _check_rows(
     manifest: Manifest, hidden_subject: str, ends: dict[int, int], job_folder: str
 ) -> None:
-    """Raise JobError unless the hidden subject has exactly the rows that the folder's job wrote."""
+    """Raise JobError unless the hidden subject contains exactly the rows written by the job whose
+    output is in the folder.
+    """
     assert manifest.output
     if ends != (manifest.output.messages or {}):
         raise JobError(
@@ -184,8 +188,8 @@ def _check_rows(
 async def _fetch_stored(
     admin: Admin, subject: str, *, first_row_partition: int
 ) -> list[SourceOffsets]:
-    """Return the stored offsets of the partitions before the cut: those with lower ids than the
-    hidden subject's.
+    """Return the stored offsets of the partitions before the cut, which are those with lower ids
+    than the partitions of the hidden subject.
     """
     from ....spark.reprocess.carrying import SourceOffsets
 
@@ -223,11 +227,11 @@ async def _fetch_cursors(
     admin: Admin, subject: str, *, first_row_partition: int
 ) -> tuple[dict[str, dict[int, int]], dict[str, str]]:
     """
-    Return each consumer group's cursors on the partitions before the cut, and its revision, read
-    before the cursors.
+    Return each consumer group's cursors on the partitions before the cut, and its revision, which
+    is read before the cursors.
 
     Raises:
-        NotSentError: a broker does not answer.
+        NotSentError: a broker does not respond.
         JobError: messages are parked.
     """
     cursors: dict[str, dict[int, int]] = {}

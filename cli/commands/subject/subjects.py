@@ -52,7 +52,7 @@ def set_subject(
     dry_run: bool,
     wait: bool,
 ) -> None:
-    """Change settings of a subject; show the old and new values, and the new partitions."""
+    """Change settings of a subject. Shows the old and new values, and the new partitions."""
 
     async def start(admin: Admin) -> OperationView:
         change = await admin.set_subject(
@@ -72,7 +72,7 @@ def set_subject(
 
 
 def show_subjects(subjects: Sequence[SubjectSummary]) -> None:
-    """Show subjects; for hidden ones, also where they will be published."""
+    """Show subjects and, for hidden ones, where they will be published."""
     rows = [
         (summary.subject, summary.order_strategy, summary.partitions, summary.route_version)
         for summary in subjects
@@ -138,7 +138,7 @@ async def describe_subject(
 
 
 def _is_drained(partition: PartitionDescription, undrained: Collection[int]) -> bool:
-    """Return True if the partition is sealed and neither a group nor a job needs it."""
+    """Return True if the partition is sealed and no longer needed by any group or job."""
     return (
         partition.state is PartitionState.SEALED
         and partition.partition_id not in undrained
@@ -170,7 +170,7 @@ def _subject_title(subject: SubjectView | SubjectDescription, version: int) -> s
 
 
 def show_history(history: SubjectHistory) -> None:
-    """Show every partition that a subject ever had."""
+    """Show every partition that a subject has ever had."""
     show_line(f"{history.subject}: route version {history.route_version}")
     for line in lineage(history.partitions):
         show_line(line)
@@ -178,9 +178,9 @@ def show_history(history: SubjectHistory) -> None:
 
 def lineage(partitions: list[PartitionHistory]) -> list[str]:
     """
-    Draw the partitions as trees, with parents above their children; return the lines.
+    Return lines that draw the partitions as trees, with parents above their children.
 
-    A partition with several parents is drawn under the oldest; the others refer to it.
+    A partition with several parents is drawn below the oldest one; the others refer to it.
     """
     children: dict[int, list[PartitionHistory]] = {}
     for entry in partitions:
@@ -226,12 +226,12 @@ def _describe_entry(entry: PartitionHistory) -> str:
 
 
 def show_parked(folder: str) -> None:
-    """Warn, before a cut-over, about parked messages, which it deletes without replacing them."""
+    """Warn before a cut-over about parked messages, which it deletes without replacing them."""
     from ....spark.reprocess.folder import MANIFEST, OutputFolder
 
     output = OutputFolder(folder)
     manifest = None
-    with suppress(JobError):  # the cut-over reports it
+    with suppress(JobError):  # the cut-over will report it
         manifest = output.read(MANIFEST)
     if manifest is not None and (line := output.describe_parked(manifest)):
         show_line(f"{line}; a cut-over deletes them, and no group will get them", errors=True)
@@ -247,7 +247,7 @@ async def publish_subject(
     groups_from: str,
     wait: bool,
 ) -> None:
-    """Publish a hidden subject, and show the result."""
+    """Publish a hidden subject and show the result."""
     if groups_from and not replace:
         raise ConfigError("--groups-from needs --replace")
     async with open_admin(meta) as admin:
