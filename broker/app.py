@@ -526,7 +526,9 @@ def _build_report(
 def _own_network(
     stack: contextlib.AsyncExitStack, settings: BrokerSettings, served_network: ServedNetwork
 ) -> Network:
-    """Return a network that sends the broker's token. It is closed by the stack."""
+    """Return the network for the broker's own calls, which authenticate with its token. `stack`
+    closes it.
+    """
     token = TokenFile(settings.token_file) if settings.token_file else None
     network = served_network.outgoing(token)
     stack.push_async_callback(network.close)

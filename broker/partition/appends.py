@@ -150,7 +150,9 @@ def decide_append(
 def _decide_numbered(
     producer: ProducerState | None, header: Header, *, is_clashed: bool
 ) -> Duplicate | None:
-    """Decide on a batch of numbered rows. Its epoch is a digest and does not fence anything."""
+    """Return a Duplicate if a batch of numbered rows is already stored, or None if it must be
+    stored. Its epoch field contains a digest, so it does not fence the producer.
+    """
     sequence, end = header.sequence, header.sequence + header.count
     if end > MAX_I64:
         raise InvalidRequestError("the sequence is too large", sequence=sequence)

@@ -95,8 +95,8 @@ def must_begin_segment(
     oldest_ms: int | None, limits: Limits, *, segments: int, now_ms: int
 ) -> bool:
     """
-    Return True if a new segment must be begun because of the age of the active one, which can be
-    removed only after that.
+    Return True if the active segment is old enough that a new one must be started. Retention never
+    removes the active segment.
 
     Args:
         oldest_ms: the time of the active segment's first message; None if it has no message.

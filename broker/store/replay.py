@@ -431,7 +431,9 @@ class Dispatch:
         self._hole_position = 0
 
     def on_record(self, header: Header) -> None:
-        """Dispatch a batch, intact or lost, given its header. Other records are ignored."""
+        """Add the batch with this header to the index, even if the batch itself is lost. Other
+        records are ignored.
+        """
         if header.kind != Kind.MESSAGES or header.position < self._start:
             return
         unit = unit_of(header)

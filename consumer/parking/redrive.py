@@ -214,7 +214,7 @@ class RedriveDelivery(ClientDelivery):
         self.client.discard_in_flight(count)
 
     def dead_letter(self, message: Message, failure: Failure) -> None:
-        """Keep a message that failed too often parked."""
+        """Leave a message parked if it has failed too often."""
         self.park(message, failure, [])
 
     def retry(self, message: Message, failure: Failure, _pause_ms: int) -> None:

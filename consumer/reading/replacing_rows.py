@@ -6,10 +6,9 @@ P open ─▶ cut: P sealed, C open after P ─▶ rows made from P, hidden in H
     H between P and C
 
 A reader that has read messages of P skips the rows made from them: otherwise it would read them
-again, after newer messages of their keys. A later publication may replace the rows of H before the
-reader knows about H, so that its rows are made from rows. A reader that has read all of P skips all
-of these; one that has read part of P gets all of them, because the original sources are no longer
-known.
+again, after newer messages of their keys. If a later publication replaces H before the reader has
+seen it, the new rows derive from rows of H, and their original sources are unknown. A reader that
+has read all of P skips these rows; one that has read only part of P gets all of them.
 """
 
 from __future__ import annotations

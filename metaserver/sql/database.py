@@ -75,8 +75,8 @@ class Database(Protocol):
     async def renew(
         self, work: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `work` like `write_urgent`, for changes that may be undone by a crash of the
-        machine.
+        """Run `work` like `write_urgent`, for a change that a crash of the machine is allowed to
+        undo.
         """
         ...
 

@@ -222,6 +222,7 @@ def _hash_properties(properties: Any) -> U64:
 
 
 def _times_us(column: Any, count: int, planned_us: int | None) -> I64:
+    """Return the times of rows in µs; times equal to that of the job's plan count as missing."""
     if column is None:
         return np.full(count, NO_TIME, np.int64)
     micros = pc.cast(pc.cast(column, pa.timestamp("us", "UTC"), safe=False), pa.int64())

@@ -49,7 +49,7 @@ class StreamLag(StreamingQueryListener):
     Tracks the lag of each query that streams a subject. Other queries are ignored.
 
     Args:
-        tell: called with the lag after each batch, in Spark's listener thread.
+        callback: called with the lag after each batch, in Spark's listener thread.
     """
 
     def __init__(self, callback: Callable[[QueryLag], object] = lambda _: None) -> None:

@@ -169,7 +169,12 @@ class Walk:
 
     def __post_init__(self) -> None:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        kept = {name: value for name, value in os.environ.items() if "KEYLANE" not in name}
+        sized = ("COLUMNS", "LINES")  # a worker of pytest-xdist sets them
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if "KEYLANE" not in name and name not in sized
+        }
         self.environment = kept | {"PATH": path, "TERM": "xterm"}
         # of our own environment; a reader's pytest has no plugin for asyncio
         self.environment["PYTEST_ADDOPTS"] = "-p no:asyncio"
