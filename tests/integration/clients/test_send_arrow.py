@@ -280,8 +280,8 @@ from keylane.producer.tables.arrow import ArrowSource
 edges, blob = pa.py_buffer(np.array([0, 1, 3, 6], np.int64)), pa.py_buffer(b"abbccc")
 column = pa.Array.from_buffers(pa.large_binary(), 3, [None, edges, blob])
 table = pa.Table.from_arrays([column, column], names=["key", "value"])
-(block,) = ArrowSource(table, key="key", value="value").blocks()
-assert not block.refused(1 << 20)
+(block,) = ArrowSource(table, key="key", value="value").iter_blocks()
+assert not block.find_unsendable_rows(1 << 20)
 assert block.take(np.array([2, 0])).values.row(0) == b"ccc"
 assert "pandas" not in sys.modules
 """
