@@ -15,13 +15,15 @@ from keylane.protocol.errors import InvalidRequestError
 from keylane.protocol.message import Message, pack_properties
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+NAMES = TEXT.filter(lambda name: not name.startswith("keylane."))
+"""Names of properties that a program may give."""
 JSON = LineFormat(as_json=True)
 
 
 @given(
     st.binary() | TEXT.map(str.encode),
     st.binary() | TEXT.map(str.encode),
-    st.dictionaries(TEXT, TEXT | st.binary()),
+    st.dictionaries(NAMES, TEXT | st.binary()),
 )
 def test_message_comes_back_from_its_json(key, value, properties):
     """Whatever its bytes are; the line has no control character, so it is one line."""

@@ -441,7 +441,7 @@ def test_idle_consumer_checks_its_leases_a_few_times_in_a_ttl():
         looks += 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Workers, "look", look)
+        patch.setattr(Workers, "check_long_running", look)
         idle, busy = testing.run(story)
     assert 15 <= idle <= 25, "each 3 s of a ttl of 30 s"
     assert busy >= 27, "each second"
