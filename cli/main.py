@@ -208,7 +208,12 @@ def dev(
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run a whole cluster on this machine, until Ctrl-C."""
-    from .commands.dev import run_dev
+    from ..protocol.errors import MissingExtraError
+
+    try:
+        from .commands.dev import run_dev
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of(error, "keylane dev", "server") from error
 
     status = run_dev(
         output,

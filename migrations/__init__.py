@@ -1,1 +1,1 @@
-"""Alembic migrations of the metaserver's database. They import nothing else from keylane."""
+"""Alembic migrations of the metaserver's database. They import no other module of the package."""

@@ -28,10 +28,15 @@ def test_import_is_refused_when_python_is_too_old():
 
 
 def test_make_is_refused_when_python_is_too_old(tmp_path):
-    """`false` answers as an older Python does: it fails the comparison of versions."""
+    """`false` answers as an older Python does: it fails the comparison of versions.
+
+    A make that runs these tests leaves its job server to no other make.
+    """
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
     done = subprocess.run(
         ["make", "setup", "PYTHON=false", f"VENV={tmp_path / 'venv'}"],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in outer},
         capture_output=True,
         text=True,
         check=False,

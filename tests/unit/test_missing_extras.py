@@ -94,6 +94,7 @@ def test_import_without_its_extra_names_the_extra(package, code, extra):
     ("package", "module", "arguments", "extra"),
     [
         ("click", "keylane.cli", ["--help"], "cli"),
+        ("sqlalchemy", "keylane.cli", ["dev", "--port", "0"], "server"),
         ("uvloop", "keylane.broker", ["--meta", "127.0.0.1:1", "--group", "a"], "server"),
         (
             "rocksdict",
