@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from ..protocol.batch import batch_starts, column_views
-from ..protocol.clock import Clock
+from ..protocol.clock import Clock, deadline_seconds
 from ..protocol.errors import KeylaneError
 from ..protocol.frames import (
     Answer,
@@ -141,10 +141,17 @@ class SessionShell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn_left = asyncio.Event()
         self._has_listed = False
+        self.begin_until_s = 0.0
+        """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
+        self.handled: list[Message] = []
+        """Messages whose handlers have returned and that the session does not know of."""
 
     def feed(self, event: Event) -> None:
         """Give the session an event that no worker waits for."""
         messages = self.ask(event)
+        tenure = self.session.tenure
+        may_begin = tenure.may_hand_out(self._boot_ms())
+        self.begin_until_s = deadline_seconds(tenure.until_ms * 1_000_000) if may_begin else 0.0
         if messages:
             self._dispatch.hand_out(self, messages)
 
@@ -162,11 +169,6 @@ class SessionShell:
         if self.session.has_ended and not self.ended.is_set():
             self._close()
         return ready.hand_out
-
-    @property
-    def may_begin(self) -> bool:
-        """True if a handler may begin with a message that was handed out."""
-        return self._boot_ms() < self.session.tenure.until_ms
 
     def close(self) -> None:
         """Stop at once, as the end of the process would."""

@@ -115,11 +115,9 @@ class RunEnded(Struct, frozen=True):
 class MessagesHandled(Struct, frozen=True, gc=False):
     """Handlers have returned."""
 
-    ranges: tuple[Range, ...]
-    source: int = -1
-    """The partition that stores them, for redriven ones; -1: this one."""
+    messages: Sequence[Message]
     wanted: int = 0
-    """How many messages the worker takes next."""
+    """How many messages the workers take next."""
 
 
 class MessageFailed(Struct, frozen=True, gc=False):
