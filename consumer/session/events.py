@@ -152,6 +152,10 @@ class Stopped(Struct, frozen=True):
     grace_ms: int
 
 
+class ReleaseAllowed(Struct, frozen=True):
+    """The callbacks of the program have returned: flush and release."""
+
+
 class TurnTaken(Struct, frozen=True):
     """No other suspect of the consumer is in hand."""
 
@@ -180,6 +184,7 @@ Event = (
     | MessagesReturned
     | Paused
     | Stopped
+    | ReleaseAllowed
     | TurnTaken
     | Tick
 )

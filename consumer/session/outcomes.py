@@ -15,7 +15,7 @@ from ..settings import AckMode
 from .events import MessageFailed, MessagesHandled, MessagesReturned, RunEnded
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
-from .ready import Note, NoteKind
+from .ready import FailureOutcome, Note, NoteKind
 from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -147,7 +147,10 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
     if treatment is not Treatment.AGAIN:
-        set_aside(session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms)
+        pause = set_aside(
+            session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
+        )
+        session.output.notes.append(FailureOutcome(message, treatment, pause))
         return
     session.acks.tries[message.offset] = message.attempt
     _make_ack_due(session, now_ms)
@@ -164,6 +167,7 @@ def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     if session.flights.is_shared:  # the pause ends with the time in flight
         due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
     session.lanes.wait(message, due_ms)
+    session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms))
 
 
 def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -181,9 +185,10 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
         return
     del session.redrives.owners[message.partition_id, message.offset]
     window.out.discard((message.partition_id, message.offset))
-    set_redriven_aside(
+    pause = set_redriven_aside(
         session, window, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
     )
+    session.output.notes.append(FailureOutcome(message, treatment, pause))
 
 
 def _forget_redriven(session: PartitionSession, message: Message) -> None:

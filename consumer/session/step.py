@@ -39,6 +39,7 @@ from .events import (
     OperatorChanged,
     Paused,
     Pulled,
+    ReleaseAllowed,
     RunEnded,
     SettingsStored,
     Stopped,
@@ -49,7 +50,7 @@ from .events import (
 )
 from .hand_over import proceed, stop
 from .outcomes import on_failed, on_handled, on_returned, on_run_ended
-from .ready import Note, Ready, Request
+from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
@@ -57,7 +58,7 @@ from .tenure import SessionPhase
 from .windows import on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()
-_NO_NOTES: tuple[Note, ...] = ()
+_NO_NOTES: tuple[Note | FailureOutcome, ...] = ()
 
 
 def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
@@ -120,6 +121,10 @@ def _on_stopped(session: PartitionSession, event: Stopped, now_ms: int) -> None:
     stop(session, event.grace_ms, now_ms)
 
 
+def _on_release_allowed(session: PartitionSession, _event: ReleaseAllowed, _now_ms: int) -> None:
+    session.tenure.may_release = True
+
+
 def _on_turn_taken(session: PartitionSession, _event: TurnTaken, now_ms: int) -> None:
     on_turn(session, now_ms)
 
@@ -154,6 +159,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     MessagesReturned: on_returned,
     Paused: _on_paused,
     Stopped: _on_stopped,
+    ReleaseAllowed: _on_release_allowed,
     TurnTaken: _on_turn_taken,
     Tick: _on_tick,
 }
