@@ -162,7 +162,7 @@ class SessionShell:
 
     token_is_single_use = True
     exclusive = True
-    is_copied = is_apart = is_loose = is_careful = False
+    is_copied = is_apart = is_loose = False
 
     def __init__(
         self,
@@ -733,6 +733,19 @@ class SessionShell:
     def drained(self) -> bool:
         """True once the partition is acked to the end and no parked message is in a handler."""
         return self.state.is_drained
+
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have killed an earlier owner's process are handled one at a
+        time.
+        """
+        return self.state.suspects is not None
+
+    @property
+    def retries_carefully(self) -> bool:
+        """True while messages that waited for a retry are handed out one at a time."""
+        redrives = self.state.redrives
+        return redrives.has_waiting and self._boot_ms() < redrives.careful_until_ms
 
     @property
     def has_parked(self) -> bool:

@@ -761,6 +761,11 @@ class PullClient(UserAcks):
         return self.lifetime.lease_until_ms
 
     @property
+    def retries_carefully(self) -> bool:
+        """True while messages that waited for a retry are handed out one at a time."""
+        return self.parking.retries_carefully
+
+    @property
     def fence(self) -> int:
         """The higher token that the broker has seen."""
         return self.lifetime.fence
