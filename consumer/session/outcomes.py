@@ -15,7 +15,7 @@ from ..settings import AckMode
 from .events import MessageFailed, MessagesHandled, MessagesReturned, RunEnded
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
-from .ready import FailureOutcome, Note, NoteKind
+from .ready import FailureOutcome
 from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -122,7 +122,7 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     suspects = session.suspects
     is_suspect = suspects is not None and suspects.is_present(message)
     if session.settings.ack is AckMode.BEFORE:
-        session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
+        session.output.notes.append(FailureOutcome(message, Treatment.LOST))
         session.intake.held -= 1
         session.lanes.finish(message)
     elif is_own(session, message):

@@ -51,7 +51,11 @@ class Reasons:
                     continue
                 before = self._pulled.get(place, -1)
                 upto = self._pulled[place] = client.next_offset
-                if client.is_careful or client.retries_carefully or before < upto <= min(late[place]):
+                if (
+                    client.is_careful
+                    or client.retries_carefully
+                    or before < upto <= min(late[place])
+                ):
                     excused.add(place)
         return excused
 
