@@ -134,6 +134,15 @@ class MessageFailed(Struct, frozen=True, gc=False):
     wanted: int = 0
 
 
+class MessageHangs(Struct, frozen=True, gc=False):
+    """A message has been in its handler, or with the program, for long."""
+
+    message: Message
+    failure: Failure
+    """What operators read: that it has not returned, and after how many failed tries."""
+    running_ms: int
+
+
 class MessagesReturned(Struct, frozen=True, gc=False):
     """Messages of which no try counts: their handler did not start, or was cancelled for a
     hand-over.
@@ -179,6 +188,7 @@ Event = (
     | RunEnded
     | MessagesHandled
     | MessageFailed
+    | MessageHangs
     | MessagesReturned
     | Paused
     | Stopped

@@ -50,6 +50,7 @@ def _drop_waiting(session: PartitionSession) -> None:
     lanes.clear()
     for ref in [ref for ref in redrives.owners if ref not in lanes.in_hand]:
         redrives.owners.pop(ref).out.discard(ref)
+        session.acks.failing.forget(ref)
     redrives.clear()
     is_first = session.settings.ack is AckMode.BEFORE
     session.intake.held = (

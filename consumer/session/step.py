@@ -34,6 +34,7 @@ from .events import (
     KeysListed,
     LeaseGranted,
     MessageFailed,
+    MessageHangs,
     MessagesHandled,
     MessagesReturned,
     OperatorChanged,
@@ -48,7 +49,7 @@ from .events import (
     WorkWanted,
 )
 from .hand_over import proceed, stop
-from .outcomes import on_failed, on_handled, on_returned, on_run_ended
+from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended
 from .ready import Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -151,6 +152,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     RunEnded: on_run_ended,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,
+    MessageHangs: on_hanging,
     MessagesReturned: on_returned,
     Paused: _on_paused,
     Stopped: _on_stopped,

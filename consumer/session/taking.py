@@ -112,6 +112,7 @@ def drop(session: PartitionSession, message: Message) -> None:
     """Forget a message of a shared group, which the broker hands out again."""
     session.intake.held -= 1
     session.flights.end(message.offset)
+    session.acks.failing.forget((message.partition_id, message.offset))
     session.lanes.finish(message)
 
 
@@ -188,6 +189,7 @@ def _note_flights(
                 failure = crash_of(session, message, crashes, now_ms)
                 set_aside(session, message, Treatment.DEAD, failure, now_ms)
                 continue
+            _name_crash(session, message, crashes, now_ms)
         kept.append(message)
     return kept
 
@@ -222,6 +224,8 @@ def _take_suspect(session: PartitionSession, suspects: SuspectMessages, now_ms: 
             failure = crash_of(session, message, crashes, now_ms)
             set_aside(session, message, treat_crash(session, message), failure, now_ms)
             continue
+        if crashes:
+            _name_crash(session, message, crashes, now_ms)
         suspects.begin(message)
         session.output.requests.append(TakeTurn())
         return True
@@ -241,6 +245,13 @@ def _is_over(session: PartitionSession, suspects: SuspectMessages, now_ms: int) 
         first = lanes.stored[0].ranges[0][0]
     queued = (queue[0].offset for queue in lanes.busy.values() if queue)
     return suspects.is_over(first, now_ms, first_queued=min(queued, default=NEVER))
+
+
+def _name_crash(session: PartitionSession, message: Message, crashes: int, now_ms: int) -> None:
+    """Name a message that has ended processes to operators until it is handled."""
+    failure = crash_of(session, message, crashes, now_ms)
+    session.acks.failing.record(message, failure, is_own=True)
+    session.make_ack_due(now_ms + session.settings.ack_linger_ms)
 
 
 def treat_crash(session: PartitionSession, message: Message) -> Treatment:

@@ -23,6 +23,7 @@ from keylane.consumer.session.events import (
     KeysListed,
     LeaseGranted,
     MessageFailed,
+    MessageHangs,
     MessagesHandled,
     MessagesReturned,
     Paused,
@@ -58,12 +59,20 @@ from keylane.protocol.frames import (
 )
 from keylane.protocol.groups import FailurePolicy, FullPolicy
 from keylane.protocol.message import Message
-from keylane.protocol.parked import Failure, ParkState, is_loose
+from keylane.protocol.parked import (
+    Failure,
+    Park,
+    ParkOrDeadLetter,
+    ParkState,
+    hanging_failure,
+    is_loose,
+)
 from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
 
 LEASE_MS = 10_000
 GROUP = "audit"
 FAILURE = Failure("ValueError", "bad", "test", 1, 1)
+HANG = hanging_failure("its handler has not returned", client="test", at_ms=1, attempts=0)
 _BACKOFF = Backoff(first_ms=50, max_ms=400)
 
 
@@ -155,6 +164,10 @@ class History:
         self.is_paused = self.is_stopped = self.has_more = self.must_cancel = False
         self.has_turn = self.is_fenced = False
         self.suspects: set[int] = set()
+        self.accused: set[int] = set()
+        self.troubled: dict[int, int | None] = {}
+        """What failed or hangs, and was not redriven: for how long; None: it is in no handler."""
+        self.redriven_troubled: set[int] = set()
         self.careful_until_ms = 0
         self.wait_until_ms = self.now_ms
         lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
@@ -205,7 +218,45 @@ class History:
                 raise BrokenPromiseError("released while a handler has a message")
             if kind is Pull and self.is_paused:
                 raise BrokenPromiseError("pulled in a pause")
+            if kind is Ack:
+                self._check_failing(request)
+            if kind is SendChanges:
+                self._forget_trouble(request)
             self.calls.append(request)
+
+    def _check_failing(self, request: Ack) -> None:
+        """An ack names the oldest message that fails or hangs, and none that has ended."""
+        named = request.failing
+        done = {offset for _, offset in self.done}
+        troubled = {
+            offset
+            for offset in self.troubled
+            if offset not in done and not self._is_given_up(offset)
+        }
+        known = (troubled | self.accused | self.redriven_troubled) - done
+        if named is not None and named.offset not in known:
+            raise BrokenPromiseError(f"{named} is named, and does not fail")
+        if self.is_shared or not troubled:
+            return
+        if named is None or named.source is not None or named.offset > min(troubled):
+            raise BrokenPromiseError(f"{named} is named, and {troubled} fail")
+        if named.offset in troubled and named.running_ms != self.troubled[named.offset]:
+            raise BrokenPromiseError(f"{named} does not run for that long")
+
+    def _forget_trouble(self, request: SendChanges) -> None:
+        """What is set aside blocks nothing any more."""
+        for change in request.changes:
+            if isinstance(change, Park | ParkOrDeadLetter):
+                for start, end in change.ranges:
+                    for offset in range(start, end):
+                        self.troubled.pop(offset, None)
+
+    def _is_given_up(self, offset: int) -> bool:
+        """True if a message is set aside, although the broker may not know it yet."""
+        parks = self.session.parking._unstored_parks()
+        ranges = [offset_range for park in parks for offset_range in park.ranges]
+        is_waiting = any(start <= offset < end for start, end in ranges)
+        return is_waiting or bool(self.broker.where_parked(offset))
 
     def _check_timer(self) -> None:
         """What is due has a timer."""
@@ -362,6 +413,7 @@ class History:
             return replace(answer, suspects_upto=0, begun=())
         if self.session.offsets.next_offset < 0:
             accused = {offset for offset, _ in answer.begun}
+            self.accused = accused
             self.suspects = {*range(answer.cursor, answer.suspects_upto), *accused}
             self.careful_until_ms = self.now_ms + 30_000
         return answer
@@ -499,7 +551,27 @@ class History:
         self.failed.add(message.offset)
         is_asked = self.rng.random() < 0.2
         asked_ms = self.rng.choice((None, 0, 100)) if is_asked else None
+        self._note_trouble(message, None)
         self.feed(MessageFailed(message, FAILURE, asked_ms, is_asked))
+
+    def _note_trouble(self, message: Message, running_ms: int | None) -> None:
+        offset = message.offset
+        if self.is_early and running_ms is None:
+            self.troubled.pop(offset, None)  # it is lost
+        elif self.is_early or not self.broker.where_parked(offset):
+            self.troubled[offset] = running_ms
+        else:
+            self.redriven_troubled.add(offset)
+
+    def hang(self) -> None:
+        """A handler has run for long."""
+        if not self.hands:
+            return
+        refs = list(self.hands)
+        message = self.hands[refs[int(self.rng.random() * len(refs))]]
+        running_ms = self.rng.randint(1, 9) * 1_000
+        self._note_trouble(message, running_ms)
+        self.feed(MessageHangs(message, HANG, running_ms))
 
     def return_all(self) -> None:
         """Cancelled handlers end."""
@@ -508,6 +580,8 @@ class History:
                 self.run = []
                 self.feed(RunEnded(0))
             messages = list(self.hands.values())
+            for message in messages:
+                self.troubled.pop(message.offset, None)
             self.hands.clear()
             if messages:
                 self.feed(MessagesReturned(messages))
@@ -716,6 +790,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (3, History.renew),
     (3, History.operate),
     (3, History.return_all),
+    (2, History.hang),
     (1, History.pause),
     (1, History.remove),
     (1, History.seal),

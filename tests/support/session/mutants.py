@@ -12,6 +12,7 @@ from keylane.consumer.session.events import (
     Paused,
     TurnTaken,
 )
+from keylane.consumer.session.failing import FailingMessages
 from keylane.consumer.session.flights import Flights
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
@@ -276,6 +277,35 @@ def suspects_behind_a_failed_one_set_free(patches: Patches) -> None:
     real = patches.set(SuspectMessages, "is_over", is_over)
 
 
+# ── the message that operators see ────────────────────────────────────────────────────────────────
+def newest_failing_message_named(patches: Patches) -> None:
+    """Operators see a later message than the one that blocks the partition."""
+
+    def oldest(self: Any, handled: Any) -> Any:
+        while len(self._own) > 1:
+            self.forget(min(self._own))
+        return real(self, handled)
+
+    real = patches.set(FailingMessages, "oldest", oldest)
+
+
+def hang_named_after_its_end(patches: Patches) -> None:
+    """A message that has been handled is named for ever."""
+    patches.set(FailingMessages, "forget_acked", lambda self, ranges: None)
+
+
+def retry_of_a_failed_message_named_as_hanging(patches: Patches) -> None:
+    """A message that hung and then failed is said to be in its handler still."""
+
+    def record(self: Any, message: Any, failure: Any, **given: Any) -> Any:
+        before = self._own.get((message.partition_id, message.offset))
+        if before is not None and given.get("running_ms") is None:
+            given["running_ms"] = before.running_ms
+        return real(self, message, failure, **given)
+
+    real = patches.set(FailingMessages, "record", record)
+
+
 # ── leases ────────────────────────────────────────────────────────────────────────────────────────
 def lease_not_looked_at(patches: Patches) -> None:
     def may_hand_out(self: Any, now_ms: int) -> bool:
@@ -370,6 +400,9 @@ MUTANTS = [
         suspect_not_recorded,
         suspect_ack_not_awaited,
         suspects_behind_a_failed_one_set_free,
+        newest_failing_message_named,
+        hang_named_after_its_end,
+        retry_of_a_failed_message_named_as_hanging,
         lease_not_looked_at,
         pause_ignored,
         fence_ignored,
