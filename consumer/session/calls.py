@@ -91,7 +91,11 @@ def _send_changes(session: PartitionSession, now_ms: int) -> None:
 
 
 def _renewal_ms(session: PartitionSession) -> int:
-    """Return when an ack request is due although nothing is to be acked."""
+    """Return when an ack request is due although nothing is to be acked: it keeps the pull lock,
+    and messages that handlers of a shared group have.
+    """
+    if session.is_idle:
+        return NEVER
     idle_ms = session.settings.ttl_ms // 3
     if session.flights.is_shared and session.lanes.in_hand:
         idle_ms = min(idle_ms, session.flights.renewal_ms)

@@ -187,6 +187,19 @@ class PartitionSession:
         return self.offsets.is_acked_to_end and not self.parking and not self.redrives
 
     @property
+    def is_idle(self) -> bool:
+        """True while the broker has acks of all that was pulled, and a pull waits there, which
+        keeps the pull lock.
+        """
+        offsets, acks = self.offsets, self.acks
+        return (
+            self.calls.pull.is_in_flight
+            and not self.intake.held
+            and offsets.cursor >= offsets.next_offset
+            and not (acks.handled or acks.tries or acks.begun)
+        )
+
+    @property
     def has_ended(self) -> bool:
         """True once the session does nothing any more."""
         return self.tenure.phase is SessionPhase.ENDED

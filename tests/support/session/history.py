@@ -165,6 +165,7 @@ class History:
         self.has_turn = self.is_fenced = False
         self.suspects: set[int] = set()
         self.accused: set[int] = set()
+        self.acked_ms = self.now_ms
         self.troubled: dict[int, int | None] = {}
         """What failed or hangs, and was not redriven: for how long; None: it is in no handler."""
         self.redriven_troubled: set[int] = set()
@@ -191,7 +192,6 @@ class History:
         self.wait_until_ms = ready.wait_until_ms
         if ready.wait_until_ms <= self.now_ms and not self.session.has_ended:
             raise BrokenPromiseError("a timer in the past")
-        self._check_timer()
         for request in ready.requests:
             self._take_request(request)
         if ready.hand_out:
@@ -203,6 +203,7 @@ class History:
                 for message in ready.hand_out:
                     self._begin(message)
                     self.hands[message.partition_id, message.offset] = message
+        self._check_timer()
         return ready
 
     def _take_request(self, request: Any) -> None:
@@ -220,6 +221,7 @@ class History:
                 raise BrokenPromiseError("pulled in a pause")
             if kind is Ack:
                 self._check_failing(request)
+                self._check_needed(request)
             if kind is SendChanges:
                 self._forget_trouble(request)
             self.calls.append(request)
@@ -251,6 +253,17 @@ class History:
                     for offset in range(start, end):
                         self.troubled.pop(offset, None)
 
+    def _check_needed(self, request: Ack) -> None:
+        """While all is acked, and a pull waits at the broker, nothing is renewed."""
+        is_renewal = self.now_ms - self.acked_ms >= self.settings.ttl_ms // 3
+        self.acked_ms = self.now_ms
+        says = request.ranges or request.failed or request.begun or request.held
+        pulls = [each for each in self.calls if type(each) is Pull]
+        if not (pulls and is_renewal) or says or self.hands or self.run or self.session.intake.held:
+            return
+        if self.session.offsets.cursor >= pulls[0].offset:
+            raise BrokenPromiseError("an ack says nothing, while a pull keeps the lock")
+
     def _is_given_up(self, offset: int) -> bool:
         """True if a message is set aside, although the broker may not know it yet."""
         parks = self.session.parking._unstored_parks()
@@ -263,7 +276,11 @@ class History:
         session, slot = self.session, self.session.calls.ack
         if session.tenure.phase is not SessionPhase.SERVING or slot.is_in_flight:
             return
-        due_ms = max(session.acks.due_ms, slot.not_before_ms)
+        due_ms = session.acks.due_ms
+        has_pull = any(type(each) in {Pull, PullShared} for each in self.calls)
+        if self.hands or not has_pull:
+            due_ms = min(due_ms, session.acks.sent_ms + self.settings.ttl_ms // 3)
+        due_ms = max(due_ms, slot.not_before_ms)
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
             raise BrokenPromiseError("an ack is due before the timer")
 

@@ -18,6 +18,7 @@ from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.consumer.session.parking import PartitionParking
 from keylane.consumer.session.redrive import RedriveWindows
+from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.suspects import SuspectMessages
 from keylane.consumer.session.tenure import Tenure
 from sim.mutants.mutant import Mutant, Patches
@@ -320,6 +321,20 @@ def pause_ignored(patches: Patches) -> None:
     _on_event(patches, Paused, lambda session, event, now_ms: None)
 
 
+def lock_renewed_while_a_pull_keeps_it(patches: Patches) -> None:
+    """An idle partition sends an ack every third of the ttl."""
+    patches.set(PartitionSession, "is_idle", property(lambda self: False))
+
+
+def lock_lost_in_a_pause(patches: Patches) -> None:
+    """A partition that does not pull renews nothing."""
+
+    def is_idle(self: Any) -> bool:
+        return not self.intake.held and self.offsets.cursor >= self.offsets.next_offset
+
+    patches.set(PartitionSession, "is_idle", property(is_idle))
+
+
 def fence_ignored(patches: Patches) -> None:
     patches.set(answers, "fence", lambda session, token, now_ms: None)
 
@@ -405,6 +420,8 @@ MUTANTS = [
         retry_of_a_failed_message_named_as_hanging,
         lease_not_looked_at,
         pause_ignored,
+        lock_renewed_while_a_pull_keeps_it,
+        lock_lost_in_a_pause,
         fence_ignored,
         lapsed_lease_renewed,
         released_before_handlers_end,

@@ -177,6 +177,7 @@ def test_redriven_message_is_named_only_if_no_other_fails():
 
 def test_redriven_message_is_named_no_more_once_it_is_handled():
     steps = Steps(A)
+    steps.pull(1)
     redriven = redrive(steps, b"c", 7)
     steps.step(MessageHangs(redriven, hang(20_000), 10_000))
     assert named(steps).source == 4
