@@ -229,6 +229,8 @@ class History:
     def _check_failing(self, request: Ack) -> None:
         """An ack names the oldest message that fails or hangs, and none that has ended."""
         named = request.failing
+        if named is None and not self.troubled:
+            return
         done = {offset for _, offset in self.done}
         troubled = {
             offset
@@ -277,9 +279,8 @@ class History:
         if session.tenure.phase is not SessionPhase.SERVING or slot.is_in_flight:
             return
         due_ms = session.acks.due_ms
-        has_pull = any(type(each) in {Pull, PullShared} for each in self.calls)
-        if self.hands or not has_pull:
-            due_ms = min(due_ms, session.acks.sent_ms + self.settings.ttl_ms // 3)
+        if self.hands or not session.calls.pull.is_in_flight:
+            due_ms = min(due_ms, session.acks.sent_ms + LEASE_MS // 3)
         due_ms = max(due_ms, slot.not_before_ms)
         if session.tenure.is_acquired and due_ms < self.wait_until_ms:
             raise BrokenPromiseError("an ack is due before the timer")
