@@ -134,7 +134,9 @@ def on_flights_pulled(session: PartitionSession, event: FlightsPulled, now_ms: i
         ]
         if ranges:
             session.lanes.stored.append(ClosedBatch(batch, ranges, limit_ms))
-            session.intake.held += sum(end - start for start, end in ranges)
+            count = sum(end - start for start, end in ranges)
+            session.intake.held += count
+            flights.pull_size.received += count
             offsets.next_offset = max(offsets.next_offset, ranges[-1][1])
     offsets.cursor = max(offsets.cursor, event.cursor)
     if event.is_sealed:

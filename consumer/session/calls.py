@@ -41,34 +41,41 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
             requests.append(ListParked(*lease, 0))
         if tenure.is_acquired:
             read_due(session, now_ms)
-        if _may_pull(session, now_ms) and calls.pull.begin(now_ms):
-            requests.append(_pull(session))
+        count = _count_to_pull(session, now_ms)
+        if count and calls.pull.begin(now_ms):
+            requests.append(_pull(session, count, now_ms))
     if tenure.may_ack:
         _send_changes(session, now_ms)
         _send_acks(session, now_ms)
 
 
 # ── pulls ─────────────────────────────────────────────────────────────────────────────────────────
-def _may_pull(session: PartitionSession, now_ms: int) -> bool:
-    tenure, offsets, settings = session.tenure, session.offsets, session.settings
-    is_shared = session.flights.is_shared
-    limit = settings.in_flight_messages if is_shared else settings.buffer_messages
-    return (
-        tenure.may_hand_out(now_ms)
-        and session.intake.has_room(limit)
-        and not (session.acks.handled.is_refused and not is_shared)
+def _count_to_pull(session: PartitionSession, now_ms: int) -> int:
+    """Return how many messages to pull; 0: none. An exclusive group's pull has no such limit."""
+    offsets, settings, held = session.offsets, session.settings, session.intake.held
+    may_pull = (
+        session.tenure.may_hand_out(now_ms)
         and session.parking.has_room
         and session.redrives.has_room
-        and not (offsets.is_acked_to_end if is_shared else offsets.is_exhausted)
     )
+    if session.flights.is_shared:
+        if not may_pull or offsets.is_acked_to_end:
+            return 0
+        return session.flights.pull_size.decide(held, settings.in_flight_messages, now_ms)
+    may_pull = (
+        may_pull
+        and session.intake.has_room(settings.buffer_messages)
+        and not session.acks.handled.is_refused
+        and not offsets.is_exhausted
+    )
+    return 1 if may_pull else 0
 
 
-def _pull(session: PartitionSession) -> Request:
+def _pull(session: PartitionSession, count: int, now_ms: int) -> Request:
     settings, lease = session.settings, session.tenure.lease
     wait_ms = min(settings.pull_wait_ms, settings.ttl_ms)
     if session.flights.is_shared:
-        # The shell asks for fewer if fewer workers are free.
-        count = settings.in_flight_messages - session.intake.held
+        session.flights.pull_size.begin(session.intake.held, now_ms)
         wait_ms = min(wait_ms, settings.ttl_ms // 3, settings.in_flight_ms // 3)
         return PullShared(*lease, count, settings.pull_bytes, wait_ms, settings.in_flight_ms)
     offset, tags = session.offsets.next_offset, tuple(settings.tags or ())

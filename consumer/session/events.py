@@ -103,6 +103,14 @@ class WorkWanted(Struct, frozen=True):
     """How many messages it would take as a run; 0: it takes none."""
 
 
+class WorkersFree(Struct, frozen=True):
+    """So many messages can begin in free workers of the consumer; if negative, so many wait for a
+    worker. A shared group's session pulls accordingly.
+    """
+
+    count: int
+
+
 class RunEnded(Struct, frozen=True):
     """Of the messages of the run, the first `done` are handled."""
 
@@ -185,6 +193,7 @@ Event = (
     | CallFailed
     | OperatorChanged
     | WorkWanted
+    | WorkersFree
     | RunEnded
     | MessagesHandled
     | MessageFailed

@@ -86,6 +86,8 @@ def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
     if session.flights.is_shared:
         session.flights.end(offset)
         session.offsets.mark_acked(offset)
+        if not session.calls.pull.is_in_flight:
+            session.next_timer_ms = now_ms  # fast handlers may make another pull worth it
     if mode is AckMode.BEFORE:
         session.acks.failing.forget((message.partition_id, offset))
     else:

@@ -46,6 +46,7 @@ from .events import (
     Tick,
     TurnTaken,
     WindowRead,
+    WorkersFree,
     WorkWanted,
 )
 from .hand_over import proceed, stop
@@ -111,6 +112,10 @@ def _on_wanted(session: PartitionSession, event: WorkWanted, now_ms: int) -> Non
     take(session, now_ms, count=event.count, retries=event.retries, run=event.run)
 
 
+def _on_workers_free(session: PartitionSession, event: WorkersFree, _now_ms: int) -> None:
+    session.flights.pull_size.free = event.count
+
+
 def _on_paused(session: PartitionSession, event: Paused, now_ms: int) -> None:
     session.tenure.is_paused = event.is_paused
     if not event.is_paused:
@@ -149,6 +154,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     CallFailed: on_call_failed,
     OperatorChanged: on_operator_changed,
     WorkWanted: _on_wanted,
+    WorkersFree: _on_workers_free,
     RunEnded: on_run_ended,
     MessagesHandled: on_handled,
     MessageFailed: on_failed,

@@ -33,6 +33,7 @@ from keylane.consumer.session.events import (
     Tick,
     TurnTaken,
     WindowRead,
+    WorkersFree,
     WorkWanted,
 )
 from keylane.consumer.session.ready import (
@@ -166,6 +167,9 @@ class History:
         self.suspects: set[int] = set()
         self.accused: set[int] = set()
         self.acked_ms = self.now_ms
+        self.free = 0
+        self.received = 0
+        """What a shared group's session was given: no more of it can have ended."""
         self.troubled: dict[int, int | None] = {}
         """What failed or hangs, and was not redriven: for how long; None: it is in no handler."""
         self.redriven_troubled: set[int] = set()
@@ -177,6 +181,8 @@ class History:
             lease, self.settings, rng, epoch_ms=10**12, rejects=self.rejects
         )
         self.renew()
+        if self.is_shared:
+            self.free_workers()
 
     def renew(self) -> None:
         until_ms = self.now_ms + LEASE_MS
@@ -215,6 +221,8 @@ class History:
         else:
             if kind is not ReadWindow and any(type(each) is kind for each in self.calls):
                 raise BrokenPromiseError(f"two requests in flight: {request}")
+            if kind is PullShared and request.count_max > self.free + self.received:
+                raise BrokenPromiseError("more is pulled than free workers can begin")
             if kind is Release and (self.hands or self.run):
                 raise BrokenPromiseError("released while a handler has a message")
             if kind is Pull and self.is_paused:
@@ -469,6 +477,7 @@ class History:
         ranges = tuple((offset, offset + 1) for offset in free)
         tries = tuple((offset, broker.tries[offset]) for offset in free if offset in broker.tries)
         end, sealed = len(broker.keys), broker.is_sealed
+        self.received += len(free)
         return FlightsPulled(batches, ranges, now_ms, broker.cursor, end, sealed, (), tries)
 
     def _serve_ack(self, request: Ack) -> Any:
@@ -516,6 +525,11 @@ class History:
 
     def _serve_release(self, _request: Release) -> Any:
         return self.broker.release(self.own_token)
+
+    def free_workers(self) -> None:
+        """The dispatch counts its free workers."""
+        self.free = self.rng.randint(-2, 4) if not self.is_calm else 4
+        self.feed(WorkersFree(self.free))
 
     def want(self) -> None:
         if self.run or len(self.hands) >= 3 or self.must_cancel:
@@ -707,6 +721,7 @@ class History:
         self.broker.ranges_max = self.broker.keys_max = 1_000
         if self.is_paused:
             self.pause()
+        self.free_workers()
         for _ in range(400):
             self._heal_once()
             if self.broker.is_sealed and self.session.is_drained:
@@ -809,6 +824,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (3, History.operate),
     (3, History.return_all),
     (2, History.hang),
+    (2, History.free_workers),
     (1, History.pause),
     (1, History.remove),
     (1, History.seal),

@@ -11,12 +11,14 @@ from keylane.consumer.session.events import (
     MessagesHandled,
     Paused,
     TurnTaken,
+    WorkersFree,
 )
 from keylane.consumer.session.failing import FailingMessages
 from keylane.consumer.session.flights import Flights
 from keylane.consumer.session.lanes import KeyLanes
 from keylane.consumer.session.offsets import HandledOffsets, PullOffsets
 from keylane.consumer.session.parking import PartitionParking
+from keylane.consumer.session.pull_size import PullSize
 from keylane.consumer.session.redrive import RedriveWindows
 from keylane.consumer.session.state import PartitionSession
 from keylane.consumer.session.suspects import SuspectMessages
@@ -359,6 +361,16 @@ def flight_used_to_its_end(patches: Patches) -> None:
     patches.set(Flights, "begin_limit_ms", begin_limit_ms)
 
 
+def more_pulled_than_workers_begin(patches: Patches) -> None:
+    """Messages wait here, while another consumer may be free."""
+    patches.set(PullSize, "decide", lambda self, held, limit, now_ms: max(0, limit - held))
+
+
+def nothing_pulled_until_a_message_ends(patches: Patches) -> None:
+    """A worker that becomes free is not noticed."""
+    _on_event(patches, WorkersFree, lambda session, event, now_ms: None)
+
+
 def handled_flight_begun_again(patches: Patches) -> None:
     """The broker hands a message out again whose ack it does not have yet."""
     patches.set(PullOffsets, "is_acked", lambda self, offset: False)
@@ -426,6 +438,8 @@ MUTANTS = [
         lapsed_lease_renewed,
         released_before_handlers_end,
         flight_used_to_its_end,
+        more_pulled_than_workers_begin,
+        nothing_pulled_until_a_message_ends,
         handled_flight_begun_again,
         handler_before_the_ack,
         redriven_windows_unlimited,
