@@ -27,12 +27,20 @@ from ...protocol.frames import (
     Release,
     Released,
 )
+from ...protocol.parked import AncestorNotified
 from ..settings import AckMode
-from .events import CallFailed, FlightsPulled, KeysListed, OperatorChanged, Pulled
+from .events import (
+    AncestorLeft,
+    CallFailed,
+    FlightsPulled,
+    KeysListed,
+    OperatorChanged,
+    Pulled,
+)
 from .failure import sets_aside
 from .hand_over import fence, stop
 from .lanes import ClosedBatch
-from .ready import Note, NoteKind, ReadWindow, SendChanges
+from .ready import LeaveAncestor, Note, NoteKind, ReadWindow, SendChanges
 from .state import CallSlot, PartitionSession
 from .suspects import SuspectMessages, SuspectPhase
 from .taking import end_suspect, hand_out_suspect
@@ -69,6 +77,14 @@ def on_keys_listed(session: PartitionSession, event: KeysListed, now_ms: int) ->
     if session.tenure.is_live:
         on_listed(session, event, now_ms)
         session.tenure.is_acquired = True
+
+
+def on_ancestor_left(session: PartitionSession, event: AncestorLeft, _now_ms: int) -> None:
+    """An ancestor knows that it is not needed: have the broker store that it was told."""
+    session.calls.leave.end()
+    if session.tenure.is_live:  # the next owner tells it again otherwise
+        session.parking.ancestors.end(event.source, is_told=True)
+        session.parking.add(AncestorNotified(event.source))
 
 
 def on_operator_changed(session: PartitionSession, event: OperatorChanged, _now_ms: int) -> None:
@@ -216,8 +232,23 @@ def on_call_failed(session: PartitionSession, event: CallFailed, now_ms: int) ->
         _fail(session, session.calls.acquire, now_ms)
     elif isinstance(request, ListParked):
         _fail(session, session.calls.list_keys, now_ms)
-    if isinstance(error, FencedError) and not isinstance(request, Release | ReadWindow):
+        session.parking.ancestors.note_freed()
+    elif isinstance(request, LeaveAncestor):
+        _on_leave_failed(session, request.source, error, now_ms)
+    others = Release | ReadWindow | LeaveAncestor  # their brokers know other fences
+    if isinstance(error, FencedError) and not isinstance(request, others):
         fence(session, error.current_token or 0, now_ms)
+
+
+def _on_leave_failed(
+    session: PartitionSession, source: int, error: KeylaneError, now_ms: int
+) -> None:
+    """An ancestor was not told: it is told after a pause, unless it was reset since then."""
+    if isinstance(error, FencedError):
+        session.calls.leave.end()
+        session.parking.ancestors.end(source, is_told=False)
+    else:
+        _fail(session, session.calls.leave, now_ms)
 
 
 def _fail(session: PartitionSession, slot: CallSlot, now_ms: int) -> None:

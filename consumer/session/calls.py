@@ -16,7 +16,7 @@ from ...protocol.limits import PULL_ANSWERS_MAX
 from ...protocol.offsets import Range
 from ..settings import FullPolicy
 from .offsets import ranges_of
-from .ready import Request, SendChanges
+from .ready import LeaveAncestor, Request, SendChanges
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .tenure import NEVER, SessionPhase
@@ -36,11 +36,16 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
         requests.append(kind(*lease, settings.ttl_ms))
     if tenure.phase is SessionPhase.SERVING:
         parking = session.parking
-        if parking.version > parking.listed_version and session.calls.list_keys.begin(now_ms):
+        must_list = parking.version > parking.listed_version or parking.ancestors.must_list
+        if must_list and session.calls.list_keys.begin(now_ms):
             parking.freed.clear()
+            parking.ancestors.must_list = False
             requests.append(ListParked(*lease, 0))
         if tenure.is_acquired:
             read_due(session, now_ms)
+            source = parking.ancestors.next_unneeded()
+            if source is not None and calls.leave.begin(now_ms):
+                requests.append(LeaveAncestor(source))
         count = _count_to_pull(session, now_ms)
         if count and calls.pull.begin(now_ms):
             requests.append(_pull(session, count, now_ms))

@@ -68,6 +68,14 @@ class KeysListed(Struct, frozen=True, gc=False):
     rows: Sequence[ParkedKeyRow]
     aside: Sequence[tuple[int, int, int, int]] = ()
     """(tries, source, start, end)"""
+    unneeded_ancestors: Sequence[int] = ()
+    """Partitions that keep messages for the group, of which none is parked any more."""
+
+
+class AncestorLeft(Struct, frozen=True):
+    """An ancestor was told that none of its messages is needed, or is gone."""
+
+    source: int
 
 
 class WindowRead(Struct, frozen=True, gc=False):
@@ -189,6 +197,7 @@ Event = (
     | Pulled
     | FlightsPulled
     | KeysListed
+    | AncestorLeft
     | WindowRead
     | CallFailed
     | OperatorChanged

@@ -124,7 +124,7 @@ def on_failed(session: PartitionSession, event: MessageFailed, now_ms: int) -> N
     del session.lanes.in_hand[ref]
     suspects = session.suspects
     is_suspect = suspects is not None and suspects.is_present(message)
-    if session.settings.ack is AckMode.BEFORE:
+    if session.settings.ack is AckMode.BEFORE and is_own(session, message):
         session.output.notes.append(Note(NoteKind.LOST, message.offset, 1))
         session.acks.failing.forget(ref)
         session.intake.held -= 1

@@ -44,6 +44,14 @@ class ReadWindow(Struct, frozen=True):
     count: int
 
 
+class LeaveAncestor(Struct, frozen=True):
+    """Tell the partition `source` that this one needs none of its parked messages any more, unless
+    it is gone. Answer: AncestorLeft.
+    """
+
+    source: int
+
+
 class TakeTurn(Struct, frozen=True):
     """Wait until no other partition of the consumer has a suspect in hand. Answer: TurnTaken."""
 
@@ -67,6 +75,7 @@ Request = (
     | Release
     | SendChanges
     | ReadWindow
+    | LeaveAncestor
     | TakeTurn
     | LeaveTurn
     | CancelHandlers

@@ -57,7 +57,7 @@ class CallSlot:
 class Calls:
     """The kinds of requests of which one is in flight at a time."""
 
-    __slots__ = ("ack", "acquire", "change", "every", "list_keys", "pull", "release")
+    __slots__ = ("ack", "acquire", "change", "every", "leave", "list_keys", "pull", "release")
 
     def __init__(self) -> None:
         self.acquire = CallSlot()
@@ -65,6 +65,7 @@ class Calls:
         self.ack = CallSlot()
         self.change = CallSlot()
         self.list_keys = CallSlot()
+        self.leave = CallSlot()
         self.release = CallSlot()
         self.every = (
             self.acquire,
@@ -72,6 +73,7 @@ class Calls:
             self.ack,
             self.change,
             self.list_keys,
+            self.leave,
             self.release,
         )
 
@@ -108,6 +110,7 @@ class PartitionSession:
         epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
+        has_ancestors: True if the partition has parents.
     """
 
     __slots__ = (
@@ -137,6 +140,7 @@ class PartitionSession:
         epoch_ms: int = 0,
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
+        has_ancestors: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
@@ -146,7 +150,7 @@ class PartitionSession:
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
         self.lanes = KeyLanes(is_ordered=not is_shared)
-        self.parking = PartitionParking(rejects)
+        self.parking = PartitionParking(rejects, has_ancestors=has_ancestors)
         self.redrives = RedriveWindows(is_allowed=redrives_here)
         self.flights = Flights(settings.in_flight_ms, is_shared=is_shared)
         self.suspects: SuspectMessages | None
@@ -189,11 +193,12 @@ class PartitionSession:
     @property
     def is_idle(self) -> bool:
         """True while the broker has acks of all that was pulled, and a pull waits there, which
-        keeps the pull lock.
+        keeps the pull lock and brings changes by operators. A shared group's pull brings none.
         """
         offsets, acks = self.offsets, self.acks
         return (
             self.calls.pull.is_in_flight
+            and not self.flights.is_shared
             and not self.intake.held
             and offsets.cursor >= offsets.next_offset
             and not (acks.handled or acks.tries or acks.begun)

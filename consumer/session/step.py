@@ -18,6 +18,7 @@ from ...protocol.frames import Acked, Acquired, ParkedChanged, Released
 from .answers import (
     on_acked,
     on_acquired,
+    on_ancestor_left,
     on_call_failed,
     on_changed,
     on_flights_pulled,
@@ -28,6 +29,7 @@ from .answers import (
 )
 from .calls import find_next_ms, send_due
 from .events import (
+    AncestorLeft,
     CallFailed,
     Event,
     FlightsPulled,
@@ -150,6 +152,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     Pulled: on_pulled,
     FlightsPulled: on_flights_pulled,
     KeysListed: on_keys_listed,
+    AncestorLeft: on_ancestor_left,
     WindowRead: on_window_read,
     CallFailed: on_call_failed,
     OperatorChanged: on_operator_changed,

@@ -83,7 +83,7 @@ def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:
     if is_late and is_own(session, message):
         drop(session, message)
         return
-    if session.settings.ack is AckMode.BEFORE:
+    if session.settings.ack is AckMode.BEFORE and is_own(session, message):
         session.acks.awaited[ref] = message
         session.acks.handled.add(message.offset, message.offset + 1)
         session.make_ack_due(now_ms)

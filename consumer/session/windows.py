@@ -29,6 +29,7 @@ def on_listed(session: PartitionSession, event: KeysListed, now_ms: int) -> None
     parking, redrives = session.parking, session.redrives
     parking.listed_version = max(parking.listed_version, event.version)
     parking.version = max(parking.version, event.version)
+    parking.ancestors.set_unneeded(event.unneeded_ancestors)
     rows = [row for row in event.rows if row.key not in parking.freed]
     parking.keys.update(row.key for row in rows if not is_loose(row.key))
     for row in rows:
@@ -207,8 +208,13 @@ def _release(session: PartitionSession, key: bytes | int | None) -> None:
     parking.keys.discard(key)
     parking.failures.pop(key, None)
     parking.freed.add(key)
+    parking.ancestors.note_freed()
     for window in list(redrives.windows.values()):
         if window.key == key and not window.is_retry:
             redrives.end(window)
-    if session.tenure.is_live:
+    if not session.tenure.is_live:
+        return
+    if session.suspects is None:
         session.lanes.extra.extend(waiting)
+    else:
+        session.lanes.put_back(waiting)  # they may be suspects too

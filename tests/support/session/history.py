@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from keylane.consumer.session import step as step_module
 from keylane.consumer.session.events import (
+    AncestorLeft,
     CallFailed,
     FlightsPulled,
     KeysListed,
@@ -38,6 +39,7 @@ from keylane.consumer.session.events import (
 )
 from keylane.consumer.session.ready import (
     CancelHandlers,
+    LeaveAncestor,
     LeaveTurn,
     ReadWindow,
     Ready,
@@ -139,6 +141,8 @@ class History:
         if rng.random() < 0.2:
             self.rejects = _is_rejected
             self.broker.rejected = lambda offset: offset % 4 == 1
+        if not self.is_shared and rng.random() < 0.2:
+            self.adopt()
         self.offsets_of: dict[bytes, list[int]] = defaultdict(list)
         self.now_ms = 1_000
         self.token = 0
@@ -146,7 +150,10 @@ class History:
         self.lease_until_ms = 0
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
-        self.send()
+        if not self.is_shared and rng.random() < 0.15:
+            self.inherit_suspects()
+        else:
+            self.send()
         self.open()
 
     # ── the session ───────────────────────────────────────────────────────────────────────────────
@@ -166,8 +173,9 @@ class History:
         self.has_turn = self.is_fenced = False
         self.suspects: set[int] = set()
         self.accused: set[int] = set()
-        self.acked_ms = self.now_ms
         self.free = 0
+        self.refused: set[int] = set()
+        """Ancestors that did not want to be told; the next owner tries again."""
         self.received = 0
         """What a shared group's session was given: no more of it can have ended."""
         self.troubled: dict[int, int | None] = {}
@@ -178,11 +186,31 @@ class History:
         lease = (PARTITION_ID, GROUP, f"s{self.token}", self.token)
         rng = random.Random(self.rng.getrandbits(32))
         self.session = PartitionSession(
-            lease, self.settings, rng, epoch_ms=10**12, rejects=self.rejects
+            lease,
+            self.settings,
+            rng,
+            epoch_ms=10**12,
+            rejects=self.rejects,
+            has_ancestors=bool(self.broker.ancestors),
         )
         self.renew()
         if self.is_shared:
             self.free_workers()
+
+    def inherit_suspects(self) -> None:
+        """Two owners have ended with the same few messages in hand."""
+        broker = self.broker
+        for key in self.rng.choices(KEYS[:2], k=3):
+            self.offsets_of[key].append(len(broker.keys))
+            broker.keys.append(key)
+        self.token = broker.fence = 2
+        broker.is_released = False
+        broker.once_to = broker.pulled_to = len(broker.keys)
+
+    def adopt(self) -> None:
+        """The partition has adopted parked keys of ancestors."""
+        for source, key in zip((7, 8), self.rng.sample(KEYS[1:], 2), strict=True):
+            self.broker.adopt(source, key)
 
     def renew(self) -> None:
         until_ms = self.now_ms + LEASE_MS
@@ -193,6 +221,7 @@ class History:
     def feed(self, event: Any) -> Ready:
         """Give the session an event, and do what it says."""
         self.steps += 1
+        self.is_renewal = type(event) is Tick and self.session.acks.due_ms > self.now_ms
         ready = step_module.step(self.session, event, self.now_ms)
         self.has_more = ready.has_more
         self.wait_until_ms = ready.wait_until_ms
@@ -265,11 +294,15 @@ class History:
 
     def _check_needed(self, request: Ack) -> None:
         """While all is acked, and a pull waits at the broker, nothing is renewed."""
-        is_renewal = self.now_ms - self.acked_ms >= self.settings.ttl_ms // 3
-        self.acked_ms = self.now_ms
         says = request.ranges or request.failed or request.begun or request.held
         pulls = [each for each in self.calls if type(each) is Pull]
-        if not (pulls and is_renewal) or says or self.hands or self.run or self.session.intake.held:
+        if (
+            not (pulls and self.is_renewal)
+            or says
+            or self.hands
+            or self.run
+            or self.session.intake.held
+        ):
             return
         if self.session.offsets.cursor >= pulls[0].offset:
             raise BrokenPromiseError("an ack says nothing, while a pull keeps the lock")
@@ -304,16 +337,17 @@ class History:
             raise BrokenPromiseError(f"offset {offset} begins in a pause or a hand-over")
         if self.is_fenced:
             raise BrokenPromiseError(f"offset {offset} begins after a fence")
-        if self.is_early and (offset in self.ever or offset not in broker.acked):
+        where = broker.where_parked(offset)
+        is_early = self.is_early and not where
+        if is_early and (offset in self.ever or offset not in broker.acked):
             raise BrokenPromiseError(f"offset {offset} begins twice, or before its ack")
         self.ever.add(offset)
         if ref in self.hands:
             raise BrokenPromiseError(f"offset {offset} is in hand twice")
         if ref in self.done:
             raise BrokenPromiseError(f"offset {offset} begins again after it was handled")
-        if self.is_early:
+        if is_early:
             return
-        where = broker.where_parked(offset)
         if self.is_shared:
             if not where:
                 self._begin_shared(offset)
@@ -363,12 +397,14 @@ class History:
             return  # it was set aside, and is redriven
         if self.hands:
             raise BrokenPromiseError(f"suspect {offset} begins beside {list(self.hands)}")
+        if offset in self.failed:
+            return  # it has ended no process
         for other in self.suspects:
             if (PARTITION_ID, other) in self.done and other not in self.broker.acked:
                 raise BrokenPromiseError(
                     f"suspect {offset} begins before the ack of {other} is stored"
                 )
-        if offset not in self.failed and offset not in self.recorded:
+        if offset not in self.recorded:
             raise BrokenPromiseError(f"suspect {offset} begins without a record")
         self.failed.add(offset)
 
@@ -426,7 +462,7 @@ class History:
             self.feed(event)
 
     def _fail_call(self, request: Any, error: KeylaneError) -> None:
-        if isinstance(error, FencedError) and type(request) is not ReadWindow:
+        if isinstance(error, FencedError) and type(request) not in {ReadWindow, LeaveAncestor}:
             self.is_fenced = True
         self.feed(CallFailed(request, error))
 
@@ -498,7 +534,16 @@ class History:
         self.broker.check_token(self.own_token)
         is_first = not self.session.tenure.is_acquired
         aside = self.broker.aside() if is_first else ()
-        return KeysListed(self.broker.version, self.broker.rows(), aside)
+        unneeded = self.broker.unneeded_ancestors()
+        return KeysListed(self.broker.version, self.broker.rows(), aside, unneeded)
+
+    def _serve_leave(self, request: LeaveAncestor) -> Any:
+        """The ancestor's broker, which has a fence of its own."""
+        if not self.is_calm and self.rng.random() < 0.1:
+            self.refused.add(request.source)
+            raise FencedError(token=self.own_token, current_token=self.own_token + 1)
+        self.broker.leave(request.source)
+        return AncestorLeft(request.source)
 
     def _serve_window(self, request: ReadWindow) -> Any:
         self.broker.check_token(self.own_token)
@@ -588,12 +633,12 @@ class History:
 
     def _note_trouble(self, message: Message, running_ms: int | None) -> None:
         offset = message.offset
-        if self.is_early and running_ms is None:
-            self.troubled.pop(offset, None)  # it is lost
-        elif self.is_early or not self.broker.where_parked(offset):
-            self.troubled[offset] = running_ms
-        else:
+        if (message.partition_id, offset) in self.session.redrives.owners:
             self.redriven_troubled.add(offset)
+        elif self.is_early and running_ms is None:
+            self.troubled.pop(offset, None)  # it is lost
+        else:
+            self.troubled[offset] = running_ms
 
     def hang(self) -> None:
         """A handler has run for long."""
@@ -697,6 +742,8 @@ class History:
         """A session that has ended is followed by another."""
         if self.session.tenure.phase is SessionPhase.STOPPING:
             self.is_stopped = True
+        if self.session.tenure.fence is not None and not self.is_fenced:
+            raise BrokenPromiseError("handed over without a fence")
         if self.session.has_ended:
             if self.hands or self.run:
                 raise BrokenPromiseError("ended while a handler has a message")
@@ -767,7 +814,8 @@ class History:
         undone = self._undone()
         left = undone["not handled"] or undone["parked"]
         is_at_end = self.session.offsets.cursor == len(self.broker.keys)
-        return is_at_end and not left
+        untold = set(self.broker.unneeded_ancestors()) - self.refused
+        return is_at_end and not left and not untold
 
     def _check_complete(self) -> None:
         """Nothing is lost: what no handler has handled is parked, or was skipped."""
@@ -808,6 +856,7 @@ _SERVE: dict[type, Callable[[History, Any], Any]] = {
     SendChanges: History._serve_changes,
     ListParked: History._serve_list,
     ReadWindow: History._serve_window,
+    LeaveAncestor: History._serve_leave,
     TakeTurn: History._serve_turn,
     Release: History._serve_release,
 }

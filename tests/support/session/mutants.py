@@ -6,7 +6,9 @@ from typing import Any
 
 from keylane.consumer.session import answers, hand_over, outcomes, step, taking, windows
 from keylane.consumer.session.acks import PendingAcks
+from keylane.consumer.session.ancestors import Ancestors
 from keylane.consumer.session.events import (
+    AncestorLeft,
     MessageFailed,
     MessagesHandled,
     Paused,
@@ -245,6 +247,45 @@ def released_messages_forgotten(patches: Patches) -> None:
     real = patches.set(windows, "_release", release)
 
 
+def ancestor_told_while_it_is_needed(patches: Patches) -> None:
+    """An ancestor is told as soon as one key is free, whatever else of it is parked."""
+
+    def note_freed(self: Any) -> None:
+        self.must_list = True
+        self._unneeded = [7, 8]
+
+    patches.set(Ancestors, "note_freed", note_freed)
+
+
+def ancestor_noted_before_it_is_told(patches: Patches) -> None:
+    """A call to an ancestor that failed counts as answered."""
+
+    def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
+        answers.on_ancestor_left(session, AncestorLeft(source), now_ms)
+
+    patches.set(answers, "_on_leave_failed", on_leave_failed)
+
+
+def ancestor_never_told(patches: Patches) -> None:
+    """The keys are not listed when one is freed."""
+    patches.set(Ancestors, "note_freed", lambda self: None)
+
+
+def refusal_of_an_ancestor_taken_for_a_fence(patches: Patches) -> None:
+    """An ancestor that was reset refuses the call, and the partition is handed over."""
+
+    def on_leave_failed(session: Any, source: int, error: Any, now_ms: int) -> None:
+        real(session, source, error, now_ms)
+        answers.fence(session, 0, now_ms)
+
+    real = patches.set(answers, "_on_leave_failed", on_leave_failed)
+
+
+def released_suspect_handed_out_beside_others(patches: Patches) -> None:
+    """A suspect that came while its key was being freed is handed out freely."""
+    patches.set(KeyLanes, "put_back", lambda self, messages: self.extra.extend(messages))
+
+
 # ── suspects ──────────────────────────────────────────────────────────────────────────────────────
 def suspects_ignored(patches: Patches) -> None:
     patches.set(taking, "_take_suspect", lambda session, suspects, now_ms: False)
@@ -423,6 +464,11 @@ MUTANTS = [
         key_freed_with_messages,
         redrive_goes_on_after_a_failure,
         released_messages_forgotten,
+        ancestor_told_while_it_is_needed,
+        ancestor_noted_before_it_is_told,
+        ancestor_never_told,
+        refusal_of_an_ancestor_taken_for_a_fence,
+        released_suspect_handed_out_beside_others,
         suspects_ignored,
         suspect_not_recorded,
         suspect_ack_not_awaited,
