@@ -30,7 +30,6 @@ from ...protocol.parked import (
     Shift,
     is_loose,
 )
-
 from .ancestors import Ancestors
 
 CHANGES_MAX = 500
