@@ -87,6 +87,21 @@ class WindowRead(Struct, frozen=True, gc=False):
     """(source, start, end) of messages that retention has removed."""
     left: Sequence[Range] = ()
     """For a retry, what was not read yet."""
+    first_row: int = 0
+    """How many rows of the key were passed over before those that were read."""
+
+
+class SourceUnreadable(Struct, frozen=True):
+    """The first messages of a window cannot be read: their source does not answer, or is damaged
+    there.
+    """
+
+    number: int
+    source: int
+    upto: int | None = None
+    """The offset after what is damaged; None: nothing of the source can be read now."""
+    first_row: int = 0
+    """How many rows of the key were passed over before these."""
 
 
 class CallFailed(Struct, frozen=True, gc=False):
@@ -199,6 +214,7 @@ Event = (
     | KeysListed
     | AncestorLeft
     | WindowRead
+    | SourceUnreadable
     | CallFailed
     | OperatorChanged
     | WorkWanted

@@ -42,6 +42,10 @@ class ReadWindow(Struct, frozen=True):
     ranges: tuple[Range, ...]
     """The messages, for a retry; (): the first `count` ones of the key."""
     count: int
+    passed_over: tuple[tuple[int, int], ...] = ()
+    """The offsets below which messages of a source are left out, as (source, offset)."""
+    first_row: int = 0
+    """How many rows at the front of the key are handled or passed over."""
 
 
 class LeaveAncestor(Struct, frozen=True):

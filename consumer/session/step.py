@@ -44,6 +44,7 @@ from .events import (
     Pulled,
     RunEnded,
     SettingsStored,
+    SourceUnreadable,
     Stopped,
     Tick,
     TurnTaken,
@@ -58,7 +59,7 @@ from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
 from .tenure import SessionPhase
-from .windows import on_window_read
+from .windows import on_source_unreadable, on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()
 _NO_NOTES: tuple[Note, ...] = ()
@@ -154,6 +155,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     KeysListed: on_keys_listed,
     AncestorLeft: on_ancestor_left,
     WindowRead: on_window_read,
+    SourceUnreadable: on_source_unreadable,
     CallFailed: on_call_failed,
     OperatorChanged: on_operator_changed,
     WorkWanted: _on_wanted,

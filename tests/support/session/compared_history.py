@@ -137,6 +137,8 @@ class ComparedHistory(History):
         """The broker has had no owner here."""
         self.send()
 
+    inherit_dead_letters = inherit_suspects
+
     def remove(self) -> None:
         """Nothing is removed here."""
 

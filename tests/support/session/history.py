@@ -30,6 +30,7 @@ from keylane.consumer.session.events import (
     Paused,
     Pulled,
     RunEnded,
+    SourceUnreadable,
     Stopped,
     Tick,
     TurnTaken,
@@ -70,7 +71,7 @@ from keylane.protocol.parked import (
     hanging_failure,
     is_loose,
 )
-from support.session.partition_model import KEYS, PARTITION_ID, PartitionModel
+from support.session.partition_model import KEYS, PARTITION_ID, ParkedModel, PartitionModel
 
 LEASE_MS = 10_000
 GROUP = "audit"
@@ -135,6 +136,8 @@ class History:
         self.drawn = _DRAWN[int(rng.random() * len(_DRAWN))]
         self.is_early = self.settings.ack is AckMode.BEFORE
         self.broker.is_early = self.is_early
+        self.is_away = rng.random() < 0.3
+        """True if nothing of a source can be read that has an unreadable message."""
         self.ever: set[int] = set()
         """What any session has begun."""
         self.rejects: Callable[[Message], bool] | None = None
@@ -150,8 +153,11 @@ class History:
         self.lease_until_ms = 0
         self.in_flight_until_ms: dict[int, int] = {}
         self.is_calm = False
-        if not self.is_shared and rng.random() < 0.15:
+        dice = 1.0 if self.is_shared else rng.random()
+        if dice < 0.15:
             self.inherit_suspects()
+        elif dice < 0.25:
+            self.inherit_dead_letters()
         else:
             self.send()
         self.open()
@@ -206,6 +212,18 @@ class History:
         self.token = broker.fence = 2
         broker.is_released = False
         broker.once_to = broker.pulled_to = len(broker.keys)
+
+    def inherit_dead_letters(self) -> None:
+        """Earlier owners have set messages aside, of which the first cannot be read."""
+        broker = self.broker
+        for key in self.rng.choices(KEYS, k=6):
+            self.offsets_of[key].append(len(broker.keys))
+            broker.keys.append(key)
+        broker.parked[None] = ParkedModel(ParkState.PARKED, [0, 1, 2])
+        broker.parked[1] = ParkedModel(ParkState.PARKED, [3, 4, 5])
+        broker.acked.update(range(6))
+        broker.version = 1
+        broker.unreadable.update({0, 3})
 
     def adopt(self) -> None:
         """The partition has adopted parked keys of ancestors."""
@@ -551,11 +569,21 @@ class History:
         offsets = [] if parked is None else parked.offsets
         left: list[tuple[int, int]] = []
         if request.ranges:
-            (start, end), *_ = request.ranges
-            offsets = [offset for offset in offsets if start <= offset < end]
+            ranges = request.ranges
+            offsets = [each for each in offsets if any(low <= each < high for low, high in ranges)]
         else:
+            limit = dict(request.passed_over).get(PARTITION_ID, 0)
+            offsets = [offset for offset in offsets if offset >= limit]
             offsets = offsets[: self.rng.randint(1, 3)]
         keys, first = self.broker.keys, self.broker.first_offset
+        unreadable = [each for each in offsets if each >= first and each in self.broker.unreadable]
+        if unreadable:
+            if unreadable[0] == offsets[0]:
+                upto = None if self.is_away else offsets[0] + 1
+                return SourceUnreadable(request.number, PARTITION_ID, upto)
+            if request.ranges:
+                left = [(each, each + 1) for each in offsets if each >= unreadable[0]]
+            offsets = [offset for offset in offsets if offset < unreadable[0]]
         gone = [(PARTITION_ID, offset, offset + 1) for offset in offsets if offset < first]
         messages = [
             Message("s", keys[offset], b"", offset, PARTITION_ID, 0)
@@ -717,6 +745,12 @@ class History:
             beyond = self.rng.randint(0, 2)
             broker.remove(min(len(broker.keys), broker.cursor + beyond))
 
+    def damage(self) -> None:
+        """Messages that are independent of others cannot be read, until somebody repairs them."""
+        for key, parked in self.broker.parked.items():
+            if is_loose(key) and parked.offsets:
+                self.broker.unreadable.add(parked.offsets[0])
+
     def seal(self) -> None:
         self.broker.is_sealed = True
 
@@ -769,7 +803,11 @@ class History:
         if self.is_paused:
             self.pause()
         self.free_workers()
-        for _ in range(400):
+        for count in range(400):
+            if self.is_away or not self._waits_for_others():
+                self.broker.unreadable.clear()
+            elif count > 200:
+                raise BrokenPromiseError("messages wait for one that cannot be read")
             self._heal_once()
             if self.broker.is_sealed and self.session.is_drained:
                 self.check_count()
@@ -778,6 +816,16 @@ class History:
             if self._is_done():
                 self.seal()
         raise BrokenPromiseError(f"not done: {self._undone()}")
+
+    def _waits_for_others(self) -> bool:
+        """True while a message that can be read waits beside one that cannot."""
+        broker = self.broker
+        return bool(broker.unreadable) and any(
+            offset not in broker.unreadable and offset not in broker.handled
+            for key, parked in broker.parked.items()
+            if is_loose(key)
+            for offset in parked.offsets
+        )
 
     def _heal_once(self) -> None:
         """Do all that can be done, and let time pass."""
@@ -877,6 +925,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
     (1, History.pause),
     (1, History.remove),
     (1, History.seal),
+    (1, History.damage),
     (1, History.stop),
     (1, History.crash),
     (1, History.fence),
@@ -884,7 +933,7 @@ ACTIONS: list[tuple[int, Callable[[History], None]]] = [
 MORE: tuple[list[tuple[int, Callable[[History], None]]], ...] = (
     [],
     [],
-    [(20, History.fail), (15, History.operate), (10, History.answer)],
+    [(20, History.fail), (15, History.operate), (10, History.answer), (6, History.damage)],
     [(6, History.crash), (20, History.answer)],
 )
 """What some histories have more of."""

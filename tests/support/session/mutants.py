@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from keylane.consumer.session import answers, hand_over, outcomes, step, taking, windows
+from keylane.consumer.session import answers, aside, hand_over, outcomes, step, taking, windows
 from keylane.consumer.session.acks import PendingAcks
 from keylane.consumer.session.ancestors import Ancestors
+from keylane.consumer.session.aside import AsideMessages
 from keylane.consumer.session.events import (
     AncestorLeft,
     MessageFailed,
     MessagesHandled,
     Paused,
+    SourceUnreadable,
     TurnTaken,
+    WindowRead,
     WorkersFree,
 )
 from keylane.consumer.session.failing import FailingMessages
@@ -247,6 +250,37 @@ def released_messages_forgotten(patches: Patches) -> None:
     real = patches.set(windows, "_release", release)
 
 
+def others_wait_for_an_unreadable_message(patches: Patches) -> None:
+    """Nothing of a key is redriven while its first message cannot be read."""
+
+    def on_source_unreadable(session: Any, event: Any, now_ms: int) -> None:
+        windows.on_window_failed(session, event.number, now_ms)
+
+    _on_event(patches, SourceUnreadable, on_source_unreadable)
+
+
+def retries_wait_for_an_unreadable_message(patches: Patches) -> None:
+    """What cannot be read is put back together with what comes after it."""
+    patches.set(aside, "_split_unreadable", lambda ranges, upto: list(ranges))
+
+
+def unreadable_message_given_up(patches: Patches) -> None:
+    """The redrive of a key ends although a message of it was passed over."""
+
+    def on_window_read(session: Any, event: Any, now_ms: int) -> None:
+        window = session.redrives.windows.get(event.number)
+        if window is not None:
+            window.unreadable.clear()
+        before(session, event, now_ms)
+
+    before = _on_event(patches, WindowRead, on_window_read)
+
+
+def held_retries_forgotten(patches: Patches) -> None:
+    """What waits for a source is not due when the source can be read again."""
+    patches.set(AsideMessages, "note_read", lambda self, source: self._failing.pop(source, None))
+
+
 def ancestor_told_while_it_is_needed(patches: Patches) -> None:
     """An ancestor is told as soon as one key is free, whatever else of it is parked."""
 
@@ -464,6 +498,10 @@ MUTANTS = [
         key_freed_with_messages,
         redrive_goes_on_after_a_failure,
         released_messages_forgotten,
+        others_wait_for_an_unreadable_message,
+        retries_wait_for_an_unreadable_message,
+        unreadable_message_given_up,
+        held_retries_forgotten,
         ancestor_told_while_it_is_needed,
         ancestor_noted_before_it_is_told,
         ancestor_never_told,

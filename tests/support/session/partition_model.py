@@ -95,6 +95,8 @@ class PartitionModel:
         self.begun: dict[int, int] = {}
         self.parked: dict[Any, ParkedModel] = {}
         self.version = 0
+        self.unreadable: set[int] = set()
+        """Messages that are damaged where they are stored, until they are repaired."""
         self.ancestors: dict[int, AncestorModel] = {}
         self.ranges_max = ranges_max
         self.keys_max = keys_max
