@@ -21,13 +21,14 @@ class Ancestors:
         exist: False for a partition without parents.
     """
 
-    __slots__ = ("_told", "_unneeded", "exist", "must_list")
+    __slots__ = ("_told", "exist", "must_list", "unneeded")
 
     def __init__(self, *, exist: bool) -> None:
         self.exist = exist
         self.must_list = False
         """True if a key was freed since the last list was asked for."""
-        self._unneeded: list[int] = []
+        self.unneeded: list[int] = []
+        """Those that are to be told; one is told at a time."""
         self._told: set[int] = set()
 
     def note_freed(self) -> None:
@@ -36,16 +37,12 @@ class Ancestors:
 
     def set_unneeded(self, sources: Iterable[int]) -> None:
         """Set the ancestors that keep messages, although none of those is parked any more."""
-        self._unneeded = [source for source in sources if source not in self._told]
-
-    def next_unneeded(self) -> int | None:
-        """Return the ancestor that is to be told next; None if there is none."""
-        return self._unneeded[0] if self._unneeded else None
+        self.unneeded = [source for source in sources if source not in self._told]
 
     def end(self, source: int, *, is_told: bool) -> None:
         """End the call to an ancestor: it was told, or has refused. If it has refused, the list
         after the next freed key may name it again.
         """
-        self._unneeded = [each for each in self._unneeded if each != source]
+        self.unneeded = [each for each in self.unneeded if each != source]
         if is_told:
             self._told.add(source)

@@ -65,7 +65,13 @@ class AsideMessages:
 
     def __len__(self) -> int:
         """Return the number of ranges."""
-        return len(self._waiting) + sum(len(each.held) for each in self._failing.values())
+        count = len(self._waiting)
+        if self._failing:
+            count += sum(len(failing.held) for failing in self._failing.values())
+        return count
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._failing)
 
     @property
     def next_ms(self) -> int | None:

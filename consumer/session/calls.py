@@ -43,12 +43,13 @@ def send_due(session: PartitionSession, now_ms: int) -> None:
             requests.append(ListParked(*lease, 0))
         if tenure.is_acquired:
             read_due(session, now_ms)
-            source = parking.ancestors.next_unneeded()
-            if source is not None and calls.leave.begin(now_ms):
-                requests.append(LeaveAncestor(source))
-        count = _count_to_pull(session, now_ms)
-        if count and calls.pull.begin(now_ms):
-            requests.append(_pull(session, count, now_ms))
+            unneeded = parking.ancestors.unneeded
+            if unneeded and calls.leave.begin(now_ms):
+                requests.append(LeaveAncestor(unneeded[0]))
+        if not calls.pull.is_in_flight:
+            count = _count_to_pull(session, now_ms)
+            if count and calls.pull.begin(now_ms):
+                requests.append(_pull(session, count, now_ms))
     if tenure.may_ack:
         _send_changes(session, now_ms)
         _send_acks(session, now_ms)

@@ -286,7 +286,7 @@ def ancestor_told_while_it_is_needed(patches: Patches) -> None:
 
     def note_freed(self: Any) -> None:
         self.must_list = True
-        self._unneeded = [7, 8]
+        self.unneeded = [7, 8]
 
     patches.set(Ancestors, "note_freed", note_freed)
 
