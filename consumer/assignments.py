@@ -38,6 +38,7 @@ from .broadcast import Broadcast
 from .broker_reachability import BrokerReachability
 from .delivery.filter import MessageFilter
 from .delivery.suspect_lock import SuspectLock
+from .dispatch.handler import HandlerDispatch
 from .effective_settings import EffectiveSettings
 from .handling.stream import Stream
 from .handling.workers import Workers
@@ -48,6 +49,7 @@ from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
+from .session_shell import SessionShell
 from .rebalance import Rebalance
 from .settings import AckMode, ConsumerSettings, FullPolicy
 
@@ -223,6 +225,9 @@ class Assignments:
         if self._effective.update(grants):
             self._settings = self._effective.settings
             self._dispatcher.apply_settings(self._settings)
+            for client in self.clients:
+                if isinstance(client, SessionShell):
+                    client.apply_settings(self._settings)
         for client in self.handing_over:
             if client.session == self._membership.session:
                 client.renew(deadline_ms, None)
@@ -370,7 +375,7 @@ class Assignments:
                 self.start_hand_over(client)
             else:
                 client.renew(self._deadline_ms, grant.partition.address)
-                client.parking.update_grant(grant)
+                client.update_grant(grant)
         for partition_id, grant in granted.items():
             if partition_id in self._clients or partition_id in self._hand_overs:
                 continue
@@ -382,6 +387,21 @@ class Assignments:
         self._log_partitions()
 
     def _new_client(self, grant: Grant) -> PullClient:
+        if isinstance(self._dispatcher, HandlerDispatch):
+            shell: Any = SessionShell(
+                subject=self._subject,
+                group=self._group,
+                session=self._membership.session,
+                grant=grant,
+                connections=self._connections,
+                deadline_ms=self._deadline_ms,
+                settings=self._settings,
+                clock=self._clock,
+                rng=self._rng,
+                owner=self,
+                dispatch=self._dispatcher,
+            )
+            return shell
         shared = self._settings.consume_strategy is ConsumeStrategy.SHARED
         client_class: Callable[..., PullClient] = SharedClient if shared else PullClient
         if self._settings.ack is AckMode.BEFORE:
@@ -436,7 +456,7 @@ class Assignments:
         # Other sessions may hold a token that is neither single-use nor fenced.
         if client.token_is_single_use or client.fenced:
             await self._membership.report_release(
-                client.session, client.partition_id, client.token, fence=client.lifetime.fence
+                client.session, client.partition_id, client.token, fence=client.fence
             )
 
     def _report_release_again(self, grant: Grant) -> None:
@@ -547,7 +567,7 @@ class Assignments:
             reason = SESSION_ENDED
         else:
             return False
-        self._losses.add(client.partition_id, client.token, reason, fence=client.lifetime.fence)
+        self._losses.add(client.partition_id, client.token, reason, fence=client.fence)
         return True
 
     def _log_stall(self) -> None:

@@ -46,6 +46,7 @@ from .broadcast import Broadcast, check_broadcast
 from .consumer_set import new_consumer_set
 from .delivery.filter import build_filter
 from .delivery.suspect_lock import SuspectLock
+from .dispatch.handler import HandlerDispatch
 from .dispatchers import DispatcherFactory, UserHandlers
 from .handling.arrow_batch import ArrowBatch, check_arrow
 from .handling.handlers import BatchHandler, Handler
@@ -335,6 +336,7 @@ class Consumer(LoopBoundClient, Generic[V]):
             rng=self._rng,
             on_crash=self._fail,
             client=self._client_name,
+            group=self._group if isinstance(membership, Membership) else "",
         )
         self._assignments = self._new_assignments(membership, dispatcher)
         self._connections.loop_binding.on_fork = self._assignments.on_fork
@@ -469,9 +471,9 @@ class Consumer(LoopBoundClient, Generic[V]):
         """Return True in a handler's task. Waiting for a hand-over there would deadlock, because
         the hand-over waits for the handler.
         """
-        return isinstance(self._dispatcher, Workers) and self._dispatcher.is_worker_task(
-            asyncio.current_task()
-        )
+        return isinstance(
+            self._dispatcher, Workers | HandlerDispatch
+        ) and self._dispatcher.is_worker_task(asyncio.current_task())
 
     def _start_closing(self) -> asyncio.Task[None]:
         """Start the closing task, but only once: a signal, an error and the user may all close the

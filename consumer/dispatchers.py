@@ -15,6 +15,7 @@ from ..protocol.routing import ConsumeStrategy
 from ..rpc.environment import Environment
 from ..rpc.loop_binding import LoopBinding
 from .delivery.filter import MessageFilter
+from .dispatch.handler import HandlerDispatch
 from .handling.acked_first import AckFirstHandler
 from .handling.batch_workers import BatchWorkers
 from .handling.failing import FailureRules
@@ -100,6 +101,7 @@ class DispatcherFactory:
         rng: random.Random,
         on_crash: Callable[[BaseException], None],
         client: str,
+        group: str = "",
     ) -> Workers | Stream:
         """Return the dispatcher for a new opening. `client` is the consumer's display name."""
         handlers, settings, clock = self._handlers, self._settings, environment.clock
@@ -147,7 +149,19 @@ class DispatcherFactory:
             "failure_rules": failure_rules,
         }
         workers: Workers
-        if handlers.batch_handler is None:
+        if handlers.batch_handler is None and ordered and ack_first is None and group:
+            dispatch: Any = HandlerDispatch(
+                handler,
+                concurrency=settings.threads or settings.concurrency,
+                handover_ms=settings.handover_ms,
+                clock=clock,
+                on_crash=on_crash,
+                failure_rules=failure_rules,
+                handler_timeout_ms=settings.handler_timeout_ms or 0,
+                cancels=not settings.threads,
+            )
+            workers = dispatch
+        elif handlers.batch_handler is None:
             workers = Workers(handler, **options)
         else:
             workers = BatchWorkers(

@@ -4,225 +4,348 @@
                         ├─▶ messages: to the worker that asked, or to the dispatch
                         ╰─▶ a time: the one timer of the partition
 
-It decides nothing: what is sent, when, and to whom is in `session/`.
+It decides nothing: what is sent, when, and to whom is in `session/`. Pulls and acks are sent by
+callbacks of answers and timers, without a task: a message reaches a worker one iteration of the
+event loop after its bytes have arrived, and the next pull is in flight while its handler runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from ..protocol.batch import batch_starts, column_views
-from ..protocol.clock import Clock
-from ..protocol.errors import KeylaneError
-from ..protocol.frames import (
-    Answer,
-    Batches,
-    ListParked,
-    ParkedEdited,
-    ParkedKeys,
-    ParkedRows,
-    Pull,
-    Read,
-    ReadEdited,
-    ReadParked,
-)
-from ..protocol.ids import MAX_I64
+from msgspec.structs import replace
+
+from ..protocol.batch import Columns, batch_starts, column_views
+from ..protocol.clock import ALIGNED_S_MIN, Clock, deadline_seconds, round_to_tick
+from ..protocol.control import Grant
+from ..protocol.errors import FencedError, KeylaneError, UnreachableError
+from ..protocol.frames import Ack, Acked, Acquired, Answer, Batches, ListParked, Pull
+from ..protocol.log_filter import LogFilter
 from ..protocol.message import Message
-from ..protocol.offsets import Range
-from ..protocol.parked import ParkedKeyRow, decode_key_rows, encode_parked
+from ..protocol.parked import Failure, encode_parked
 from ..protocol.record import Header
+from ..protocol.text import counted
+from ..rpc.connections import Connections
+from ..rpc.loop_binding import LoopBinding
+from ..rpc.network import Calling, Channel
 from ..rpc.race import start_task
 from .delivery.decode import decode_messages
-from .delivery.suspect_lock import SuspectLock
+from .delivery.user_acks import check_not_in_handler
+from .log_names import partition_name
+from .parked_reads import ParkedReads
+from .pulling.progress import Position, PullProgress
+from .pulling.pull_gate import PAUSED
+from .pulling.pull_owner import PullOwner
 from .session.events import (
     CallFailed,
     Event,
-    KeysListed,
+    LeaseGranted,
+    OperatorChanged,
+    Paused,
     Pulled,
+    ReleaseAllowed,
+    SettingsStored,
+    Stopped,
     Tick,
     TurnTaken,
-    WindowRead,
 )
-from .session.ready import CancelHandlers, LeaveTurn, ReadWindow, Request, SendChanges, TakeTurn
+from .session.ready import (
+    CancelHandlers,
+    FailureOutcome,
+    LeaveTurn,
+    Note,
+    NoteKind,
+    ReadWindow,
+    Request,
+    SendChanges,
+    TakeTurn,
+)
 from .session.state import PartitionSession
 from .session.step import step
 from .session.suspects import CAREFUL_MS
 from .session.tenure import NEVER
+from .settings import ConsumerSettings
+from .unreached_brokers import NO_CONNECTION
 
 log = logging.getLogger("keylane.consumer")
-READ_BYTES = 1 << 18
-
-
-class AnsweringBroker(Protocol):
-    """A broker that answers data calls."""
-
-    async def call(
-        self, request: Any, payload: bytes = b"", *, wait_ms: int = 0
-    ) -> tuple[Answer, memoryview]:
-        """Make a call. Raises KeylaneError."""
-        ...
+WARN_AFTER = 8
+"""The number of consecutive failures, equivalent to about 5 s of backoff, from which failed pulls
+are logged as warnings.
+"""
+CHAINS_MAX = 1_024
+"""The maximum number of pulls that one channel carries beside the queue of its `BrokerClient`."""
+_chains: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 
 
 class SessionDispatch(Protocol):
     """The workers of a consumer, to the shells of its partitions."""
 
-    def hand_out(self, shell: SessionShell, messages: list[Message]) -> None:
+    def hand_out(self, shell: Any, messages: list[Message]) -> None:
         """Accept messages that no worker has asked for."""
         ...
 
-    def offer(self, shell: SessionShell) -> None:
+    def offer(self, shell: Any) -> None:
         """Note that a worker that asks this partition may get something."""
         ...
 
-    def cancel(self, shell: SessionShell) -> None:
+    def cancel(self, shell: Any) -> None:
         """Cancel the handlers that have messages of this partition."""
+        ...
+
+    def forget(self, shell: Any) -> None:
+        """Note that this partition is being handed over."""
+        ...
+
+    def note_outcome(self, outcome: FailureOutcome) -> None:
+        """Note what becomes of a failed message, for the log."""
         ...
 
 
 class PulledRecord:
     """A batch as it was pulled; its messages are made when it is opened."""
 
-    __slots__ = ("_header", "_lease", "_record", "end", "start")
+    __slots__ = ("_columns", "_header", "_shell", "end", "start")
 
-    def __init__(self, record: memoryview, header: Header, lease: tuple[str, int]) -> None:
-        self._record = record
+    def __init__(self, shell: SessionShell, columns: Columns[memoryview], header: Header) -> None:
+        self._shell = shell
+        self._columns = columns
         self._header = header
-        self._lease = lease
         self.start = header.base_offset
         self.end = header.next_offset
 
     def open(self) -> list[Message]:
         """Make and return all messages."""
-        subject, token = self._lease
-        header = self._header
-        columns = column_views(self._record, header)
-        no_delivery: Any = None  # a message knows its session once programs ack by it
-        return decode_messages(columns, header, subject, header.partition_id, token, no_delivery)
+        shell, header = self._shell, self._header
+        shell.budget_share.release_buffered(header.length)
+        subject, token = shell.subject, shell.token
+        delivery: Any = shell
+        return decode_messages(self._columns, header, subject, header.partition_id, token, delivery)
+
+
+class PullGate:
+    """The reasons for which nothing of a partition is pulled or handed out, as texts for users."""
+
+    def __init__(self, shell: SessionShell) -> None:
+        self.reasons: set[str] = set()
+        self._shell = shell
+
+    def add(self, reason: str) -> None:
+        """Pause the partition until `remove` is called with the same reason."""
+        self.reasons.add(reason)
+        self._shell.feed(Paused(True))
+
+    def remove(self, reason: str) -> None:
+        """Remove a reason, and resume the partition if it was the last one."""
+        self.reasons.discard(reason)
+        if not self.reasons:
+            self._shell.feed(Paused(False))
 
 
 class SessionShell:
     """
-    Drives the session of one partition.
+    Drives the session of one partition under one grant.
+
+    It is also the `Delivery` of the messages that it hands out.
 
     Args:
-        broker: the partition's.
-        locate: finds the broker of another partition, for parked messages that it stores.
-        turn: lets one suspect of the consumer run at a time.
-        on_error: called with an error that ends the consumer.
+        connections: the consumer's connections to brokers.
+        deadline_ms: the end of the lease on the boot clock.
+        owner: is notified when the partition ends.
+        dispatch: the workers.
     """
+
+    token_is_single_use = True
+    exclusive = True
+    is_copied = is_apart = is_loose = False
 
     def __init__(
         self,
-        session: PartitionSession,
         *,
         subject: str,
-        broker: AnsweringBroker,
+        group: str,
+        session: str,
+        grant: Grant,
+        connections: Connections,
+        deadline_ms: int,
+        settings: ConsumerSettings,
         clock: Clock,
+        rng: random.Random,
+        owner: PullOwner,
         dispatch: SessionDispatch,
-        turn: SuspectLock,
-        locate: Callable[[int], Awaitable[AnsweringBroker]],
-        on_error: Callable[[BaseException], None],
     ) -> None:
+        assert grant.partition.address is not None
+        self.subject = subject
+        self.group = group
+        self.grant = grant
+        self.partition_id = self.leased_id = int(grant.partition.partition_id)
+        self.token = grant.token
+        self.owner = owner
+        self.client = self
+        """The client that hands messages out, as part of the `Delivery` interface."""
+        self.connections = connections
+        self.broker = connections.broker_at(grant.partition.address)
+        self.lease = (self.partition_id, group, session, grant.token)
+        self.settings = settings
+        message_filter = owner.message_filter
         self.session = session
+        """The id of the consumer's session at the metaserver."""
+        self.state = PartitionSession(
+            self.lease,
+            settings,
+            rng,
+            epoch_ms=clock.wall_ms() - clock.boot_ms(),
+            rejects=None if message_filter is None else message_filter.rejects,
+            redrives_here=owner.allows_redrives,
+            has_callbacks=True,
+        )
+        self.begin_until_s = 0.0
+        """The time of the boot clock from which no handler may begin; 0.0: none may begin now."""
+        self.handled: list[Message] = []
+        """Messages whose handlers have returned and that the session does not know of."""
+        self.no_connection_since_ms: int | None = None
+        """The boot time since which no call has reached the broker; None if the last one did."""
+        self.gate = PullGate(self)
+        self.budget_share = owner.budget.new_share()
         self.ended = asyncio.Event()
-        self._subject = subject
-        self._broker = broker
+        self._clock = clock
         self._boot_ms = clock.boot_ms
         self._dispatch = dispatch
-        self._turn = turn
-        self._locate = locate
-        self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = NEVER
         self._tasks: set[asyncio.Task[None]] = set()
+        self._pull_call: Calling | None = None
+        self._pull_request: Pull | None = None
+        self._pull_channel: Channel | None = None
+        self._waits_for_budget = False
         self._turn_left = asyncio.Event()
-        self._has_listed = False
+        self._quiet = asyncio.Event()
+        self._reads = ParkedReads(self)
+        self._progress = PullProgress()
+        self._error_text = ""
+        self._failures = 0
+        """The number of consecutive pulls that failed."""
+        self._failure_log = LogFilter()
+        self._is_forked = self._is_reported_drained = self._is_stopping = False
+        self.lease_until_ms = deadline_ms
+        """The end of the lease, on the boot clock."""
+        self.feed(LeaseGranted(deadline_ms))
 
+    # ── the session ───────────────────────────────────────────────────────────────────────────────
     def feed(self, event: Event) -> None:
         """Give the session an event that no worker waits for."""
         messages = self.ask(event)
+        tenure = self.state.tenure
+        may_begin = not self._is_forked and tenure.may_hand_out(self._boot_ms())
+        self.begin_until_s = deadline_seconds(tenure.until_ms * 1_000_000) if may_begin else 0.0
         if messages:
             self._dispatch.hand_out(self, messages)
 
     def ask(self, event: Event) -> list[Message]:
         """Give the session a worker's event, and return what it hands out."""
-        ready = step(self.session, event, self._boot_ms())
+        state = self.state
+        ready = step(state, event, self._boot_ms())
         for note in ready.notes:
-            log.info("partition %d: %s", self.session.partition_id, note)
+            self._note(note)
         for request in ready.requests:
             self._do(request)
         if ready.wait_until_ms != self._timer_ms:
             self._set_timer(ready.wait_until_ms)
         if ready.has_more:
             self._dispatch.offer(self)
-        if self.session.has_ended and not self.ended.is_set():
-            self._close()
+        if not state.tenure.is_live:
+            self._on_stopping()
+        elif not self._is_reported_drained and state.is_drained:
+            self._is_reported_drained = True
+            self.owner.report_drained()
         return ready.hand_out
 
-    @property
-    def may_begin(self) -> bool:
-        """True if a handler may begin with a message that was handed out."""
-        return self._boot_ms() < self.session.tenure.until_ms
+    def _on_stopping(self) -> None:
+        state = self.state
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.begin_until_s = 0.0
+            self._loop.call_soon(self.owner.start_hand_over, self)
+        if state.lanes.is_idle and not state.acks.awaited:
+            self._quiet.set()
+        if state.has_ended and not self.ended.is_set():
+            self._close()
 
-    def close(self) -> None:
-        """Stop at once, as the end of the process would."""
-        self._close()
-
-    def _close(self) -> None:
-        self.ended.set()
-        self._turn_left.set()
-        self._set_timer(NEVER)
-        for task in self._tasks:
-            task.cancel()
+    def _note(self, note: Note | FailureOutcome) -> None:
+        if isinstance(note, FailureOutcome):
+            self._dispatch.note_outcome(note)
+        elif note.kind is NoteKind.MISSED:
+            log.warning(
+                "%s: %s removed before the group got them; it continues at offset %d",
+                self.log_name,
+                counted(note.count, "message was", "messages were"),
+                note.offset,
+            )
+        elif note.kind is NoteKind.FENCED:
+            log.info("%s: the broker has seen a higher token", self.log_name)
+        elif note.kind is not NoteKind.LAPSED:
+            log.warning("%s: %s (offset %d)", self.log_name, note.kind, note.offset)
 
     def _set_timer(self, until_ms: int) -> None:
         self._timer_ms = until_ms
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if until_ms < NEVER and not self.ended.is_set():
-            delay_s = max(0, until_ms - self._boot_ms()) / 1000
-            self._timer = self._loop.call_later(delay_s, self._tick)
+        if until_ms >= NEVER or self.ended.is_set():
+            return
+        wait_s, now_s = max(0, until_ms - self._boot_ms()) / 1000, self._loop.time()
+        # Renewals of all partitions on a machine share a wake-up of the processor.
+        at_s = round_to_tick(wait_s, now_s) if wait_s >= ALIGNED_S_MIN else now_s + wait_s
+        self._timer = self._loop.call_at(at_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self._timer_ms = NEVER
-        if self._boot_ms() < self.session.next_timer_ms:  # the timer was early
-            self._set_timer(self.session.next_timer_ms)
-            return
         self.feed(Tick())
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────
     def _do(self, request: Request) -> None:
-        if isinstance(request, CancelHandlers):
+        if isinstance(request, Pull):
+            self._begin_pull(request)
+        elif isinstance(request, Ack):
+            channel = self.broker.live_channel
+            if channel is None:
+                self.start(self._call(request))
+            else:
+                channel.begin(
+                    request,
+                    timeout_ms=self.settings.call_timeout_ms,
+                    on_answer=partial(self._on_answer, request),
+                )
+        elif isinstance(request, CancelHandlers):
             self._dispatch.cancel(self)
         elif isinstance(request, LeaveTurn):
             self._turn_left.set()
         elif isinstance(request, TakeTurn):
-            self._start(self._hold_turn())
+            self.start(self._hold_turn())
         else:
-            self._start(self._call(request))
+            self.start(self._call(request))
 
-    def _start(self, work: Any) -> None:
-        name = f"session of {self.session.partition_id}"
-        task: asyncio.Task[None] = start_task(work, name=name)
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` until this partition ends; an error in it closes the consumer."""
+        task = start_task(work, name=f"session of {self.partition_id}")
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            error = task.exception()
-            assert error is not None
-            self._on_error(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.owner.fail(error)
 
     async def _hold_turn(self) -> None:
         self._turn_left.clear()
-        async with self._turn.acquire(CAREFUL_MS / 1000):
+        async with self.owner.alone.acquire(CAREFUL_MS / 1000):
             self.feed(TurnTaken())
             await self._turn_left.wait()
 
@@ -230,123 +353,419 @@ class SessionShell:
         event: Event
         try:
             event = await self._ask_broker(request)
+            self._note_reached()
         except KeylaneError as error:
-            event = CallFailed(request, error)
+            event = self._failed(request, error)
         if not self.ended.is_set():
             self.feed(event)
 
     async def _ask_broker(self, request: Any) -> Event:
-        if isinstance(request, Pull):
-            return await self._pull(request)
         if isinstance(request, SendChanges):
-            answer, _ = await self._broker.call(request.frame, encode_parked(list(request.changes)))
+            answer, _ = await self.broker.call(request.frame, encode_parked(list(request.changes)))
         elif isinstance(request, ListParked):
-            return await self._list(request)
+            return await self._reads.list_keys()
         elif isinstance(request, ReadWindow):
-            return await self._read_window(request)
+            return await self._reads.read_window(request)
+        elif isinstance(request, Pull):
+            answer, payload = await self.broker.call(request, wait_ms=request.wait_ms)
+            return self._pulled(answer, payload, has_more=False)
         else:
-            answer, _ = await self._broker.call(request)
+            answer, _ = await self.broker.call(request)
+            if isinstance(answer, Acquired):
+                answer = await self._reads.adopt(answer)
         event: Any = answer  # Acquired, Acked, ParkedChanged and Released are events as they are
         checked: Event = event
         return checked
 
-    async def _pull(self, request: Pull) -> Pulled:
-        answer, payload = await self._broker.call(request, wait_ms=request.wait_ms)
+    def _failed(self, request: Any, error: KeylaneError) -> CallFailed:
+        if not isinstance(error, NO_CONNECTION):
+            self.no_connection_since_ms = None
+        elif self.no_connection_since_ms is None:
+            self.no_connection_since_ms = self._boot_ms()
+        if isinstance(error, FencedError):
+            log.info("%s: %s", self.log_name, error.message)
+        elif not isinstance(request, Ack | SendChanges):
+            self._log_failure(error)
+        return CallFailed(request, error)
+
+    def _note_reached(self) -> None:
+        self.no_connection_since_ms = None
+
+    def _on_answer(self, request: Ack, call: Calling) -> None:
+        event: Event
+        try:
+            answer, _ = call.result()
+            assert isinstance(answer, Acked)
+            event = answer
+            self._note_reached()
+        except KeylaneError as error:
+            event = self._failed(request, error)
+        if not self.ended.is_set():
+            self.feed(event)
+
+    # ── pulls ─────────────────────────────────────────────────────────────────────────────────────
+    def _begin_pull(self, request: Pull) -> None:
+        ready = self._progress.end_offset - self.state.offsets.next_offset
+        if not self.budget_share.try_reserve(ready, self.settings.pull_bytes):
+            self.start(self._pull_when_reserved(request, ready))
+            return
+        channel = self.broker.live_channel
+        if channel is None:
+            self.start(self._pull_first(request))
+        elif channel is not self._pull_channel and _chains.get(channel, 0) >= CHAINS_MAX:
+            self.start(self._call(replace(request, answers_max=1)))
+        else:
+            self._send_pull(channel, request)
+
+    async def _pull_when_reserved(self, request: Pull, ready: int) -> None:
+        self._waits_for_budget = True
+        try:
+            await self.budget_share.reserve(ready, self.settings.pull_bytes)
+        finally:
+            self._waits_for_budget = False
+        if not self.ended.is_set():
+            await self._pull_first(request)
+
+    async def _pull_first(self, request: Pull) -> None:
+        """Open a channel, and pull."""
+        try:
+            channel = await self.broker.channel()
+        except KeylaneError as error:
+            self._end_pull()
+            self.feed(self._failed(request, error))
+            return
+        if not self.ended.is_set():
+            self._send_pull(channel, request)
+
+    def _send_pull(self, channel: Channel, request: Pull) -> None:
+        if channel is not self._pull_channel:
+            self._leave_channel()
+            self._pull_channel = channel
+            _chains[channel] = _chains.get(channel, 0) + 1
+        self._pull_request = request
+        self._pull_call = channel.begin(
+            request,
+            timeout_ms=self.settings.call_timeout_ms + request.wait_ms,
+            on_answer=partial(self._on_pull_answer, request),
+            on_part=self._on_part,
+        )
+
+    def _leave_channel(self) -> None:
+        if self._pull_channel is not None:
+            _chains[self._pull_channel] -= 1
+            self._pull_channel = None
+
+    def _on_part(self, answer: Answer, payload: memoryview) -> None:
+        """Store an answer that is followed by another."""
+        if not self.ended.is_set():
+            try:
+                self.feed(self._pulled(answer, payload, has_more=True))
+            except Exception as error:  # noqa: BLE001 - a callback must not raise
+                self.owner.fail(error)
+
+    def _on_pull_answer(self, request: Pull, call: Calling) -> None:
+        if call is not self._pull_call and self._pull_call is not None:
+            return  # it was given up
+        self._pull_call = None
+        event: Event
+        try:
+            answer, payload = call.result()
+            event = self._pulled(answer, payload, has_more=False)
+            self._log_recovery()
+        except KeylaneError as error:
+            self._end_pull()
+            event = self._failed(request, error)
+        except Exception as error:  # noqa: BLE001 - a callback must not raise
+            self.owner.fail(error)
+            return
+        if not self.ended.is_set():
+            self.feed(event)
+
+    def _end_pull(self) -> None:
+        self.budget_share.end_pull()
+        if self._pull_channel is not None and self._pull_channel.closed:
+            self._leave_channel()
+
+    def _pulled(self, answer: Answer, payload: memoryview, *, has_more: bool) -> Pulled:
         assert isinstance(answer, Batches)
-        lease = self._subject, self.session.tenure.lease[3]
         batches = []
         for start, header in batch_starts(payload):
-            record = payload[start : start + header.length]
-            column_views(record, header)  # raises if the batch cannot be unpacked
-            batches.append(PulledRecord(record, header, lease))
+            columns = column_views(payload, header, start)  # raises if it cannot be unpacked
+            batches.append(PulledRecord(self, columns, header))
+            self._progress.record_pull(header)
+            self.budget_share.add_buffered(header.length)
+        self._note_reached()
+        self._progress.end_offset = max(self._progress.end_offset, answer.next_offset)
+        self.budget_share.end_pull(
+            len(payload), max(0, answer.upto - self.state.offsets.next_offset)
+        )
+        is_sealed = answer.sealed and answer.upto >= answer.next_offset
         return Pulled(
             batches,
             answer.upto,
             answer.next_offset,
-            answer.sealed and answer.upto >= answer.next_offset,
+            is_sealed,
             answer.parked_version,
             answer.left_out,
+            has_more,
         )
 
-    # ── parked messages ───────────────────────────────────────────────────────────────────────────
-    async def _list(self, request: ListParked) -> KeysListed:
-        rows: list[ParkedKeyRow] = []
-        version, first = 0, 0
-        while True:
-            page = ListParked(*self.session.tenure.lease, first)
-            answer, payload = await self._broker.call(page)
-            assert isinstance(answer, ParkedKeys)
-            rows += decode_key_rows(payload)
-            version = answer.parked_version
-            if answer.following is None:
-                break
-            first = answer.following
-        aside = [] if self._has_listed else await self._list_aside(rows)
-        self._has_listed = True
-        return KeysListed(version, rows, aside)
+    def _log_failure(self, error: KeylaneError) -> None:
+        """Log why a call failed, as a warning after WARN_AFTER consecutive failures."""
+        self._error_text = error.message
+        self._failures += 1
+        level = logging.WARNING if self._failures >= WARN_AFTER else logging.INFO
+        if text := self._failure_log.count_failure(error.message, self._boot_ms(), level):
+            log.log(level, "%s: %s", self.log_name, text)
 
-    async def _list_aside(self, rows: list[ParkedKeyRow]) -> list[tuple[int, int, int, int]]:
-        """Return what waits for a retry."""
-        return [
-            (row.key, *parked)
-            for row in rows
-            if isinstance(row.key, int) and row.key
-            for parked in await self._rows(row.key, MAX_I64)
-        ]
+    def _log_recovery(self) -> None:
+        if not self._failures:
+            return
+        level = logging.WARNING if self._failures >= WARN_AFTER else logging.INFO
+        self._failures = 0
+        self._error_text = ""
+        if failures := self._failure_log.end_failures(
+            self._boot_ms(), logging.INFO, logging.WARNING
+        ):
+            log.log(level, "%s: pulls succeed again, after %s", self.log_name, failures)
 
-    async def _rows(self, key: Any, count: int) -> tuple[tuple[int, int, int], ...]:
-        answer = await self._read_rows(key, count)
-        return answer.rows
+    # ── called by the consumer ────────────────────────────────────────────────────────────────────
+    def renew(self, deadline_ms: int, address: str | None) -> None:
+        """Extend the lease to `deadline_ms`, and follow the broker to `address`, unless that is
+        None.
+        """
+        if self.lapsed:
+            return
+        self.lease_until_ms = deadline_ms
+        if address is not None and address != self.broker.address:
+            self.broker = self.connections.broker_at(address)
+            call = self._pull_call
+            if call is not None and not call.done():
+                # Otherwise a broker that still runs at the old address keeps the pull waiting.
+                self._pull_call = None
+                call.cancel()
+                self._end_pull()
+                assert self._pull_request is not None
+                moved = UnreachableError(f"the partition has moved to {address}")
+                self.feed(CallFailed(self._pull_request, moved))
+        self.feed(LeaseGranted(deadline_ms))
 
-    async def _read_rows(self, key: Any, count: int) -> ParkedRows:
-        request = ReadParked(*self.session.tenure.lease, key, count)
-        answer, _ = await self._broker.call(request)
-        assert isinstance(answer, ParkedRows)
-        return answer
+    def apply_settings(self, settings: ConsumerSettings) -> None:
+        """Apply the settings that an operator has stored for the group."""
+        self.settings = settings
+        self.feed(SettingsStored(settings))
 
-    async def _read_window(self, request: ReadWindow) -> WindowRead:
-        if request.ranges:
-            source, ranges = request.source, list(request.ranges)
-            edited: tuple[tuple[int, int], ...] = ()
-        else:
-            rows = await self._read_rows(request.key, request.count)
-            if not rows.rows:
-                return WindowRead(request.number, [])
-            source = rows.rows[0][0]
-            ranges = [(low, high) for each, low, high in rows.rows if each == source]
-            edited = rows.edited
-        messages, upto = await self._read(source, ranges)
-        await self._apply_edits(request.key, edited, messages)
-        left = [(max(low, upto), high) for low, high in ranges if high > upto]
-        return WindowRead(request.number, messages, (), left if request.ranges else ())
+    def update_grant(self, grant: Grant) -> None:
+        """Use a newer grant of the same lease, unless all ancestors have been adopted."""
+        self._reads.update_grant(grant)
 
-    async def _read(self, source: int, ranges: list[Range]) -> tuple[list[Message], int]:
-        """Read the first messages of a source that are in the ranges, and return up to where."""
-        own = source == self.session.partition_id
-        broker = self._broker if own else await self._locate(source)
-        answer, payload = await broker.call(Read(source, ranges[0][0], READ_BYTES))
-        assert isinstance(answer, Batches)
-        lease = self._subject, self.session.tenure.lease[3]
-        messages: list[Message] = []
-        for start, header in batch_starts(payload):
-            record = payload[start : start + header.length]
-            opened = PulledRecord(record, header, lease).open()
-            base = header.base_offset
-            for low, high in ranges:
-                messages += opened[max(low - base, 0) : max(high - base, 0)]
-        return messages, answer.upto
+    def stop(self) -> None:
+        """Pull nothing more, and start no more handlers."""
+        self._is_stopping = True
+        self._dispatch.forget(self)
+        self.feed(Stopped(self.settings.handover_ms))
 
-    async def _apply_edits(
-        self, key: Any, edited: tuple[tuple[int, int], ...], messages: list[Message]
-    ) -> None:
-        """Put in the values with which an operator has replaced those of parked messages."""
-        partition_id, group, *_ = self.session.tenure.lease
-        for message in messages:
-            if (message.partition_id, message.offset) not in edited:
-                continue
-            request = ReadEdited(partition_id, group, key, message.partition_id, message.offset)
-            answer, value = await self._broker.call(request)
-            assert isinstance(answer, ParkedEdited)
-            if answer.properties is not None:
-                message.value = bytes(value)
-                message.packed_properties = answer.properties
+    async def wait_quiet(self) -> None:
+        """Wait until no worker has a message of the partition, which is being handed over."""
+        await self._quiet.wait()
+
+    async def hand_over(self, *, flush_ms: int) -> None:
+        """Send the last acks and release the pull lock, within `flush_ms` milliseconds. The client
+        must be stopped, and its handlers must have ended.
+        """
+        self.feed(ReleaseAllowed())
+        try:
+            async with asyncio.timeout(flush_ms / 1000):
+                await self.ended.wait()
+        except TimeoutError:
+            # The next owner takes over with a higher token anyway; unacked messages are
+            # redelivered.
+            log.info("%s: error during the hand-over: too slow", self.log_name)
+        finally:
+            self._close()
+
+    def abandon(self) -> None:
+        """Stop at once, without notifying the broker."""
+        self._close()
+
+    def on_fork(self) -> None:
+        """Start no more handlers in this process, which is a forked child."""
+        self._is_forked = True
+        self.begin_until_s = 0.0
+
+    def _close(self) -> None:
+        self.ended.set()
+        self._quiet.set()
+        self._turn_left.set()
+        self._set_timer(NEVER)
+        if self._pull_call is not None:
+            self._pull_call.cancel()
+            self._pull_call = None
+        self._leave_channel()
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self.budget_share.close()
+
+    # ── the messages' delivery ────────────────────────────────────────────────────────────────────
+    @property
+    def queue(self) -> int:
+        """The number of the logic queue."""
+        return int(self.grant.partition.queue)
+
+    @property
+    def broker_group(self) -> str:
+        """The name of the partition's broker group."""
+        return str(self.grant.partition.broker_group)
+
+    @property
+    def logic_start(self) -> int:
+        """The logic offset of the partition's offset 0."""
+        return self.grant.partition.logic_start
+
+    @property
+    def codec(self) -> Any:
+        """The codec of the consumer; None if values are bytes."""
+        return self.owner.codec
+
+    def ack(self, message: Message) -> Any:
+        """Raise InvalidRequestError: a handler has the message."""
+        check_not_in_handler(message)
+
+    def nack(self, message: Message, _after_s: float) -> Any:
+        """Raise InvalidRequestError: a handler has the message."""
+        check_not_in_handler(message)
+
+    def report_failure(self, message: Message, failure: Failure) -> None:
+        """Report a message's failed attempt to the broker."""
+
+    def report_hang(self, message: Message, failure: Failure, running_ms: int) -> None:
+        """Report a hanging message to the broker."""
+
+    # ── state, for the consumer ───────────────────────────────────────────────────────────────────
+    @property
+    def log_name(self) -> str:
+        """The subject, partition and group, for log lines."""
+        return partition_name(self.subject, self.partition_id, self.group)
+
+    @property
+    def loop_binding(self) -> LoopBinding:
+        """The process and event loop in which the consumer is open."""
+        return self.connections.loop_binding
+
+    @property
+    def waiting_for(self) -> str:
+        """A text for users that says why nothing is pulled."""
+        state = self.state
+        if self._error_text:
+            return self._error_text
+        if not state.tenure.is_acquired:
+            return "the fence"
+        if self.gate.reasons:
+            return ", ".join(sorted(self.gate.reasons))
+        if state.offsets.is_exhausted:
+            return "" if state.is_drained else "acks to the end"
+        if self._waits_for_budget:
+            return "other partitions"
+        return "messages" if state.calls.pull.is_in_flight else "handlers"
+
+    @property
+    def fence(self) -> int:
+        """The higher token that the broker has seen; 0 if it is unknown or there is none."""
+        return self.state.tenure.fence or 0
+
+    @property
+    def fenced(self) -> bool:
+        """True once the broker has seen a higher token."""
+        return self.state.tenure.fence is not None
+
+    @property
+    def lapsed(self) -> bool:
+        """True once the partition is fenced, or its lease has ended."""
+        return self.fenced or self._boot_ms() >= self.lease_until_ms
+
+    @property
+    def left_ms(self) -> int:
+        """The milliseconds until the lease ends."""
+        return max(0, self.lease_until_ms - self._boot_ms())
+
+    @property
+    def renewed_ms(self) -> int:
+        """The boot time, in milliseconds, of the heartbeat that last renewed the lease."""
+        return self.lease_until_ms - self.settings.ttl_ms + self.settings.margin_ms
+
+    @property
+    def has_connection(self) -> bool:
+        """True if the last call reached the broker; False before the first call."""
+        return self.no_connection_since_ms is None and self.state.tenure.is_acquired
+
+    @property
+    def cursor(self) -> int:
+        """The offset below which the broker has acks for all messages."""
+        return self.state.offsets.cursor
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that has not been pulled."""
+        return self.state.offsets.next_offset
+
+    @property
+    def missed(self) -> int:
+        """The number of messages that retention removed before they were pulled."""
+        return self.state.offsets.missed
+
+    @property
+    def outstanding(self) -> int:
+        """The number of messages that are pulled and have not ended."""
+        return self.state.intake.held
+
+    @property
+    def has_messages_in_flight(self) -> bool:
+        """True while any message is in flight."""
+        return self.state.intake.held > 0
+
+    @property
+    def sealed(self) -> bool:
+        """True if the partition is sealed."""
+        return self.state.offsets.end_offset is not None
+
+    @property
+    def drained(self) -> bool:
+        """True once the partition is acked to the end and no parked message is in a handler."""
+        return self.state.is_drained
+
+    @property
+    def is_careful(self) -> bool:
+        """True while messages that may have killed an earlier owner's process are handled one at a
+        time.
+        """
+        return self.state.suspects is not None
+
+    @property
+    def retries_carefully(self) -> bool:
+        """True while messages that waited for a retry are handed out one at a time."""
+        redrives = self.state.redrives
+        return redrives.has_waiting and self._boot_ms() < redrives.careful_until_ms
+
+    @property
+    def has_parked(self) -> bool:
+        """True if the partition may have parked messages."""
+        return self.state.parking.version > 0
+
+    @property
+    def paused(self) -> bool:
+        """True while the user has paused the partition."""
+        return PAUSED in self.gate.reasons
+
+    @property
+    def position(self) -> Position:
+        """How far the partition is pulled and acked."""
+        offsets = self.state.offsets
+        self._progress.record_acks(offsets.cursor)
+        return self._progress.position(offsets.next_offset, offsets.cursor, self._clock.wall_ns())
+
+    async def check_parked(self, version: int) -> None:
+        """Fetch an operator's changes to parked messages, if `version` is newer than the known
+        version.
+        """
+        self.feed(OperatorChanged(version))

@@ -69,6 +69,11 @@ class KeyParking:
         return self._sender.busy or self._redrives.busy or self._retrying.busy
 
     @property
+    def retries_carefully(self) -> bool:
+        """True while messages that waited for a retry are handed out one at a time."""
+        return self._retrying.is_careful
+
+    @property
     def has_capacity(self) -> bool:
         """True if `wait_for_capacity` would not wait."""
         return self._sender.has_capacity and self._retrying.has_capacity

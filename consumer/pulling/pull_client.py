@@ -756,6 +756,25 @@ class PullClient(UserAcks):
         return self.lifetime.fenced
 
     @property
+    def lease_until_ms(self) -> int:
+        """The end of the lease, on the boot clock."""
+        return self.lifetime.lease_until_ms
+
+    @property
+    def retries_carefully(self) -> bool:
+        """True while messages that waited for a retry are handed out one at a time."""
+        return self.parking.retries_carefully
+
+    @property
+    def fence(self) -> int:
+        """The higher token that the broker has seen."""
+        return self.lifetime.fence
+
+    def update_grant(self, grant: Grant) -> None:
+        """Use a newer grant of the same lease."""
+        self.parking.update_grant(grant)
+
+    @property
     def lapsed(self) -> bool:
         """True once the partition is fenced, or its lease has ended."""
         return self.lifetime.lapsed(self._clock.boot_ms())

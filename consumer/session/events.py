@@ -146,11 +146,9 @@ class RunEnded(Struct, frozen=True):
 class MessagesHandled(Struct, frozen=True, gc=False):
     """Handlers have returned."""
 
-    ranges: tuple[Range, ...]
-    source: int = -1
-    """The partition that stores them, for redriven ones; -1: this one."""
+    messages: Sequence[Message]
     wanted: int = 0
-    """How many messages the worker takes next."""
+    """How many messages the workers take next."""
 
 
 class MessageFailed(Struct, frozen=True, gc=False):
@@ -194,6 +192,10 @@ class Stopped(Struct, frozen=True):
     grace_ms: int
 
 
+class ReleaseAllowed(Struct, frozen=True):
+    """The callbacks of the program have returned: flush and release."""
+
+
 class TurnTaken(Struct, frozen=True):
     """No other suspect of the consumer is in hand."""
 
@@ -226,6 +228,7 @@ Event = (
     | MessagesReturned
     | Paused
     | Stopped
+    | ReleaseAllowed
     | TurnTaken
     | Tick
 )

@@ -89,6 +89,8 @@ def proceed(session: PartitionSession, now_ms: int) -> None:
     if tenure.fence is not None or not tenure.is_acquired:
         tenure.phase = SessionPhase.ENDED
         return
+    if not tenure.may_release:
+        return
     if tenure.flush_until_ms == NEVER:
         tenure.flush_until_ms = now_ms + session.settings.call_timeout_ms
         session.make_ack_due(now_ms)

@@ -8,6 +8,8 @@ returned ─▶ handed out again here, or by the next owner
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...protocol.message import Message
 from ...protocol.parked import Unpark
 from ..settings import AckMode
@@ -20,7 +22,7 @@ from .events import (
 )
 from .failure import Treatment, decide_treatment, pause_ms
 from .offsets import ranges_of
-from .ready import Note, NoteKind
+from .ready import FailureOutcome, Note, NoteKind
 from .setting_aside import is_own, set_aside, set_redriven_aside
 from .state import PartitionSession
 from .suspects import SuspectPhase
@@ -49,31 +51,38 @@ def _make_ack_due(session: PartitionSession, now_ms: int) -> None:
 
 def on_handled(session: PartitionSession, event: MessagesHandled, now_ms: int) -> None:
     """Handlers have returned."""
-    source = session.tenure.lease[0] if event.source < 0 else event.source
-    lanes, owners = session.lanes, session.redrives.owners
-    for start, end in event.ranges:
-        if session.is_plain and end - start == 1 and not owners:
-            # The usual case of a handler that waits, written out: a call for each part of it would
-            # double what it costs.
-            key = lanes.in_hand.pop((source, start)).key
-            if key:
-                if lanes.busy[key] is None:
-                    del lanes.busy[key]
-                else:
-                    lanes.pass_on(key)
-            session.intake.held -= 1
-            session.acks.handled.add(start, end)
-            if session.acks.due_ms == NEVER:
-                _make_ack_due(session, now_ms)
-            continue
-        for offset in range(start, end):
-            message = lanes.in_hand.pop((source, offset))
-            if owners and (source, offset) in owners:
+    if session.is_plain and not session.redrives.owners:
+        _ack_plain(session, event.messages, now_ms)
+    else:
+        for message in event.messages:
+            ref = message.partition_id, message.offset
+            del session.lanes.in_hand[ref]
+            if ref in session.redrives.owners:
                 _unpark(session, message)
             else:
                 _ack(session, message, now_ms)
     if event.wanted:
         take(session, now_ms, count=event.wanted, retries=event.wanted)
+
+
+def _ack_plain(session: PartitionSession, messages: Sequence[Message], now_ms: int) -> None:
+    """Ack messages that need nothing but their keys freed: the usual case, in one loop without
+    calls, because a handler that waits spends its time here.
+    """
+    lanes = session.lanes
+    in_hand, busy, pass_on, add = lanes.in_hand, lanes.busy, lanes.pass_on, session.acks.handled.add
+    for message in messages:
+        offset, key = message.offset, message.key
+        del in_hand[message.partition_id, offset]
+        if key:
+            if busy[key] is None:
+                del busy[key]
+            else:
+                pass_on(key)
+        add(offset, offset + 1)
+    session.intake.held -= len(messages)
+    if session.acks.due_ms == NEVER:
+        _make_ack_due(session, now_ms)
 
 
 def _ack(session: PartitionSession, message: Message, now_ms: int) -> None:
@@ -151,7 +160,10 @@ def _fail(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
         settings, attempt=message.attempt, has_order=has_order, is_asked=event.is_asked
     )
     if treatment is not Treatment.AGAIN:
-        set_aside(session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms)
+        pause = set_aside(
+            session, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
+        )
+        session.output.notes.append(FailureOutcome(message, treatment, pause))
         return
     _record_try(session, event)
     _make_ack_due(session, now_ms)
@@ -175,6 +187,7 @@ def _wait(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
     if session.flights.is_shared:  # the pause ends with the time in flight
         due_ms = min(due_ms, session.flights.begin_until_ms.get(message.offset, due_ms))
     session.lanes.wait(message, due_ms)
+    session.output.notes.append(FailureOutcome(message, Treatment.AGAIN, due_ms - now_ms))
 
 
 def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int) -> None:
@@ -194,9 +207,10 @@ def _fail_redriven(session: PartitionSession, event: MessageFailed, now_ms: int)
         return
     del session.redrives.owners[message.partition_id, message.offset]
     window.out.discard((message.partition_id, message.offset))
-    set_redriven_aside(
+    pause = set_redriven_aside(
         session, window, message, treatment, event.failure, now_ms, asked_ms=event.asked_ms
     )
+    session.output.notes.append(FailureOutcome(message, treatment, pause))
 
 
 def _forget_redriven(session: PartitionSession, message: Message) -> None:

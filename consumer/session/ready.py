@@ -24,6 +24,7 @@ from ...protocol.frames import (
 from ...protocol.message import Message
 from ...protocol.offsets import Range
 from ...protocol.parked import ParkKey, RequestedChange
+from .failure import Treatment
 
 
 class SendChanges(Struct, frozen=True):
@@ -108,6 +109,15 @@ class Note(Struct, frozen=True):
     count: int = 0
 
 
+class FailureOutcome(Struct, frozen=True, gc=False):
+    """What becomes of a message whose try has failed, for the log of the dispatch."""
+
+    message: Message
+    treatment: Treatment
+    pause_ms: int | None = None
+    """The milliseconds until the next try; None: there is none without an operator."""
+
+
 class Ready(Struct, gc=False):
     """What the shell does next."""
 
@@ -118,4 +128,4 @@ class Ready(Struct, gc=False):
     """True if a further `WorkWanted` may bring something."""
     wait_until_ms: int
     """When the shell sends a `Tick`, unless it calls earlier."""
-    notes: tuple[Note, ...]
+    notes: tuple[Note | FailureOutcome, ...]

@@ -47,8 +47,10 @@ def set_aside(
     now_ms: int,
     *,
     asked_ms: int | None = None,
-) -> None:
-    """Set aside a message of this partition, which no worker has any more."""
+) -> int | None:
+    """Set aside a message of this partition, which no worker has any more. Return the milliseconds
+    until its next try; None: there is none.
+    """
     parking, lanes, offset = session.parking, session.lanes, message.offset
     session.acks.tries.pop(offset, None)
     session.acks.failing.forget((message.partition_id, offset))
@@ -56,7 +58,8 @@ def set_aside(
         later = lanes.remove_key(message.key, lambda other: is_own(session, other))
         session.intake.held -= 1 + len(later)
         parking.park(message.key, [offset, *(each.offset for each in later)], failure)
-        return
+        return None
+    pause = None
     session.intake.held -= 1
     if session.flights.is_shared:
         session.flights.end(offset)
@@ -67,6 +70,7 @@ def set_aside(
     else:
         parking.park(None, [offset], failure)
     lanes.finish(message)
+    return pause
 
 
 def set_redriven_aside(
@@ -78,8 +82,8 @@ def set_redriven_aside(
     now_ms: int,
     *,
     asked_ms: int | None = None,
-) -> None:
-    """Keep a redriven message parked, which has failed too often."""
+) -> int | None:
+    """Keep a redriven message parked, which has failed too often. Returns as `set_aside` does."""
     parking, key = session.parking, window.key
     where = (message.partition_id, ((message.offset, message.offset + 1),))
     session.intake.held -= 1
@@ -90,10 +94,12 @@ def set_redriven_aside(
         parking.park(key, [], failure, window=window.number)
         _drop_window(session, window)
         session.lanes.remove_key(message.key, lambda _: False)
-        return
+        return None
+    next_try = None
     if isinstance(key, int):
         is_retried = key != RETRIED and treatment is Treatment.ASIDE
         pause = aside_ms(session.settings, session.rng, attempt=message.attempt, asked_ms=asked_ms)
+        next_try = pause if is_retried else None
         try_at_ms = now_ms + pause if is_retried else 0
         shift = Shift(key, message.attempt if is_retried else None, *where, failure)
         parking.add(shift, window=window.number, try_at_ms=try_at_ms)
@@ -101,6 +107,7 @@ def set_redriven_aside(
         window.failure = failure
         parking.add(FailAgain(key, *where, failure), window=window.number)
     session.lanes.finish(message)
+    return next_try
 
 
 def _drop_window(session: PartitionSession, window: Window) -> None:

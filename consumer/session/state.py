@@ -17,7 +17,7 @@ from .flights import Flights
 from .lanes import KeyLanes
 from .offsets import PullOffsets
 from .parking import PartitionParking
-from .ready import Note, Request
+from .ready import FailureOutcome, Note, Request
 from .redrive import RedriveWindows
 from .suspects import SuspectMessages
 from .tenure import Lease, SessionPhase, Tenure
@@ -111,6 +111,7 @@ class PartitionSession:
         rejects: the filter, for messages of parked keys; None: all are wanted.
         redrives_here: False if this consumer cannot handle redriven messages.
         has_ancestors: True if the partition has parents.
+        has_callbacks: True: a hand-over waits for `ReleaseAllowed` before it flushes.
     """
 
     __slots__ = (
@@ -141,11 +142,12 @@ class PartitionSession:
         rejects: Callable[[Message], bool] | None = None,
         redrives_here: bool = True,
         has_ancestors: bool = False,
+        has_callbacks: bool = False,
     ) -> None:
         is_shared = settings.consume_strategy is ConsumeStrategy.SHARED
         self.settings = settings
         self.rng = rng
-        self.tenure = Tenure(lease, epoch_ms)
+        self.tenure = Tenure(lease, epoch_ms, may_release=not has_callbacks)
         self.intake = Intake()
         self.offsets = PullOffsets()
         self.acks = PendingAcks()
@@ -218,4 +220,4 @@ class Output:
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.hand_out: list[Message] = []
-        self.notes: list[Note] = []
+        self.notes: list[Note | FailureOutcome] = []

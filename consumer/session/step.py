@@ -42,6 +42,7 @@ from .events import (
     OperatorChanged,
     Paused,
     Pulled,
+    ReleaseAllowed,
     RunEnded,
     SettingsStored,
     SourceUnreadable,
@@ -54,7 +55,7 @@ from .events import (
 )
 from .hand_over import proceed, stop
 from .outcomes import on_failed, on_handled, on_hanging, on_returned, on_run_ended
-from .ready import Note, Ready, Request
+from .ready import FailureOutcome, Note, Ready, Request
 from .state import PartitionSession
 from .suspects import SuspectPhase
 from .taking import end_suspect, has_more, on_turn, resume_suspect, take
@@ -62,7 +63,7 @@ from .tenure import SessionPhase
 from .windows import on_source_unreadable, on_window_read
 
 _NO_REQUESTS: tuple[Request, ...] = ()
-_NO_NOTES: tuple[Note, ...] = ()
+_NO_NOTES: tuple[Note | FailureOutcome, ...] = ()
 
 
 def step(session: PartitionSession, event: Event, now_ms: int) -> Ready:
@@ -129,6 +130,10 @@ def _on_stopped(session: PartitionSession, event: Stopped, now_ms: int) -> None:
     stop(session, event.grace_ms, now_ms)
 
 
+def _on_release_allowed(session: PartitionSession, _event: ReleaseAllowed, _now_ms: int) -> None:
+    session.tenure.may_release = True
+
+
 def _on_turn_taken(session: PartitionSession, _event: TurnTaken, now_ms: int) -> None:
     on_turn(session, now_ms)
 
@@ -167,6 +172,7 @@ _APPLY: dict[type, Callable[[PartitionSession, Any, int], None]] = {
     MessagesReturned: on_returned,
     Paused: _on_paused,
     Stopped: _on_stopped,
+    ReleaseAllowed: _on_release_allowed,
     TurnTaken: _on_turn_taken,
     Tick: _on_tick,
 }

@@ -31,7 +31,7 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         retries: how many of them may be later tries.
         run: how many messages it would take as a run; 0: none.
     """
-    if count <= 0 or not session.tenure.may_hand_out(now_ms):
+    if count <= 0 or session.lanes.run or not session.tenure.may_hand_out(now_ms):
         return
     if session.suspects is not None and _take_suspect(session, session.suspects, now_ms):
         return
@@ -40,8 +40,8 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
         return
     hand_out = session.output.hand_out
     is_due = bool(retries and lanes.retries) and lanes.retries[0].due_ms <= now_ms
-    if count == 1 and not (is_due or lanes.extra) and session.is_plain:
-        _take_one(session, now_ms)
+    if not (is_due or lanes.extra) and session.is_plain:
+        _take_plain(session, count, now_ms)
         return
     while retries and len(hand_out) < count and (message := lanes.take_due(now_ms)) is not None:
         retries -= 1
@@ -59,20 +59,25 @@ def take(session: PartitionSession, now_ms: int, *, count: int, retries: int, ru
             _hand_out(session, message, now_ms)
 
 
-def _take_one(session: PartitionSession, now_ms: int) -> None:
-    """Hand out one message, as `take` does, where nothing special is to be done."""
-    lanes = session.lanes
-    if lanes.again:
-        message = lanes.again.popleft()
-    else:
-        while True:
-            if not lanes.opened and not _open_next(session, now_ms):
-                return
+def _take_plain(session: PartitionSession, count: int, now_ms: int) -> None:
+    """Hand out messages, as `take` does, where nothing special is to be done."""
+    lanes, hand_out = session.lanes, session.output.hand_out
+    again, busy, in_hand = lanes.again, lanes.busy, lanes.in_hand
+    while len(hand_out) < count:
+        if again:
+            message = again.popleft()
+        elif lanes.opened or _open_next(session, now_ms):
             message = lanes.opened.popleft()
-            if lanes.claim(message):
-                break
-    lanes.in_hand[message.partition_id, message.offset] = message
-    session.output.hand_out.append(message)
+            key = message.key
+            if key:
+                if key in busy:
+                    lanes.claim(message)  # it waits for its key
+                    continue
+                busy[key] = None
+        else:
+            return
+        in_hand[message.partition_id, message.offset] = message
+        hand_out.append(message)
 
 
 def _hand_out(session: PartitionSession, message: Message, now_ms: int) -> None:

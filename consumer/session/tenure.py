@@ -41,6 +41,7 @@ class Tenure:
 
     Args:
         epoch_ms: the calendar's time at 0 of the boot clock, in milliseconds since 1970.
+        may_release: False: the hand-over waits for the program's callbacks before it flushes.
     """
 
     __slots__ = (
@@ -51,11 +52,12 @@ class Tenure:
         "is_acquired",
         "is_paused",
         "lease",
+        "may_release",
         "phase",
         "until_ms",
     )
 
-    def __init__(self, lease: Lease, epoch_ms: int) -> None:
+    def __init__(self, lease: Lease, epoch_ms: int, *, may_release: bool = True) -> None:
         self.lease = lease
         self.epoch_ms = epoch_ms
         self.phase = SessionPhase.ACQUIRING
@@ -64,6 +66,7 @@ class Tenure:
         self.is_acquired = False
         """True once the broker has raised the fence, and its parked keys are known."""
         self.is_paused = False
+        self.may_release = may_release
         self.fence: int | None = None
         """The higher token that the broker has seen, 0 if it is unknown; None: not fenced."""
         self.cancel_ms = NEVER

@@ -51,8 +51,11 @@ class Reasons:
                     continue
                 before = self._pulled.get(place, -1)
                 upto = self._pulled[place] = client.next_offset
-                retries = client.parking._retrying.is_careful
-                if client.is_careful or retries or before < upto <= min(late[place]):
+                if (
+                    client.is_careful
+                    or client.retries_carefully
+                    or before < upto <= min(late[place])
+                ):
                     excused.add(place)
         return excused
 

@@ -21,12 +21,11 @@ def _client(
     is_careful: bool = False,
     retries_carefully: bool = False,
 ) -> Any:
-    retrying = SimpleNamespace(is_careful=retries_carefully)
     return SimpleNamespace(
         partition_id=partition_id,
         next_offset=next_offset,
         is_careful=is_careful,
-        parking=SimpleNamespace(_retrying=retrying),
+        retries_carefully=retries_carefully,
     )
 
 

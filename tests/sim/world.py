@@ -20,6 +20,7 @@ from keylane.checker.events import Abandoned, Event, Ranged, Stored
 from keylane.checker.findings import Findings
 from keylane.checker.judge import check_history
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.session_shell import SessionShell
 from keylane.metaserver.settings import MetaserverSettings
 from keylane.protocol import endpoints
 from keylane.protocol.control import CreateSubject, Retention
@@ -621,5 +622,5 @@ def _cut_rings() -> None:
     nothing was collected meanwhile.
     """
     for thing in gc.get_objects(generation=0):
-        if issubclass(type(thing), (Host, PullClient)):
+        if issubclass(type(thing), (Host, PullClient, SessionShell)):
             vars(thing).clear()

@@ -18,6 +18,7 @@ from keylane.checker.events import (
     Started,
 )
 from keylane.consumer.pulling.pull_client import PullClient
+from keylane.consumer.session_shell import SessionShell
 from keylane.protocol.frames import (
     Ack,
     Acked,
@@ -54,7 +55,7 @@ def started(
         message.value,
         message.fencing_token,
         clock_ns,
-        client.lifetime.lease_until_ms * 1_000_000,
+        client.lease_until_ms * 1_000_000,
         ours,
         left_ms(client.session),
         with_earlier,
@@ -72,10 +73,10 @@ def dropped(message: Message) -> Dropped:
     return Dropped(_client(message).session, message.partition_id, message.offset)
 
 
-def _client(message: Message) -> PullClient:
+def _client(message: Message) -> PullClient | SessionShell:
     delivery: Any = message.delivery
     client = delivery.client
-    assert isinstance(client, PullClient)
+    assert isinstance(client, PullClient | SessionShell)
     return client
 
 

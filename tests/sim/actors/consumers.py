@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from keylane.consumer.client import Consumer
+from keylane.consumer.dispatch.handler import HandlerDispatch
 from keylane.consumer.handling.workers import Workers
 from keylane.consumer.settings import ConsumerSettings
 from keylane.protocol.backoff import Backoff
@@ -384,7 +385,10 @@ class ConsumerHost(Host):
         if consumer is None or not self.running or self.process.paused:
             return False
         workers = consumer._dispatcher
-        if not isinstance(workers, Workers) or not workers._lanes.has_waiting:
+        if isinstance(workers, HandlerDispatch):
+            if not workers._given and not workers._offers:
+                return False
+        elif not isinstance(workers, Workers) or not workers._lanes.has_waiting:
             return False
         return self.inside < self._settings.concurrency
 

@@ -646,8 +646,12 @@ class History:
         if message is None:
             return
         self._handle(message)
-        offset, wanted = message.offset, self.rng.randint(0, 1) if not self.must_cancel else 0
-        self.feed(MessagesHandled(((offset, offset + 1),), wanted=wanted))
+        handled = [message]
+        while self.rng.random() < 0.3 and (other := self._pick()) is not None:
+            self._handle(other)
+            handled.append(other)
+        wanted = self.rng.randint(0, 3) if not self.must_cancel else 0
+        self.feed(MessagesHandled(handled, wanted=wanted))
 
     def fail(self) -> None:
         message = self._pick()

@@ -59,8 +59,9 @@ class Steps:
         return offsets_of(self.step(WorkWanted(count, 1, run)).hand_out)
 
     def handle(self, *offsets: int, wanted: int = 0) -> list[int]:
-        ranges = tuple((offset, offset + 1) for offset in offsets)
-        return offsets_of(self.step(MessagesHandled(ranges, wanted=wanted)).hand_out)
+        in_hand = self.session.lanes.in_hand
+        messages = [in_hand[PARTITION_ID, offset] for offset in offsets]
+        return offsets_of(self.step(MessagesHandled(messages, wanted=wanted)).hand_out)
 
     def fail(self, offset: int, **given: Any) -> Ready:
         message = self.session.lanes.in_hand[PARTITION_ID, offset]

@@ -93,6 +93,7 @@ class ShellStory:
         dispatch = HandlerDispatch(
             self.handle,
             concurrency=4,
+            clock=self.clock,
             build_failure=lambda error, attempts: failure_of(
                 error, client="c", at_ms=self.clock.wall_ms(), attempts=attempts
             ),

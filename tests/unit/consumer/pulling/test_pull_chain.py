@@ -254,7 +254,7 @@ async def test_pull_is_sent_to_the_new_address_when_the_old_broker_still_answers
     new.address = "b:2"
     async with opened(PullClient, old, owner, SETTINGS, others=(new,)) as client:
         await eventually(lambda: old.held.calls)
-        client.renew(client.lifetime.lease_until_ms, new.address)
+        client.renew(client.lease_until_ms, new.address)
         await eventually(lambda: new.held.calls)
         old.held.answer()
         assert owner.messages == []
@@ -266,7 +266,7 @@ async def test_pull_goes_on_when_the_lease_is_renewed_at_the_same_address():
     broker, owner = HeldBroker(), NotingOwner()
     async with opened(PullClient, broker, owner, SETTINGS) as client:
         await eventually(lambda: broker.held.calls)
-        client.renew(client.lifetime.lease_until_ms, broker.address)
+        client.renew(client.lease_until_ms, broker.address)
         await asyncio.sleep(0.01)
         assert len(broker.held.calls) == 1
         broker.held.answer()

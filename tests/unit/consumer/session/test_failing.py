@@ -181,7 +181,7 @@ def test_redriven_message_is_named_no_more_once_it_is_handled():
     redriven = redrive(steps, b"c", 7)
     steps.step(MessageHangs(redriven, hang(20_000), 10_000))
     assert named(steps).source == 4
-    steps.step(MessagesHandled(((7, 8),), source=4))
+    steps.step(MessagesHandled([redriven]))
     assert named(steps, after_ms=10_000) is None
 
 

@@ -39,9 +39,7 @@ def read(steps: Steps, number: int, *messages: tuple[int, int], key: bytes = b""
     made = [Message("s", key, b"", offset, source, 0) for source, offset in messages]
     steps.step(WindowRead(number, made))
     begun = [steps.step(WorkWanted(9)).hand_out for _ in messages]
-    for message in made:
-        where = ((message.offset, message.offset + 1),)
-        steps.step(MessagesHandled(where, source=message.partition_id))
+    steps.step(MessagesHandled(made))
     return [message.offset for each in begun for message in each]
 
 
@@ -83,9 +81,10 @@ def test_rows_that_were_passed_over_are_not_listed_for_each_window():
     steps = redriving(None)
     [window] = windows(steps)
     steps.step(SourceUnreadable(window.number, AWAY, first_row=0))
-    steps.step(WindowRead(window.number, [Message("s", b"", b"", 1, NEAR, 0)], first_row=2_000))
+    message = Message("s", b"", b"", 1, NEAR, 0)
+    steps.step(WindowRead(window.number, [message], first_row=2_000))
     steps.step(WorkWanted(1))
-    steps.step(MessagesHandled(((1, 2),)))
+    steps.step(MessagesHandled([message]))
     steps.step(ParkedChanged(1))
     assert windows(steps)[0].first_row == 2_000
 
