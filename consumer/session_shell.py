@@ -289,6 +289,13 @@ class SessionShell:
             )
         elif note.kind is NoteKind.FENCED:
             log.info("%s: the broker has seen a higher token", self.log_name)
+        elif note.kind is NoteKind.LOST:
+            log.warning(
+                "%s: the lease ended while %s acked; no handler gets these messages, as with any "
+                "at-most-once loss",
+                self.log_name,
+                counted(note.count, "message was", "messages were"),
+            )
         elif note.kind is not NoteKind.LAPSED:
             log.warning("%s: %s (offset %d)", self.log_name, note.kind, note.offset)
 

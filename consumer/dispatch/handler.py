@@ -36,6 +36,7 @@ from typing import Any, Protocol
 from ...protocol.clock import Clock, boot_seconds
 from ...protocol.errors import HandlerTimeoutError, Reason, UsageError
 from ...protocol.message import Message
+from ...protocol.text import counted
 from ...rpc.race import start_task
 from ..handling.failing import FailureRules
 from ..handling.handler_log import HandlerLog, LogLine
@@ -75,6 +76,10 @@ BUNDLE_MAX = 64
 """The largest number of messages in a bundle."""
 MESSAGES_PER_TURN = 256
 """The number of messages of bundles after which a worker yields to the event loop."""
+LOST_LOG_MS = 1_000
+"""The minimum interval between log lines about lost messages, in milliseconds; messages lost in
+between are counted.
+"""
 CANCEL_WARN_MS = 5_000
 """How long after its normal time limit, in milliseconds, a cancelled handler may keep running
 before a warning is logged.
@@ -176,6 +181,9 @@ class HandlerDispatch:
         """The partitions with handled messages that their sessions do not know of."""
         self._outcomes: list[FailureOutcome] = []
         """What sessions have decided about the failure that is reported now."""
+        self._lost_count = 0
+        """The number of messages lost since the last log line about them."""
+        self._next_lost_ms = 0
         self._running: HandlerWorker | None = None
         """The worker that has a run."""
         self._run_size = RUN_MIN
@@ -535,6 +543,9 @@ class HandlerDispatch:
             self._log_line(self._log.record_given_up(message, now_ms))
             return
         outcome = self._outcomes.pop()
+        if outcome.treatment is Treatment.LOST:
+            self._log_lost(message, error)
+            return
         if outcome.treatment is Treatment.AGAIN:
             line = self._log.record_failure(
                 message,
@@ -556,6 +567,22 @@ class HandlerDispatch:
             )
         self._log_line(line, error)
 
+    def _log_lost(self, message: Message, error: BaseException) -> None:
+        """Log the failure of a message that was acked before its handler was called."""
+        self._lost_count += 1
+        now_ms = self._boot_ms()
+        if now_ms < self._next_lost_ms:
+            return
+        log.error(
+            "handler failed with %s on %s, which is already acked, so it is not retried; %s lost",
+            type(error).__qualname__,
+            message_name(message),
+            counted(self._lost_count, "message is", "messages are"),
+            exc_info=error,
+        )
+        self._lost_count = 0
+        self._next_lost_ms = now_ms + LOST_LOG_MS
+
     def _recover_from_close(self, worker: HandlerWorker, error: BaseException) -> None:
         """
         Recover after a task that a handler awaited has ended with a GeneratorExit.
@@ -571,7 +598,8 @@ class HandlerDispatch:
         must_end = self._closed or message is None or current_task() is not worker.task
         if must_end or not is_coroutine_closed(error):
             raise error
-        assert message is not None and shell is not None
+        assert message is not None
+        assert shell is not None
         worker.message = None
         self._report_failure(shell, message, error)
 

@@ -1,5 +1,5 @@
-"""Limits how many retries of a consumer run at the same time, and how much of the workers' time they
-get. Pure.
+"""Limits how many retries of a consumer run at the same time, and how much of the workers' time
+they get. Pure.
 
     room ─▶ handed out: take ─▶ begin ─▶ end
 
@@ -54,7 +54,7 @@ class RetryShare:
             next_ms = max(next_ms, min(started) + LONG_MS)
         return next_ms
 
-    def _limit(self, first_attempts_wait: bool) -> int:  # noqa: FBT001 - the only argument
+    def _limit(self, first_attempts_wait: bool) -> int:
         workers_per_retry = TIME_DIVISOR if first_attempts_wait else WORKERS_PER_TRY
         return max(1, self._concurrency // workers_per_retry)
 
