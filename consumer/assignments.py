@@ -49,8 +49,8 @@ from .pulling.acked_first import AckFirstClient, AckFirstSharedClient
 from .pulling.losses import FENCED, SESSION_ENDED, Losses, Stalls, lapse_reason
 from .pulling.pull_client import PullClient
 from .pulling.shared_client import SharedClient
-from .session_shell import SessionShell
 from .rebalance import Rebalance
+from .session_shell import SessionShell
 from .settings import AckMode, ConsumerSettings, FullPolicy
 
 log = logging.getLogger("keylane.consumer")

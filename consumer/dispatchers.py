@@ -132,7 +132,8 @@ class DispatcherFactory:
                 forked=lambda: self._loop_binding.state == "forked",
             )
             handler = threads.run
-        if settings.ack is AckMode.BEFORE:
+        has_sessions = handlers.batch_handler is None and ordered and bool(group)
+        if settings.ack is AckMode.BEFORE and not has_sessions:
             ack_first = AckFirstHandler(handler, boot_ms=clock.boot_ms)
             handler = ack_first.handle if handlers.batch_handler is None else ack_first.handle_all
         options: dict[str, Any] = {
@@ -149,7 +150,7 @@ class DispatcherFactory:
             "failure_rules": failure_rules,
         }
         workers: Workers
-        if handlers.batch_handler is None and ordered and ack_first is None and group:
+        if has_sessions:
             dispatch: Any = HandlerDispatch(
                 handler,
                 concurrency=settings.threads or settings.concurrency,

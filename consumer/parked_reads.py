@@ -230,7 +230,7 @@ class ParkedReads:
             source = rows.rows[0][0]
             ranges = [(low, high) for each, low, high in rows.rows if each == source]
             edited = tuple(rows.edited)
-        start, end = ranges[0][0], ranges[-1][1]
+        start = ranges[0][0]
         try:
             messages, upto = await self._read(request.key, source, ranges)
         except PartitionUnknownError:

@@ -34,6 +34,8 @@ class Treatment(enum.Enum):
     """It waits alone, at the broker, for its next try."""
     PARKED = enum.auto()
     DEAD = enum.auto()
+    LOST = enum.auto()
+    """It was acked before its handler was called."""
 
 
 class Row(NamedTuple):
